@@ -1,0 +1,166 @@
+"""What drivers tell a dispatcher, and what it answers. Events come in batches with one `now` (monotonic seconds)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from controller.core.decisions import Decision
+from controller.core.types import InstanceSpec, Load, Request, Role
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+class Arrived(NamedTuple):
+    request: Request
+
+
+class Cancelled(NamedTuple):
+    """The client hung up, or an operator cancelled. Queued or sent, the request is over."""
+
+    request_id: str
+
+
+class Accepted(NamedTuple):
+    """The engine answered with headers: the request is in its queue."""
+
+    request_id: str
+
+
+class FirstToken(NamedTuple):
+    """Prefill ended: the request decodes from here on."""
+
+    request_id: str
+
+
+class Progress(NamedTuple):
+    """Output tokens delivered so far."""
+
+    request_id: str
+    tokens: int
+
+
+class Finished(NamedTuple):
+    request_id: str
+    output_tokens: int
+
+
+class Failed(NamedTuple):
+    """The engine failed this request. Before the first token it is queued again (its instance excluded once)."""
+
+    request_id: str
+    before_first_token: bool
+    error: str = ""
+
+
+class Telemetry(NamedTuple):
+    instance_id: str
+    load: Load
+
+
+class InstanceUp(NamedTuple):
+    spec: InstanceSpec
+
+
+class InstanceDraining(NamedTuple):
+    """Nothing new is sent there; what runs may finish."""
+
+    instance_id: str
+
+
+class InstanceDown(NamedTuple):
+    """Gone. The driver reports Failed for each request it was serving."""
+
+    instance_id: str
+
+
+class RoleChanged(NamedTuple):
+    instance_id: str
+    role: Role
+
+
+class SharesChanged(NamedTuple):
+    """The part (0..1] of an instance's budget that is this gateway's; 1.0 with one gateway."""
+
+    instance_id: str
+    share: float
+
+
+class Command(NamedTuple):
+    """From the console: what to do with queued requests. Answered by the driver: applied, gone or too late."""
+
+    id: str
+    actor: str
+    kind: Literal["cancel", "reprioritise", "pause", "resume"]
+    request_ids: tuple[str, ...]
+    priority: int | None = None
+
+
+class Woke(NamedTuple):
+    """The wake-up asked for has come (maybe late, maybe for nothing)."""
+
+
+Event = (
+    Arrived
+    | Cancelled
+    | Accepted
+    | FirstToken
+    | Progress
+    | Finished
+    | Failed
+    | Telemetry
+    | InstanceUp
+    | InstanceDraining
+    | InstanceDown
+    | RoleChanged
+    | SharesChanged
+    | Command
+    | Woke
+)
+
+# ---- actions ------------------------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Send the request to the instance. `rank`: lower is more urgent, a plain int the adapter translates.
+
+    `slack_s` is the time left to the first-token deadline; deadlines cross processes as remaining time.
+    """
+
+    request: Request
+    instance_id: str
+    rank: int
+    slack_s: float
+    decision: Decision
+
+
+class Refuse(NamedTuple):
+    """Answer at once with an error; `code` is one of the stable API codes (design section 8)."""
+
+    request: Request
+    code: str
+    retry_after_s: float
+    decision: Decision
+
+
+class Drop(NamedTuple):
+    """waiting_time ran out: answer `waiting_time_exceeded`."""
+
+    request: Request
+    decision: Decision
+
+
+class Abort(NamedTuple):
+    """Cancel at the engine what was sent there."""
+
+    request_id: str
+    instance_id: str
+
+
+Action = Send | Refuse | Drop | Abort
+
+
+class Reply(NamedTuple):
+    """`wake_at`: ask again then, at the latest; None: only on an event."""
+
+    actions: list[Action]
+    wake_at: float | None

@@ -1,0 +1,151 @@
+"""Names in Redis and shapes of what travels there. Only what can be rebuilt lives in Redis."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+# ---- keys (plain Redis, JSON values) ---------------------------------------------------------------------------------
+TELEMETRY_KEY = "slackline:telemetry:{instance}"  # TelemetryMessage, TTL three periods
+FLEET_KEY = "slackline:fleet:{gateway}"  # FleetMessage, TTL three periods
+GATEWAYS_KEY = "slackline:gateways"  # set of gateway ids seen lately
+QUEUE_KEY = "slackline:queue:{gateway}"  # QueueMessage, newest, TTL 10 s; written only while somebody watches
+LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
+WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
+CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
+COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
+COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
+
+# ---- Channels groups (live pages) ------------------------------------------------------------------------------------
+LIVE_OVERVIEW = "live.overview"
+LIVE_QUEUE = "live.queue"
+LIVE_DECISIONS = "live.decisions"
+LIVE_TYPE = "live.message"  # Channels handler name: live_message
+
+
+class ClassWindow(TypedDict):
+    """Attainment of one (tenant, class) over a recent window, as a gateway measured it."""
+
+    tenant: str
+    slo_class: str
+    window_s: float
+    finished: int  # misses included, cancellations not
+    attained: int
+    ttft_met: int
+    tpot_met: int
+    refused: int
+    failed: int
+    cancelled: int
+    goodput_tokens: int
+    target: float
+    queued: int
+    oldest_slack_s: float | None  # smallest time left to a TTFT deadline in the queue
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    tpot_p50_s: float | None
+    miss_reason: str  # the commonest cause of misses in the window, "" if none
+
+
+class InstanceMessage(TypedDict):
+    id: str
+    model: str
+    role: str
+    state: str
+    running: int
+    waiting: int
+    waiting_tokens: int
+    kv_usage: float
+    slots: int
+    utilisation: float
+    telemetry_age_s: float | None
+    sent_total: int
+
+
+class FleetMessage(TypedDict):
+    """The gateway's view, for scaler and pages. `at` is wall time (epoch seconds): readers check its age."""
+
+    gateway: str
+    at: float
+    seq: int
+    period_s: float
+    instances: list[InstanceMessage]
+    queued: int
+    queued_tokens: int
+    in_flight: int
+    arrival_rate: float  # requests/s over the last 10 s
+    service_rate: float  # requests/s finished over the last 10 s
+    wait_over_slo: float  # largest wait / TTFT target among queued
+    classes: list[ClassWindow]
+    policy: str
+
+
+class TelemetryMessage(TypedDict):
+    instance: str
+    at: float
+    load: dict[str, Any]
+
+
+class QueueRow(TypedDict):
+    id: str
+    tenant: str
+    slo_class: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    waited_s: float
+    ttft_s: float
+    slack_s: float
+    hopeless: bool
+    priority: int
+
+
+class QueueMessage(TypedDict):
+    """Merged newest state of one gateway's queue; `rows` is cut to the most urgent LIMIT rows, `total` is not."""
+
+    gateway: str
+    at: float
+    seq: int
+    total: int
+    by_class: list[dict[str, Any]]
+    rows: list[QueueRow]
+
+
+QUEUE_ROWS_PUBLISHED = 200
+
+
+class DecisionMessage(TypedDict):
+    """One decision as it happens, for the live stream; `sentence` is readable, `figures` are its numbers."""
+
+    id: str
+    at: float
+    kind: str
+    actor: str
+    subject: str
+    reason: str
+    sentence: str
+    figures: dict[str, Any]
+
+
+class LiveMessage(TypedDict):
+    """What a browser gets: a topic, a sequence number (a gap means refetch), the age of the data, the data."""
+
+    topic: str
+    seq: int
+    at: float
+    data: dict[str, Any]
+
+
+class CommandMessage(TypedDict):
+    id: str
+    actor: str
+    kind: str  # cancel | reprioritise | pause | resume
+    request_ids: list[str]
+    priority: int | None
+    expires_at: float  # epoch seconds
+
+
+class CommandAnswer(TypedDict):
+    command: str
+    gateway: str
+    applied: list[str]
+    gone: list[str]
+    too_late: list[str]

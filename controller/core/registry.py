@@ -1,0 +1,41 @@
+"""Names to implementations. Built-in policies enter through the same door as anyone else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from controller.core.errors import UnknownName
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """`kind` is what the entries are ("ordering"), for the error message."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise UnknownName(f"{self.kind} {name!r} is registered twice", field=self.kind)
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise UnknownName(
+                f"unknown {self.kind} {name!r}; valid: {', '.join(sorted(self._entries))}", field=self.kind
+            ) from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))

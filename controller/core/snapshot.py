@@ -1,0 +1,143 @@
+"""The configuration a gateway serves from: read whole from PostgreSQL, kept in memory and on disk.
+
+The data path never queries the database per request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    id: int
+    name: str
+    default_class: str | None
+    weight: float = 1.0
+    rpm: int | None = None  # requests a minute
+    tpm: int | None = None  # prompt + expected output tokens a minute
+    max_concurrency: int | None = None
+    active: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """Looked up by `sha256` (hex) of the whole key. Expiry is wall-clock epoch seconds."""
+
+    id: int
+    tenant: str
+    sha256: str
+    prefix: str
+    scopes: tuple[str, ...] = ("inference",)
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassConfig:
+    """`tenant` None: for all tenants; a tenant's own class of the same name wins."""
+
+    name: str
+    tenant: str | None
+    ttft_s: float
+    tpot_s: float
+    deadline_s: float | None
+    waiting_time_s: float
+    target: float  # wanted share of attained requests, 0..1
+    value: float
+    may_defer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBounds:
+    """Range of one priority level (HyperFlexis sec. 5.2 step 5), and where it starts before there is history."""
+
+    ttft_s: float
+    tpot_s: float
+    ttft_min_s: float
+    ttft_max_s: float
+    tpot_min_s: float
+    tpot_max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MappingConfig:
+    """Priority-to-SLO mapping; level 0 is the most urgent. `contention` names the lower-bound rule (slo.mapping)."""
+
+    tenant: str | None
+    levels: tuple[LevelBounds, ...]
+    window: int = 1000
+    window_age_s: float = 300.0
+    contention: str = "relax_to_next_higher"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    aliases: tuple[str, ...] = ()
+    context_tokens: int = 4096
+    chars_per_token: float = 4.0  # calibrated estimate where no tokenizer is configured
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySnapshot:
+    version: int
+    tenants: tuple[TenantConfig, ...] = ()
+    keys: tuple[KeyConfig, ...] = ()
+    classes: tuple[ClassConfig, ...] = ()
+    mappings: tuple[MappingConfig, ...] = ()
+    models: tuple[ModelConfig, ...] = ()
+    instances: tuple[InstanceSpec, ...] = ()
+    draining: tuple[str, ...] = ()  # instance ids that take nothing new
+    telemetry_period_s: float = 1.0
+
+
+def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
+    """The inverse of `dataclasses.asdict` after a trip through JSON (lists for tuples, strings for enums)."""
+    instances = []
+    for item in raw.get("instances", ()):
+        data = dict(item)
+        data["role"] = Role(data.get("role", Role.COLLOCATED))
+        if data.get("latency") is not None:
+            latency = data["latency"]
+            data["latency"] = (
+                LatencyCoefficients(**latency) if isinstance(latency, dict) else LatencyCoefficients(*latency)
+            )
+        instances.append(InstanceSpec(**data))
+    mappings = [
+        MappingConfig(**{**item, "levels": tuple(LevelBounds(**level) for level in item["levels"])})
+        for item in raw.get("mappings", ())
+    ]
+    return GatewaySnapshot(
+        version=raw["version"],
+        tenants=tuple(TenantConfig(**item) for item in raw.get("tenants", ())),
+        keys=tuple(KeyConfig(**{**item, "scopes": tuple(item["scopes"])}) for item in raw.get("keys", ())),
+        classes=tuple(ClassConfig(**item) for item in raw.get("classes", ())),
+        mappings=tuple(mappings),
+        models=tuple(ModelConfig(**{**item, "aliases": tuple(item["aliases"])}) for item in raw.get("models", ())),
+        instances=tuple(instances),
+        draining=tuple(raw.get("draining", ())),
+        telemetry_period_s=raw.get("telemetry_period_s", 1.0),
+    )
+
+
+@dataclass(slots=True)
+class FleetState:
+    """What a gateway believes of one instance: published for scaler and pages, and shown as the dispatcher's shadow state."""
+
+    id: str
+    model: str
+    role: str
+    state: str  # up | draining | down | asleep
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_usage: float = 0.0
+    slots: int = 0
+    utilisation: float = 0.0  # 0..1, the larger of slots, KV and prefill budget in use
+    telemetry_age_s: float | None = None
+    sent_total: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
