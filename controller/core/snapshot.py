@@ -126,7 +126,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
 
 @dataclass(slots=True)
 class FleetState:
-    """What a gateway believes of one instance: published for scaler and pages, and shown as the dispatcher's shadow state."""
+    """What a gateway believes of one instance (the dispatcher's shadow state), published for scaler and pages."""
 
     id: str
     model: str

@@ -93,7 +93,7 @@ class InstanceSpec:
 
 
 class LatencyCoefficients(NamedTuple):
-    """HyperFlexis eq. 1 and 2. Prefill: a + b*sum(len) + c*sum(len^2); decode: a' + b'*sum(cur) + c'*B. Seconds, tokens."""
+    """HyperFlexis eq. 1, 2, in seconds. Prefill: a + b*sum(len) + c*sum(len^2); decode: a' + b'*sum(cur) + c'*B."""
 
     prefill_a: float
     prefill_b: float
