@@ -1,0 +1,106 @@
+"""What a policy is. Each has a frozen Config, one decision method on read-only views, and `observe`.
+
+Learned state changes only in `observe(event, now)`; the decision method changes nothing. Ties are broken by arrival,
+then id. Policies are registered by name beside their implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from controller.core.events import Event
+from controller.core.registry import Registry
+from controller.core.types import Request
+
+
+class Cost(NamedTuple):
+    """What serving one request is predicted to take, in engine seconds."""
+
+    prefill_s: float  # alone on an idle engine
+    service_s: float  # its share of an engine's time: prefill work and output_tokens marginal decode steps
+    decode_step_s: float  # one decode step of it alone
+
+
+class Rank(NamedTuple):
+    """`key`: smaller goes first. `valid_until`: the queue asks again then (None: never changes)."""
+
+    key: tuple[float, ...]
+    valid_until: float | None = None
+
+
+class Verdict(NamedTuple):
+    """`admit` with a probability of meeting the TTFT; otherwise wait (here, now) with the reason."""
+
+    admit: bool
+    probability: float
+    reason: str
+
+
+class WorkerView(Protocol):
+    """What policies may read of an instance's shadow state. Never copied, never written."""
+
+    id: str
+
+    @property
+    def outstanding(self) -> int: ...
+
+    @property
+    def waiting_tokens(self) -> int: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+    @property
+    def running_count(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def mature_at(self) -> float: ...
+
+    def utilisation(self) -> float: ...
+
+
+class Policy(Protocol):
+    name: ClassVar[str]
+
+    def observe(self, event: Event, now: float) -> None: ...
+
+
+class Ordering(Policy, Protocol):
+    def rank(self, request: Request, cost: Cost, now: float) -> Rank: ...
+
+
+class Admission(Policy, Protocol):
+    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> Verdict: ...
+
+    def hopeless_at(self, request: Request, cost: Cost) -> float:
+        """From this time on the request cannot make it even alone on an idle engine."""
+        ...
+
+
+class Routing(Policy, Protocol):
+    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
+        """One of the workers that could take something now (never empty), the best first choice."""
+        ...
+
+
+class Stateless:
+    """For policies that learn nothing."""
+
+    def observe(self, event: Event, now: float) -> None:
+        """Nothing to learn."""
+
+
+ORDERINGS: Registry[Callable[..., Any]] = Registry("ordering")
+ADMISSIONS: Registry[Callable[..., Any]] = Registry("admission")
+ROUTINGS: Registry[Callable[..., Any]] = Registry("routing")
+
+
+def names(registry: Registry[Any]) -> Iterator[str]:
+    return iter(registry)

@@ -1,0 +1,1 @@
+"""Predictions that decisions rest on: step latency, output length, prompt length."""

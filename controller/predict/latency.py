@@ -1,0 +1,92 @@
+"""Step latency from batch shape: HyperFlexis eq. 1 (prefill), eq. 2 (decode), eq. 5 (token budget).
+
+Lengths in tokens, answers in seconds. A cached prefix of length `past` counts as new * (new + 2 * past) in place of
+the square, which is what attention over it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from controller.core.types import LatencyCoefficients
+
+# A model nobody has profiled: slow enough that the first seconds are careful, corrected online.
+UNPROFILED = LatencyCoefficients(0.01, 2e-4, 0.0, 0.02, 1e-7, 3e-4)
+
+
+class LatencyModel:
+    """Latency of one model on one kind of device."""
+
+    __slots__ = ("coefficients",)
+
+    def __init__(self, coefficients: LatencyCoefficients = UNPROFILED) -> None:
+        self.coefficients = coefficients
+
+    def prefill(self, new: Sequence[int], past: Sequence[int] = ()) -> float:
+        """Eq. 1 for one prefill batch; nothing to do takes no time (0, not a)."""
+        if not new:
+            return 0.0
+        cached = past or (0,) * len(new)
+        squares = sum(n * (n + 2 * p) for n, p in zip(new, cached, strict=True))
+        return self.prefill_sums(sum(new), squares)
+
+    def prefill_sums(self, tokens: int, squares: int) -> float:
+        """Eq. 1 from its sums."""
+        if tokens <= 0:
+            return 0.0
+        a, b, c = self.coefficients[:3]
+        return a + b * tokens + c * squares
+
+    def decode(self, batch: int, context_sum: int) -> float:
+        """Eq. 2: one decode step of `batch` sequences with `context_sum` tokens so far; 0 for an empty batch."""
+        if batch <= 0:
+            return 0.0
+        k = self.coefficients
+        return k.decode_a + k.decode_b * context_sum + k.decode_c * batch
+
+    def step(self, tokens: int, squares: int, batch: int, context_sum: int) -> float:
+        """A mixed step: the larger of the two constants once, the linear parts added (eq. 1-2 leave it open)."""
+        if tokens <= 0:
+            return self.decode(batch, context_sum)
+        if batch <= 0:
+            return self.prefill_sums(tokens, squares)
+        k = self.coefficients
+        linear = k.prefill_b * tokens + k.prefill_c * squares + k.decode_b * context_sum + k.decode_c * batch
+        return max(k.prefill_a, k.decode_a) + linear
+
+    def marginal_decode(self, context: int, batch: float) -> float:
+        """What one sequence adds to an engine's time for each token it decodes, in a batch of `batch`, seconds."""
+        k = self.coefficients
+        return k.decode_a / max(1.0, batch) + k.decode_b * context + k.decode_c
+
+    def token_budget(self, ttft_s: float, tpot_s: float, decode_s: float, waiting_tokens: int = 0) -> int:
+        """Eq. 5: prompt tokens of the next prefill batch that keep both targets; never negative.
+
+        `waiting_tokens` already wait in the engine and are part of that batch. With decode_s >= tpot_s eq. 5 has no
+        meaning and the answer is 0.
+        """
+        if decode_s >= tpot_s:
+            return 0
+        k = self.coefficients
+        seconds = ttft_s * (tpot_s - decode_s) / tpot_s - k.prefill_a
+        if seconds <= 0:
+            return 0
+        if k.prefill_b <= 0:
+            return 1 << 40
+        # Binary floats give 5499.999... for an exact 5500: round up what is within a billionth of the next integer.
+        return max(0, math.floor(seconds / k.prefill_b + 1e-6) - waiting_tokens)
+
+    def maturity(self, prefill_s: float, decode_s: float, tpot_s: float) -> float:
+        """Seconds until a batch is prefilled and amortised (Alg. 1): E_P + E_P / relax * E_d.
+
+        Infinite where relax <= 0: then only an event (a running request ends) can make the worker mature.
+        """
+        if prefill_s <= 0:
+            return 0.0
+        if math.isinf(tpot_s):
+            return prefill_s
+        relax = tpot_s - decode_s
+        if relax <= 0:
+            return math.inf
+        return prefill_s + prefill_s / relax * decode_s

@@ -1,0 +1,103 @@
+"""Refitting an instance's latency model from what the gateway sees anyway: progress of its streams.
+
+While one request decodes from token i to token j, the engine ran j - i steps. All that it did in that interval adds up:
+
+    elapsed = steps * (a' + b' * context + c' * batch) + b * prefilled tokens + c * their squares
+
+which is linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals
+in 30 numbers; the profile that an instance starts with enters as samples of its own weight, so a few odd intervals
+cannot move it far. The prefill constant `a` is not seen this way (in mixed steps the larger constant is paid once) and
+keeps its profiled value.
+"""
+
+from __future__ import annotations
+
+from controller.core.types import LatencyCoefficients
+from controller.predict.latency_fit import solve_nonnegative
+
+COLUMNS = 5  # a', b', c', b, c
+
+
+class OnlineFit:
+    """`forgetting` per interval (0.995: some 200 intervals count); a refit every `every` intervals."""
+
+    def __init__(
+        self, prior: LatencyCoefficients, *, prior_weight: float = 20.0, forgetting: float = 0.995, every: int = 25
+    ) -> None:
+        self.coefficients = prior
+        self.samples = 0
+        self._prior = prior
+        self._prior_weight = prior_weight
+        self._forgetting = forgetting
+        self._every = every
+        self._matrix = [[0.0] * COLUMNS for _ in range(COLUMNS)]
+        self._right = [0.0] * COLUMNS
+
+    def observe(self, steps: int, batch: float, context_sum: float, tokens: int, squares: int, seconds: float) -> bool:
+        """One interval of `steps` engine steps; True when the coefficients were refitted."""
+        if steps <= 0 or seconds <= 0:
+            return False
+        row = (float(steps), steps * context_sum, steps * batch, float(tokens), float(squares))
+        self._add([value / seconds for value in row], 1.0, self._forgetting)
+        self.samples += 1
+        if self.samples % self._every:
+            return False
+        self._refit()
+        return True
+
+    def _add(self, scaled: list[float], weight: float, keep: float) -> None:
+        for i in range(COLUMNS):
+            self._right[i] = self._right[i] * keep + weight * scaled[i]
+            for j in range(COLUMNS):
+                self._matrix[i][j] = self._matrix[i][j] * keep + weight * scaled[i] * scaled[j]
+
+    def _refit(self) -> None:
+        """Solve measured and prior rows together."""
+        matrix = [list(row) for row in self._matrix]
+        right = list(self._right)
+        for row in _prior_rows(self._prior):
+            weight = self._prior_weight / 5
+            for i in range(COLUMNS):
+                right[i] += weight * row[i]
+                for j in range(COLUMNS):
+                    matrix[i][j] += weight * row[i] * row[j]
+        a, context, batch, linear, quadratic = solve_nonnegative(matrix, right)
+        prior = self._prior
+        # A coefficient that measurements push to nothing keeps a tenth of its profile: a free prefill would admit all.
+        self.coefficients = LatencyCoefficients(
+            prior.prefill_a,
+            max(linear, 0.1 * prior.prefill_b),
+            quadratic,
+            max(a, 0.1 * prior.decode_a),
+            context,
+            batch,
+        )
+
+
+def _prior_rows(prior: LatencyCoefficients) -> list[list[float]]:
+    """Five typical intervals as the profile predicts them, each divided by its time."""
+    rows = []
+    for steps, batch, context, tokens in (
+        (10, 1, 200, 0),
+        (10, 8, 4000, 0),
+        (10, 24, 20000, 0),
+        (5, 8, 2000, 500),
+        (5, 4, 2000, 2000),
+    ):
+        squares = tokens * tokens
+        seconds = (
+            steps * (prior.decode_a + prior.decode_b * context + prior.decode_c * batch)
+            + prior.prefill_b * tokens
+            + prior.prefill_c * squares
+        )
+        if seconds > 0:
+            rows.append(
+                [
+                    steps / seconds,
+                    steps * context / seconds,
+                    steps * batch / seconds,
+                    tokens / seconds,
+                    squares / seconds,
+                ]
+            )
+    return rows

@@ -1,0 +1,199 @@
+"""Which targets apply to a request: explicit fields, `slo_class`, `priority` through the mapping, or defaults.
+
+The field names are Concord's (ch. 6): target_ttft, target_tbt, deadline, waiting_time, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.core.errors import ConfigError
+from controller.core.snapshot import ClassConfig, MappingConfig, TenantConfig
+from controller.core.types import CONCORD_DEFAULTS, Targets
+from controller.slo.mapping import PriorityMapping
+
+LONGEST_S = 86_400.0  # no promise is longer than a day: larger values are mistakes of unit
+
+
+class SloError(ConfigError):
+    """A field of the request's SLO is wrong; `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}", field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the request itself said; None where it said nothing."""
+
+    target_ttft: float | None = None
+    target_tbt: float | None = None
+    deadline: float | None = None
+    waiting_time: float | None = None
+    slo_class: str | None = None
+    priority: int | None = None
+
+    @property
+    def explicit(self) -> bool:
+        fields = (self.target_ttft, self.target_tbt, self.deadline, self.waiting_time)
+        return any(value is not None for value in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was applied; `source` is explicit, class, priority, tenant_default or defaults."""
+
+    targets: Targets
+    slo_class: str
+    priority: int
+    value: float
+    target: float
+    source: str
+
+
+def _seconds(body: Mapping[str, object], field: str, *, zero: bool = False) -> float | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SloError(field, "must be a number of seconds")
+    seconds = float(value)
+    if not math.isfinite(seconds):
+        raise SloError(field, "must be finite")
+    if seconds < 0 or (seconds == 0 and not zero):
+        raise SloError(field, "must be positive (seconds from arrival, so a time in the past cannot be promised)")
+    if seconds > LONGEST_S:
+        raise SloError(field, f"must be at most {LONGEST_S:.0f} seconds")
+    return seconds
+
+
+def parse_asked(body: Mapping[str, object]) -> Asked:
+    """Validate the SLO fields of a request body. Raises SloError naming the field."""
+    asked = Asked(
+        target_ttft=_seconds(body, "target_ttft"),
+        target_tbt=_seconds(body, "target_tbt"),
+        deadline=_seconds(body, "deadline"),
+        waiting_time=_seconds(body, "waiting_time", zero=True),
+        slo_class=_class_name(body),
+        priority=_priority(body),
+    )
+    if asked.deadline is not None and asked.target_ttft is not None and asked.deadline < asked.target_ttft:
+        raise SloError("deadline", "is before target_ttft: the whole answer cannot be due before its first token")
+    return asked
+
+
+def _class_name(body: Mapping[str, object]) -> str | None:
+    name = body.get("slo_class")
+    if name is None:
+        return None
+    if not isinstance(name, str) or not 0 < len(name) <= 100:
+        raise SloError("slo_class", "must be the name of a class")
+    return name
+
+
+def _priority(body: Mapping[str, object]) -> int | None:
+    value = body.get("priority")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SloError("priority", "must be an integer; 0 is the highest")
+    if not 0 <= value <= 1000:
+        raise SloError("priority", "must be between 0 (highest) and 1000")
+    return value
+
+
+class ClassBook:
+    """All classes and mappings of one configuration. A tenant's own class or mapping wins over the common one."""
+
+    def __init__(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> None:
+        self._classes = {(c.tenant, c.name): c for c in classes}
+        self._mappings = {m.tenant: PriorityMapping(m) for m in mappings}
+
+    def find(self, tenant: str, name: str) -> ClassConfig | None:
+        return self._classes.get((tenant, name)) or self._classes.get((None, name))
+
+    def mapping(self, tenant: str) -> PriorityMapping | None:
+        return self._mappings.get(tenant) or self._mappings.get(None)
+
+    def names(self, tenant: str) -> list[str]:
+        return sorted({name for owner, name in self._classes if owner in (None, tenant)})
+
+    def attainment_target(self, tenant: str, name: str) -> float:
+        config = self.find(tenant, name)
+        return config.target if config else 0.95
+
+    def resolve(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
+        """Targets for a request. `pending_higher(p)`: is a request of a higher priority than p waiting?
+
+        Raises SloError for an unknown class, or when what was asked contradicts what the class promises.
+        """
+        if asked.slo_class is not None:
+            config = self.find(tenant.name, asked.slo_class)
+            if config is None:
+                known = ", ".join(self.names(tenant.name)) or "none"
+                raise SloError("slo_class", f"unknown class {asked.slo_class!r}; known: {known}")
+            return self._from_class(asked, config, "explicit" if asked.explicit else "class")
+        mapping = self.mapping(tenant.name)
+        if asked.priority is not None and mapping is not None and not asked.explicit:
+            return self._from_priority(asked, asked.priority, mapping, pending_higher, now)
+        if not asked.explicit and tenant.default_class:
+            config = self.find(tenant.name, tenant.default_class)
+            if config is not None:
+                return self._from_class(asked, config, "tenant_default")
+        base = Applied(CONCORD_DEFAULTS, "", asked.priority or 0, 1.0, 0.95, "defaults")
+        return _override(asked, base, "explicit" if asked.explicit else "defaults")
+
+    def _from_class(self, asked: Asked, config: ClassConfig, source: str) -> Applied:
+        targets = Targets(config.ttft_s, config.tpot_s, config.deadline_s, config.waiting_time_s)
+        base = Applied(targets, config.name, asked.priority or 0, config.value, config.target, source)
+        return _override(asked, base, source)
+
+    def _from_priority(
+        self,
+        asked: Asked,
+        priority: int,
+        mapping: PriorityMapping,
+        pending_higher: Callable[[int], bool],
+        now: float,
+    ) -> Applied:
+        level = mapping.level(priority)
+        assigned = mapping.assign(level, pending_higher(level), now)
+        waiting = max(CONCORD_DEFAULTS.waiting_time_s, 2 * assigned.ttft_s)
+        targets = Targets(assigned.ttft_s, assigned.tpot_s, None, waiting)
+        return _override(asked, Applied(targets, f"priority-{level}", level, 1.0, 0.95, "priority"), "priority")
+
+    def observe(
+        self, tenant: str, priority: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float
+    ) -> None:
+        """A priority-mapped request finished with these measured values."""
+        mapping = self.mapping(tenant)
+        if mapping is not None:
+            mapping.observe(mapping.level(priority), ttft_s, tpot_s, queue_s, now)
+
+    def renewed(self, classes: Sequence[ClassConfig], mappings: Sequence[MappingConfig]) -> ClassBook:
+        """A book of the new configuration that keeps the measured history of mappings that did not change."""
+        book = ClassBook(classes, mappings)
+        for owner, old in self._mappings.items():
+            new = book._mappings.get(owner)
+            if new is not None and new.config == old.config:
+                book._mappings[owner] = old
+        return book
+
+
+def _override(asked: Asked, base: Applied, source: str) -> Applied:
+    """Fields the request names win over the class; `deadline` without waiting_time bounds the wait too."""
+    targets = base.targets
+    ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s
+    deadline = asked.deadline if asked.deadline is not None else targets.deadline_s
+    waiting = asked.waiting_time if asked.waiting_time is not None else targets.waiting_time_s
+    if deadline is not None:
+        if asked.target_ttft is not None and deadline < ttft:
+            raise SloError("target_ttft", f"is after the deadline of {deadline:g} s")
+        ttft = min(ttft, deadline)
+        if asked.waiting_time is None:
+            waiting = min(waiting, deadline)
+    tpot = asked.target_tbt if asked.target_tbt is not None else targets.tpot_s
+    applied = Targets(ttft, tpot, deadline, waiting)
+    return Applied(applied, base.slo_class, base.priority, base.value, base.target, source)

@@ -1,0 +1,129 @@
+"""Priority-to-SLO mapping: latency targets from the relative importance of requests.
+
+HyperFlexis (Yousefijamarani et al. 2025), sec. 5.2, Alg. 2, eq. 6. Read as follows where the paper is misprinted or
+silent: the windows hold *measured* TTFT and TPOT; `last_queue_time[p]` is the queue time of the most recent finished
+request of priority p; indices beyond the window are clamped; with no history the configured target applies; TTFT and
+TPOT windows have counts of their own, since a one-token answer has no TPOT. Cost per decision: O(levels).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from controller.core.snapshot import MappingConfig
+
+CONTENTION_RULES = ("strict", "relax_to_next_higher", "relax_to_zero")
+
+
+class Assigned(NamedTuple):
+    """Targets for one request and how they came about (for the decision record)."""
+
+    ttft_s: float
+    tpot_s: float
+    reason: str  # history | no_history
+    reference_ttft_s: float | None
+    queue_correction_s: float
+
+
+def priority_index(priority: int, counts: Sequence[int]) -> int:
+    """Eq. 6: where in the sorted window a priority's reference lies, zero-based and clamped to the window.
+
+    Integers throughout: in floats floor(7/10 x 90) is 62. Raises ValueError for an empty window.
+    """
+    total = sum(counts)
+    if total == 0:
+        raise ValueError("an empty window has no index")
+    base = sum(counts[:priority])
+    offset = (priority + 1) * counts[priority] // (len(counts) + 1)
+    return min(base + offset, total - 1)
+
+
+class _Window:
+    """The newest measured values, evicted by count and age, read by rank: a queue and a sorted list."""
+
+    def __init__(self, levels: int, size: int, age_s: float) -> None:
+        self.counts = [0] * levels
+        self._size = size
+        self._age_s = age_s
+        self._order: deque[tuple[float, int, float, float, int]] = deque()
+        self._sorted: list[tuple[float, float, int]] = []  # value, queue time, serial
+        self._serial = 0
+
+    def add(self, level: int, value: float, queue_s: float, now: float) -> None:
+        self._serial += 1
+        self._order.append((now, level, value, queue_s, self._serial))
+        insort(self._sorted, (value, queue_s, self._serial))
+        self.counts[level] += 1
+        self.evict(now)
+
+    def evict(self, now: float) -> None:
+        while self._order and (len(self._order) > self._size or self._order[0][0] < now - self._age_s):
+            _, level, value, queue_s, serial = self._order.popleft()
+            del self._sorted[bisect_left(self._sorted, (value, queue_s, serial))]
+            self.counts[level] -= 1
+
+    def at(self, index: int) -> tuple[float, float]:
+        value, queue_s, _ = self._sorted[index]
+        return value, queue_s
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+
+class PriorityMapping:
+    """The mapping of one tenant (or of all). Level 0 is the most urgent; priorities beyond the last level share it."""
+
+    def __init__(self, config: MappingConfig) -> None:
+        self.config = config
+        levels = len(config.levels)
+        self._ttft = _Window(levels, config.window, config.window_age_s)
+        self._tpot = _Window(levels, config.window, config.window_age_s)
+        self._last_queue: list[float | None] = [None] * levels
+
+    def level(self, priority: int) -> int:
+        return min(priority, len(self.config.levels) - 1)
+
+    def observe(self, level: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float) -> None:
+        """A request of this level finished: measured seconds; None where there was no such value."""
+        if ttft_s is not None:
+            self._ttft.add(level, ttft_s, queue_s, now)
+            self._last_queue[level] = queue_s
+        if tpot_s is not None:
+            self._tpot.add(level, tpot_s, queue_s, now)
+
+    def assign(self, level: int, higher_pending: bool, now: float) -> Assigned:
+        """Targets for a new request of this level (Alg. 2). Asked twice, it answers the same: nothing is changed."""
+        bounds = self.config.levels[level]
+        ttft, correction, reference = bounds.ttft_s, 0.0, None
+        self._ttft.evict(now)
+        self._tpot.evict(now)
+        if len(self._ttft):
+            reference, reference_queue = self._ttft.at(priority_index(level, self._ttft.counts))
+            newest = self._last_queue[level]
+            correction = reference_queue - newest if newest is not None else 0.0
+            ttft = reference - correction
+        tpot = bounds.tpot_s
+        if len(self._tpot):
+            tpot, _ = self._tpot.at(priority_index(level, self._tpot.counts))
+        ttft_low, tpot_low = self._lower_bounds(level, higher_pending)
+        return Assigned(
+            ttft_s=min(max(ttft, ttft_low), bounds.ttft_max_s),
+            tpot_s=min(max(tpot, tpot_low), bounds.tpot_max_s),
+            reason="history" if reference is not None else "no_history",
+            reference_ttft_s=reference,
+            queue_correction_s=correction,
+        )
+
+    def _lower_bounds(self, level: int, higher_pending: bool) -> tuple[float, float]:
+        """The contention rule: strict while a higher priority is pending, else relaxed as configured."""
+        bounds = self.config.levels[level]
+        rule = self.config.contention
+        if higher_pending or rule == "strict" or level == 0:
+            return bounds.ttft_min_s, bounds.tpot_min_s
+        if rule == "relax_to_next_higher":
+            higher = self.config.levels[level - 1]
+            return min(bounds.ttft_min_s, higher.ttft_min_s), min(bounds.tpot_min_s, higher.tpot_min_s)
+        return 0.0, 0.0
