@@ -1,0 +1,83 @@
+"""Server-sent events of an OpenAI-style stream, counted without parsing JSON.
+
+An event counts as a token when it carries text. Quotes inside a JSON string are always escaped, so the byte patterns
+below cannot occur within generated text. Only the usage event (empty `choices`) and errors are parsed.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from workers.backends.base import Chunk, EngineError, Usage
+
+MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill our memory
+DONE = b"data: [DONE]"
+ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
+EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
+
+
+def carries_text(event: bytes, chat: bool) -> bool:
+    """True when the event delivers at least one token's text (or a piece of reasoning or a tool call)."""
+    if not chat:
+        return b'"text":""' not in event and b'"text": ""' not in event and b'"text"' in event
+    content = b'"content":"' in event or b'"content": "' in event
+    if content and b'"content":""' not in event and b'"content": ""' not in event:
+        return True
+    return b'"reasoning_content":"' in event or b'"reasoning":"' in event or b'"tool_calls":[{' in event
+
+
+def parse_usage(raw: bytes) -> Usage | None:
+    """The `usage` object of a JSON answer or usage event; None when there is none."""
+    try:
+        usage = orjson.loads(raw).get("usage")
+        return Usage(int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)) if usage else None
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+class EventReader:
+    """Cuts a byte stream into whole events and says what is in them. One object a stream."""
+
+    __slots__ = ("_chat", "_keep_usage", "_rest")
+
+    def __init__(self, *, chat: bool, keep_usage: bool) -> None:
+        self._chat = chat
+        self._keep_usage = keep_usage
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Chunk | None:
+        """The whole events received so far as one chunk; None when none is complete yet."""
+        data = self._rest + data if self._rest else data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            self._hold(data)
+            return None
+        self._rest = data[end:]
+        whole = data[:end]
+        return self._read(whole, whole[:-2].split(b"\n\n"))
+
+    def _hold(self, data: bytes) -> None:
+        if len(data) > MAX_EVENT_BYTES:
+            raise EngineError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
+        self._rest = data
+
+    def _read(self, whole: bytes, events: list[bytes]) -> Chunk:
+        tokens, usage, done, dropped = 0, None, False, False
+        kept: list[bytes] = []
+        for event in events:
+            if event.startswith(DONE):
+                done = True
+            elif event.startswith(ERROR_HEADS):
+                raise EngineError("the engine reported an error inside the stream", status=500, body=event[6:])
+            elif any(empty in event for empty in EMPTY_CHOICES) and b'"usage"' in event:
+                usage = parse_usage(event[6:]) or usage
+                if not self._keep_usage:
+                    dropped = True
+                    continue
+            elif carries_text(event, self._chat):
+                tokens += 1
+            kept.append(event)
+        raw = b"\n\n".join([*kept, b""]) if dropped else whole
+        return Chunk("data", raw, tokens, usage, done)

@@ -1,0 +1,126 @@
+"""A scriptable engine inside the process, for tests and for trying the gateway without any server.
+
+Scripts are taken one a call, in order; the last one repeats. It speaks the same chunks as a real adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+import aiohttp
+
+from controller.core.types import InstanceSpec, Load
+from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, UpstreamCall, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How one call goes. Times in seconds; `cut_after` and `hang_after` count tokens, None: never."""
+
+    tokens: int = 4
+    prompt_tokens: int = 8
+    first_delay_s: float = 0.0
+    token_delay_s: float = 0.0
+    refuse_status: int = 0  # answer this status instead of accepting
+    unreachable: bool = False  # nobody listens
+    cut_after: int | None = None  # 0: accepted, then lost before the first token
+    hang_after: int | None = None
+
+
+@BACKENDS.register("fake")
+class FakeBackend:
+    """Remembers every call in `calls` and every abort in `aborted`."""
+
+    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True)
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        session: aiohttp.ClientSession | None = None,
+        limits: Limits | None = None,
+        scripts: Sequence[Script] = (Script(),),
+    ) -> None:
+        self.spec = spec
+        self.scripts = list(scripts)
+        self.calls: list[UpstreamCall] = []
+        self.aborted: list[str] = []
+        self.running = 0
+        self.load = Load(observed_at=0.0)
+        self.dead = False
+
+    async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        self.calls.append(call)
+        self.running += 1
+        ended = False
+        try:
+            if script.unreachable or self.dead:
+                raise EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True)
+            if script.refuse_status:
+                body = b'{"error":{"message":"scripted refusal","type":"test","param":null,"code":"scripted"}}'
+                raise EngineError("scripted refusal", status=script.refuse_status, body=body)
+            yield Chunk("accepted")
+            async for chunk in self._answer(call, script):
+                yield chunk
+            ended = True
+        except EngineError:
+            ended = True
+            raise
+        finally:
+            self.running -= 1
+            if not ended:
+                self.aborted.append(call.request_id)
+
+    async def _answer(self, call: UpstreamCall, script: Script) -> AsyncIterator[Chunk]:
+        usage = Usage(script.prompt_tokens, script.tokens)
+        for index in range(script.tokens):
+            await self._pace(script, index)
+            if call.streamed:
+                yield Chunk("data", self._event(call, index), tokens=1)
+        if not call.streamed:
+            text = " ".join(f"t{i}" for i in range(script.tokens))
+            yield Chunk("body", self._body(call, text, usage), usage=usage)
+            return
+        last = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % usage
+        yield Chunk("data", (last if call.keep_usage else b"") + b"data: [DONE]\n\n", usage=usage, done=True)
+
+    async def _pace(self, script: Script, index: int) -> None:
+        if script.cut_after == index:
+            raise EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True)
+        if script.hang_after == index:
+            await asyncio.Event().wait()
+        await asyncio.sleep(script.first_delay_s if index == 0 else script.token_delay_s)
+
+    def _event(self, call: UpstreamCall, index: int) -> bytes:
+        if "chat" in call.path:
+            return b'data: {"choices":[{"index":0,"delta":{"content":"t%d "}}]}\n\n' % index
+        return b'data: {"choices":[{"index":0,"text":"t%d "}]}\n\n' % index
+
+    def _body(self, call: UpstreamCall, text: str, usage: Usage) -> bytes:
+        said = b'"message":{"role":"assistant","content":"%s"}' if "chat" in call.path else b'"text":"%s"'
+        head = b'{"object":"fake","choices":[{"index":0,' + said % text.encode() + b',"finish_reason":"stop"}],'
+        return head + b'"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % usage
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def telemetry(self, now: float) -> Load:
+        if self.dead:
+            raise EngineError(f"instance {self.spec.id} cannot be reached", unreachable=True)
+        return self.load._replace(observed_at=now, running=self.running)
+
+    async def ready(self) -> bool:
+        return not self.dead and self.load.awake
+
+    async def sleep(self, level: int = 1) -> None:
+        self.load = self.load._replace(awake=False)
+
+    async def wake(self) -> None:
+        self.load = self.load._replace(awake=True)
+
+    def then(self, **changes: object) -> FakeBackend:
+        """The same backend whose next calls differ from the last script by `changes`."""
+        self.scripts.append(replace(self.scripts[-1], **changes))  # type: ignore[arg-type]
+        return self
