@@ -1,0 +1,62 @@
+# Slackline: every command a person needs. `make up` and `make test` are the two to start with.
+# PYTHON: the interpreter that makes the environment (3.11 or newer). VENV: where the environment lies.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+BASE := $(VENV)/.base-installed
+DEV := $(VENV)/.dev-installed
+SHELL := /bin/bash
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up down test test-slow test-browser test-vllm lint vllm-cpu screenshots openapi
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+up: $(BASE) ## everything on this machine: gateway :8080, console :8000 (Ctrl-C stops it)
+	@exec $(PY) -m workers.supervisor up
+
+down: $(BASE) ## stop what `make up` started
+	@exec $(PY) -m workers.supervisor down
+
+test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and Redis)
+	$(VENV)/bin/pytest $(PYTEST_ARGS)
+
+test-slow: $(DEV) ## the whole system started, killed in parts and stopped
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" $(PYTEST_ARGS)
+
+test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium)
+	$(VENV)/bin/pytest -m browser $(PYTEST_ARGS)
+
+test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
+	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
+
+lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small model
+	$(PY) -m benchmarks.vllm_cpu
+
+bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
+	$(PY) -m benchmarks.bench_$(subst -,_,$*)
+
+screenshots: $(DEV) ## pictures of the running console into docs/
+	$(PY) -m tests.browser.screenshots
+
+openapi: $(BASE) ## write the control API's schema to docs/openapi.yaml
+	$(PY) manage.py spectacular --file docs/openapi.yaml --validate --fail-on-warn
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV); on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+$(BASE): requirements/base.txt | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
+	@touch $@
+
+$(DEV): requirements/dev.txt $(BASE)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,158 @@
+"""Engines: owned by the supervisor, wished for by the process provisioner through files in DATA_DIR/engines.
+
+`<id>.wish.json` says an engine shall run and how; `<id>.stop.json` (optional) with how much grace it gets when its wish
+is gone; `<id>.state.json` is the answer. A crashed engine is *not* started again under its id: whoever wished for it
+sees `exited`, and decides. Files, because an engine must outlive the worker that asked for it and end with `make up`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.ports import HOST, free_port, write_json
+
+WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
+OPTIONS = ("profile", "role", "model", "seed", "max_num_seqs", "max_model_len", "kv_blocks", "block_size")
+GRACE_S = 15.0
+HEALTH_TIMEOUT_S = 0.3
+
+
+def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
+    """Command line of the reference engine for the options of a wish; unknown ones are the wisher's own notes."""
+    argv = [sys.executable, "-m", "workers.engine", "--host", HOST, "--port", str(port)]
+    for name in OPTIONS:
+        if options.get(name) is not None:
+            argv += [f"--{name.replace('_', '-')}", str(options[name])]
+    return argv
+
+
+class Engine:
+    """One wished engine: its process, and what was last written about it."""
+
+    def __init__(self, engine_id: str, child: Child, port: int) -> None:
+        self.id, self.child, self.port = engine_id, child, port
+        self.ready = self.stopping = self.reported_exit = False
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def state(self) -> dict[str, Any]:
+        code = self.child.exit_code()
+        name = "exited" if code is not None else "stopping" if self.stopping else "ready" if self.ready else "starting"
+        return {
+            "id": self.id,
+            "state": name,
+            "pid": self.child.pid,
+            "port": self.port,
+            "url": self.url,
+            "started_at": self.child.started_at,
+            "exit_code": code,
+            "error": "" if code is None else _last_line(self.child.spec.log),
+            "at": time.time(),
+        }
+
+
+class EngineFolder:
+    """Makes the processes match the wishes. `sync` never waits longer than one health check."""
+
+    def __init__(self, folder: Path, logs: Path, env: Mapping[str, str]) -> None:
+        self.folder, self.logs, self.env = folder, logs, env
+        self.engines: dict[str, Engine] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"*{STATE}"):  # about processes of an earlier run
+            left.unlink()
+
+    def sync(self) -> None:
+        wished = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
+        for engine_id in wished.keys() - self.engines.keys():
+            self._start(engine_id, wished[engine_id])
+        for engine_id, engine in list(self.engines.items()):
+            if engine_id in wished and not engine.stopping:  # wished again while stopping: ends first, then starts
+                self._watch(engine)
+            else:
+                self._stop(engine)
+
+    def stop_all(self, hurry: Callable[[], bool]) -> None:
+        """All engines end; the wishes stay, so that the next start has the same fleet."""
+        stop_all([engine.child for engine in self.engines.values()], hurry)
+        for engine in self.engines.values():
+            self._write(engine)
+        self.engines.clear()
+
+    def pids(self) -> list[tuple[str, int]]:
+        return [(f"engine {e.id}", e.child.pid) for e in self.engines.values() if e.child.exit_code() is None]
+
+    def _start(self, engine_id: str, path: Path) -> None:
+        wish = _read(path)
+        if wish is None:
+            return self._refuse(engine_id, path)
+        port = free_port()
+        log = self.logs / f"engine-{engine_id}.log"
+        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), self.env, log, grace_s=GRACE_S))
+        self.engines[engine_id] = Engine(engine_id, child, port)
+        self._write(self.engines[engine_id])
+
+    def _refuse(self, engine_id: str, path: Path) -> None:
+        """A wish that is no JSON object is answered like a crash, so that whoever wrote it hears of it."""
+        state = self.folder / f"{engine_id}{STATE}"
+        if path.exists() and not state.exists():
+            error = f"{path.name} is not a JSON object"
+            write_json(
+                state, {"id": engine_id, "state": "exited", "exit_code": None, "error": error, "at": time.time()}
+            )
+
+    def _watch(self, engine: Engine) -> None:
+        if engine.child.exit_code() is not None:
+            if not engine.reported_exit:
+                engine.reported_exit = True
+                self._write(engine)
+        elif not engine.ready and _healthy(engine.url):
+            engine.ready = True
+            self._write(engine)
+
+    def _stop(self, engine: Engine) -> None:
+        stop_file = self.folder / f"{engine.id}{STOP}"
+        if not engine.stopping:
+            engine.stopping = True
+            engine.child.ask_to_stop((_read(stop_file) or {}).get("grace_s"))
+            self._write(engine)
+        if engine.child.stopped():
+            del self.engines[engine.id]
+            (self.folder / f"{engine.id}{STATE}").unlink(missing_ok=True)
+            stop_file.unlink(missing_ok=True)
+
+    def _write(self, engine: Engine) -> None:
+        write_json(self.folder / f"{engine.id}{STATE}", engine.state())
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None when it has just been removed, or is not a JSON object."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 2000))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,103 @@
+"""One supervisor per data folder, and nothing left over from one that was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from controller.core.errors import ConfigError
+from workers.supervisor.ports import write_json
+
+LOCK, OWNER, LEDGER = "supervisor.lock", "supervisor.json", "processes.json"
+SAME_START_S = 0.5  # a pid with another start time is somebody else's
+
+
+class Ownership:
+    """Holds the data folder while it is open. Raises ConfigError when another supervisor has it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock: IO[str] = open(data_dir / LOCK, "w")  # noqa: SIM115 (held until release)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            owner = running_owner(data_dir)
+            who = f" (pid {owner.pid})" if owner else ""
+            raise ConfigError(
+                f"Slackline already runs over {data_dir}{who}: stop it with `make down`, or choose another DATA_DIR",
+                "DATA_DIR",
+            ) from None
+        write_json(data_dir / OWNER, {"pid": os.getpid(), "started_at": psutil.Process().create_time()})
+
+    def record(self, running: Iterable[tuple[str, int]]) -> None:
+        """Who belongs to us now, for the start after a `kill -9`."""
+        rows = []
+        for name, pid in running:
+            with contextlib.suppress(psutil.Error):
+                rows.append({"name": name, "pid": pid, "started_at": psutil.Process(pid).create_time()})
+        write_json(self.data_dir / LEDGER, rows)
+
+    def release(self) -> None:
+        for name in (OWNER, LEDGER):
+            (self.data_dir / name).unlink(missing_ok=True)
+        self._lock.close()
+
+
+def clear_leftovers(data_dir: Path) -> list[str]:
+    """End what a killed supervisor left, with its session; returns the names. Call only while owning the folder."""
+    cleared = []
+    for row in _read(data_dir / LEDGER) or []:
+        process = _same_process(row)
+        if process is None:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        psutil.wait_procs([process], timeout=5)
+        cleared.append(f"{row['name']} (pid {row['pid']})")
+    return cleared
+
+
+def running_owner(data_dir: Path) -> psutil.Process | None:
+    row = _read(data_dir / OWNER)
+    return _same_process(row) if row else None
+
+
+def stop_owner(data_dir: Path, timeout_s: float) -> str:
+    """`make down`: asks the supervisor to stop, as Ctrl-C would, and waits. Raises ConfigError when it does not."""
+    owner = running_owner(data_dir)
+    if owner is None:
+        return f"nothing runs over {data_dir}"
+    owner.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise ConfigError(f"pid {owner.pid} still runs after {timeout_s:.0f} s; see {data_dir}/logs", "DATA_DIR")
+        time.sleep(0.1)
+    return f"stopped (pid {owner.pid})"
+
+
+def _read(path: Path) -> list | dict | None:  # type: ignore[type-arg]
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _same_process(row: dict) -> psutil.Process | None:  # type: ignore[type-arg]
+    try:
+        process = psutil.Process(row["pid"])
+        same = abs(process.create_time() - row["started_at"]) < SAME_START_S
+    except (psutil.Error, KeyError, TypeError):
+        return None
+    return process if same and process.status() != psutil.STATUS_ZOMBIE else None

@@ -1,0 +1,93 @@
+"""What `make up` runs besides the servers and the engines: command lines, environment, order of start and stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from workers.supervisor.child import Spec
+from workers.supervisor.ports import HOST
+from workers.supervisor.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# The gateway goes first, to drain; what it needs goes last. Engines, Redis and PostgreSQL follow after these.
+STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker",), ("console",))
+GATEWAY_DRAIN_S = 20.0
+# glibc keeps an arena per thread; two are enough here and save tens of MB a process.
+LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
+PYTHON = (sys.executable, "-m")
+
+
+def environment(
+    settings: Settings, database_url: str, redis_url: str, secret_key: str, base: Mapping[str, str]
+) -> dict[str, str]:
+    """What every process of ours is told. Deadlines, keys and ports travel here, never in command lines."""
+    return {
+        **base,
+        **LEAN,
+        "DATABASE_URL": database_url,
+        "REDIS_URL": redis_url,
+        "DATA_DIR": str(settings.data_dir),
+        "GATEWAY_PORT": str(settings.gateway_port),
+        "CONSOLE_PORT": str(settings.console_port),
+        "GATEWAY_URL": f"http://{HOST}:{settings.gateway_port}",
+        "CONSOLE_URL": f"http://{HOST}:{settings.console_port}",
+        "SECRET_KEY": secret_key,
+        "DJANGO_SETTINGS_MODULE": "console.settings",
+    }
+
+
+def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
+    """In the order of their start."""
+    specs = [
+        _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
+        _spec(settings, env, "console", _console(settings.console_port), 8.0),
+        _spec(settings, env, "worker", _worker(), 10.0),
+        _spec(settings, env, "beat", _beat(settings.data_dir), 5.0),
+    ]
+    if settings.demo_load:
+        specs.append(_spec(settings, env, "demo-load", ("workers.demo_load",), 3.0))
+    return specs
+
+
+def migrate(env: Mapping[str, str], log: Path) -> Spec:
+    return Spec("migrate", (sys.executable, str(ROOT / "manage.py"), "migrate", "--no-input"), env, log)
+
+
+def seed(env: Mapping[str, str], log: Path) -> Spec:
+    return Spec("seed", (sys.executable, str(ROOT / "manage.py"), "seed_demo"), env, log)
+
+
+def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[str, ...], grace_s: float) -> Spec:
+    return Spec(name, (*PYTHON, *module), env, settings.logs / f"{name}.log", grace_s=grace_s)
+
+
+def _console(port: int) -> tuple[str, ...]:
+    return (
+        *("uvicorn", "console.asgi:application", "--host", HOST, "--port", str(port), "--log-level", "warning"),
+        *("--http", "httptools", "--loop", "uvloop", "--timeout-graceful-shutdown", "3"),
+        *("--ws-per-message-deflate", "false", "--no-access-log"),
+    )
+
+
+def _worker() -> tuple[str, ...]:
+    # One prefork child for all queues: it keeps time limits (threads ignore them), and costs one child's memory.
+    return (
+        *("celery", "-A", "workers.celery:app", "worker", "-P", "prefork", "-c", "1", "-Q", "control,actions,analysis"),
+        *("-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+    )
+
+
+def _beat(data_dir: Path) -> tuple[str, ...]:
+    return (
+        "celery",
+        "-A",
+        "workers.celery:app",
+        "beat",
+        "-l",
+        "INFO",
+        "-s",
+        str(data_dir / "celerybeat-schedule"),
+        "--pidfile=",
+    )

@@ -1,0 +1,45 @@
+"""Ports: the two fixed ones must be free, all others are free ones, recorded in DATA_DIR/ports.json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from pathlib import Path
+
+from controller.core.errors import ConfigError
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise ConfigError(f"cannot listen on {HOST}:{port}: {error.strerror}", "port") from error
+    return True
+
+
+def require_free(port: int, variable: str) -> None:
+    if not is_free(port):
+        raise ConfigError(
+            f"port {port} is in use by another program: stop it, or choose another port with {variable}=...", variable
+        )
+
+
+def write_json(path: Path, content: object) -> None:
+    """Whole or not at all: readers in other processes never see half a file."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)

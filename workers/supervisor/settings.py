@@ -1,0 +1,77 @@
+"""What `make up` can be told, by environment variable. The supervisor loads no Django: this is its one place."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.core.errors import ConfigError
+
+GATEWAY_PORT = 8080
+CONSOLE_PORT = 8000
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`database_url`, `redis_url` None: the embedded servers in `data_dir`."""
+
+    data_dir: Path
+    gateway_port: int = GATEWAY_PORT
+    console_port: int = CONSOLE_PORT
+    database_url: str | None = None
+    redis_url: str | None = None
+    demo_load: bool = True
+
+    @property
+    def logs(self) -> Path:
+        return self.data_dir / "logs"
+
+    @property
+    def engines(self) -> Path:
+        return self.data_dir / "engines"
+
+
+def settings_from(environ: Mapping[str, str]) -> Settings:
+    gateway, console = _port(environ, "GATEWAY_PORT", GATEWAY_PORT), _port(environ, "CONSOLE_PORT", CONSOLE_PORT)
+    if gateway == console:
+        raise ConfigError(
+            f"GATEWAY_PORT and CONSOLE_PORT are both {gateway}: give them different ports", "GATEWAY_PORT"
+        )
+    return Settings(
+        data_dir=Path(environ.get("DATA_DIR") or ".data").expanduser().resolve(),
+        gateway_port=gateway,
+        console_port=console,
+        database_url=environ.get("DATABASE_URL") or None,
+        redis_url=environ.get("REDIS_URL") or None,
+        demo_load=_flag(environ, "DEMO_LOAD", default=True),
+    )
+
+
+def secret_key(data_dir: Path, environ: Mapping[str, str]) -> str:
+    """Sessions survive a restart: the key is made once and kept in the data folder, readable by its owner only."""
+    if environ.get("SECRET_KEY"):
+        return environ["SECRET_KEY"]
+    path = data_dir / "secret_key"
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(48))
+    return path.read_text().strip()
+
+
+def _port(environ: Mapping[str, str], name: str, default: int) -> int:
+    raw = environ.get(name) or str(default)
+    if not raw.isdecimal() or not 0 < int(raw) < 65536:
+        raise ConfigError(f"{name} is {raw!r}: a port is a number from 1 to 65535", name)
+    return int(raw)
+
+
+def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    raw = environ.get(name, "").strip().lower()
+    if not raw:
+        return default
+    if raw not in _TRUE | _FALSE:
+        raise ConfigError(f"{name} is {raw!r}: use 1 or 0", name)
+    return raw in _TRUE

@@ -1,0 +1,191 @@
+"""The loop of `make up`: servers, migrations, seed, processes, engines; keep them; stop them in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from controller.core.errors import SlacklineError
+from workers.supervisor import plan
+from workers.supervisor.announce import Readiness, say, welcome
+from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+from workers.supervisor.engines import EngineFolder
+from workers.supervisor.logs import rotate, tail
+from workers.supervisor.ownership import Ownership, clear_leftovers
+from workers.supervisor.ports import require_free, write_json
+from workers.supervisor.services import Service
+from workers.supervisor.settings import Settings, secret_key
+
+PERIOD_S = 0.25
+ROTATE_EVERY_S = 15.0
+PREPARE_TIMEOUT_S = 120.0
+
+
+class StartFailed(SlacklineError):
+    """A step of the start ended badly; the message carries the end of its log."""
+
+
+class Interrupted(SlacklineError):
+    """Asked to stop during the start."""
+
+
+class Supervisor:
+    """Owns every process of one data folder. One thread; signals only raise a flag."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self.settings, self.environ = settings, environ
+        self.services: list[Service] = []
+        self.engines: EngineFolder | None = None
+        self.postgres: EmbeddedPostgres | None = None
+        self.redis: EmbeddedRedis | None = None
+        self.signals = 0
+
+    def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        ownership = Ownership(self.settings.data_dir)
+        try:
+            for left in clear_leftovers(self.settings.data_dir):
+                say(f"ended {left}, left by a supervisor that was killed")
+            require_free(self.settings.gateway_port, "GATEWAY_PORT")
+            require_free(self.settings.console_port, "CONSOLE_PORT")
+            return self._run(ownership)
+        finally:
+            ownership.release()
+
+    def _run(self, ownership: Ownership) -> int:
+        try:
+            self._start(ownership)
+            self._loop(ownership)
+        except Interrupted:
+            return 0
+        finally:
+            self._stop()
+        return 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signals += 1
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def _start(self, ownership: Ownership) -> None:
+        self.settings.logs.mkdir(parents=True, exist_ok=True)
+        env = self._servers()
+        self._record(ownership)
+        log = self.settings.logs / "prepare.log"
+        say("database: migrations and demo data")
+        self._once(plan.migrate(env, log))
+        self._once(plan.seed(env, log))
+        self.engines = EngineFolder(self.settings.engines, self.settings.logs, env)
+        self.engines.sync()
+        say("starting gateway, console, worker, beat and engines")
+        for spec in plan.processes(self.settings, env):
+            self.services.append(Service(spec))
+            self.services[-1].start()
+        self._record(ownership)
+
+    def _servers(self) -> dict[str, str]:
+        """Start what is not given by environment; returns the environment of everything else."""
+        settings = self.settings
+        if settings.database_url is None:
+            say("starting PostgreSQL")
+            self.postgres = EmbeddedPostgres(settings.data_dir)
+            self.postgres.start()
+        if settings.redis_url is None:
+            self.redis = EmbeddedRedis(settings.data_dir)
+            self.redis.start()
+        database_url = settings.database_url or (self.postgres.url if self.postgres else "")
+        redis_url = settings.redis_url or (self.redis.url if self.redis else "")
+        write_json(settings.data_dir / "ports.json", self._ports())
+        key = secret_key(settings.data_dir, self.environ)
+        return plan.environment(settings, database_url, redis_url, key, self.environ)
+
+    def _ports(self) -> dict[str, int]:
+        ports = {"gateway": self.settings.gateway_port, "console": self.settings.console_port}
+        if self.postgres:
+            ports["postgres"] = self.postgres.port
+        if self.redis:
+            ports["redis"] = self.redis.port
+        return ports
+
+    def _once(self, spec: Spec) -> None:
+        """Run to its end. Raises StartFailed with the end of the log."""
+        child = Child(spec)
+        deadline = time.monotonic() + PREPARE_TIMEOUT_S
+        while child.exit_code() is None:
+            if self.signals or time.monotonic() > deadline:
+                child.ask_to_stop()
+                stop_all([child])
+                raise Interrupted() if self.signals else StartFailed(f"{spec.name} took over {PREPARE_TIMEOUT_S:.0f} s")
+            time.sleep(0.02)
+        if child.exit_code() != 0:
+            raise StartFailed(f"{spec.name} failed:\n{tail(spec.log)}\n(log: {spec.log})")
+
+    # ---- run ---------------------------------------------------------------------------------------------------
+
+    def _loop(self, ownership: Ownership) -> None:
+        readiness = Readiness(self.settings.console_port)
+        rotate_at = 0.0
+        known: list[tuple[str, int]] = []
+        while not self.signals:
+            self._keep()
+            if (running := self._running()) != known:
+                known = running
+                ownership.record(running)
+            if readiness.became_ready():
+                welcome(self.settings)
+            if time.monotonic() > rotate_at:
+                rotate(self.settings.logs)
+                rotate_at = time.monotonic() + ROTATE_EVERY_S
+            time.sleep(PERIOD_S)
+
+    def _keep(self) -> None:
+        for server in (self.postgres, self.redis):
+            if server is not None and not server.alive():
+                say(f"{server.name} ended; starting it again")
+                server.start()
+        for service in self.services:
+            if line := service.keep():
+                say(line)
+        if self.engines is not None:
+            self.engines.sync()
+
+    def _running(self) -> list[tuple[str, int]]:
+        found = [(s.spec.name, s.pid) for s in self.services if s.pid is not None]
+        found += [(s.name, s.pid) for s in (self.postgres, self.redis) if s is not None and s.pid is not None]
+        return found + (self.engines.pids() if self.engines else [])
+
+    def _record(self, ownership: Ownership) -> None:
+        ownership.record(self._running())
+
+    # ---- stop --------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Gateway first, so that running requests end while their engines live; PostgreSQL last."""
+        began, seen = time.monotonic(), self.signals
+        say("stopping (press Ctrl-C again to stop without draining)")
+
+        def hurry() -> bool:
+            return self.signals > seen
+
+        for names in plan.STOP_ORDER:
+            stop_all([s.child for s in self.services if s.spec.name in names and s.child is not None], hurry)
+        if self.engines is not None:
+            self.engines.stop_all(hurry)
+        for server in (self.redis, self.postgres):
+            if server is not None:
+                server.stop()
+        say(f"stopped in {time.monotonic() - began:.1f} s")
+
+
+def up(settings: Settings) -> int:
+    try:
+        return Supervisor(settings, os.environ).run()
+    except (SlacklineError, RuntimeError, OSError) as error:
+        print(f"make up: {error}", file=sys.stderr, flush=True)
+        return 1
