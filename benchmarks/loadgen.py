@@ -1,0 +1,175 @@
+"""Open-loop streaming load generator: sends a plan's requests on time, whatever comes back, and measures each.
+
+Times are seconds after the start of the run. TTFT and E2E count from the moment a request was *due*, so that a slow
+generator cannot flatter a server. Tokens are counted in the raw bytes, one `data: ` event each; nothing is parsed.
+A ticker every 10 ms measures how far the machine stalled: a run with a gap above `MAX_GAP_S` is worth nothing.
+What is unfinished `cutoff_s` after the last arrival is cut off and counts as a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+import uvloop
+
+from benchmarks.workloads import Arrival
+
+TICK_S = 0.01
+MAX_GAP_S = 0.5
+CUTOFF_S = 25.0
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(slots=True)
+class Sample:
+    """What became of one request. `outcome`: ok | refused (HTTP 429, 503, 504) | failed | cut."""
+
+    task: str
+    due: float
+    prompt_tokens: int
+    output_tokens: int
+    sent: float = math.nan
+    first: float = math.nan
+    last: float = math.nan
+    events: int = 0
+    outcome: str = "cut"
+    status: int = 0
+    error: str = ""
+    instance: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first - self.due
+
+    @property
+    def tpot_s(self) -> float:
+        """(last - first) / (n - 1); one token has none and meets every target."""
+        return (self.last - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def e2e_s(self) -> float:
+        return self.last - self.due
+
+    def attained(self, ttft_s: float, tpot_s: float) -> bool:
+        """Both targets met (HyperFlexis eq. 4); everything unfinished, refused or failed is a miss."""
+        return self.outcome == "ok" and self.ttft_s <= ttft_s and self.tpot_s <= tpot_s
+
+
+@dataclass(slots=True)
+class Run:
+    """All samples of one run, the worst gap of the ticker, and when the run was cut (or ended)."""
+
+    samples: list[Sample]
+    largest_gap_s: float
+    ended: float
+
+    @property
+    def stalled(self) -> bool:
+        return self.largest_gap_s > MAX_GAP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how requests are sent: base URLs taken in turn, headers, and extra body fields for an arrival."""
+
+    urls: Sequence[str]
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra: Callable[[Arrival], Mapping[str, Any]] = lambda arrival: {}
+
+
+def gateway_target(url: str, model: str, api_key: str) -> Target:
+    """Through Slackline: one URL, a key, and the task's name as the SLO class."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    return Target([url], model, headers, lambda arrival: {"slo_class": arrival.task.name})
+
+
+class _Ticker:
+    """Sleeps 10 ms again and again, and keeps the largest overshoot."""
+
+    def __init__(self) -> None:
+        self.largest_gap_s = 0.0
+
+    async def run(self) -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            self.largest_gap_s = max(self.largest_gap_s, now - before - TICK_S)
+            before = now
+
+
+async def drive(plan: Sequence[Arrival], target: Target, cutoff_s: float = CUTOFF_S) -> Run:
+    """Sends the whole plan and waits for its end or the cut-off."""
+    bodies = [orjson.dumps(arrival.body(target.model, **target.extra(arrival))) for arrival in plan]
+    samples = [Sample(a.task.name, a.at, len(a.prompt), a.output_tokens) for a in plan]
+    headers = {"Content-Type": "application/json", **target.headers}
+    ticker = _Ticker()
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+        ticking = asyncio.create_task(ticker.run())
+        start = time.perf_counter() + 0.1
+        urls = itertools.cycle(f"{url}{COMPLETIONS}" for url in target.urls)
+        tasks = [
+            asyncio.create_task(_one(session, next(urls), body, sample, start))
+            for body, sample in zip(bodies, samples, strict=True)
+        ]
+        last_due = samples[-1].due if samples else 0.0
+        wait_s = start + last_due + cutoff_s - time.perf_counter()
+        _, unfinished = await asyncio.wait(tasks, timeout=max(0.0, wait_s))
+        ended = time.perf_counter() - start
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        ticking.cancel()
+    return Run(samples, ticker.largest_gap_s, ended)
+
+
+async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sample: Sample, start: float) -> None:
+    """One request on time. Its outcome stays "cut" when the task is cancelled."""
+    await asyncio.sleep(max(0.0, start + sample.due - time.perf_counter()))
+    sample.sent = time.perf_counter() - start
+    try:
+        async with session.post(url, data=body) as response:
+            sample.status = response.status
+            sample.instance = response.headers.get("x-slackline-instance", "")
+            if response.status == 200:
+                await _read(response, sample, start)
+            else:
+                sample.outcome = "refused" if response.status in (429, 503, 504) else "failed"
+                sample.error = (await response.text())[:300]
+    except (aiohttp.ClientError, OSError) as error:
+        sample.outcome, sample.error = "failed", f"{type(error).__name__}: {error}"
+
+
+async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) -> None:
+    done, tail = False, b""
+    async for chunk in response.content.iter_any():
+        events = chunk.count(b"data: {")
+        if events:
+            sample.last = time.perf_counter() - start
+            if not sample.events:
+                sample.first = sample.last
+            sample.events += events
+        tail = (tail + chunk)[-400:]
+        done = done or b"data: [DONE]" in tail
+        if b'data: {"error"' in tail:
+            sample.outcome, sample.error = "failed", tail.decode(errors="replace")
+            return
+    sample.outcome = "ok" if done and sample.events else "failed"
+    if sample.outcome == "failed":
+        sample.error = "stream ended early"
+
+
+def run_plan(plan: Sequence[Arrival], target: Target, cutoff_s: float = CUTOFF_S) -> Run:
+    """`drive` in an event loop of its own."""
+    return uvloop.run(drive(plan, target, cutoff_s))

@@ -1,0 +1,209 @@
+"""Profiles a serving engine over HTTP and fits the latency model to it (HyperFlexis App. A, eq. 1 and 2).
+
+Grid of batch sizes and prompt lengths; for each point a batch of equal prompts is prefilled and decoded together.
+A *blocker* request is sent first: while the engine computes it the whole batch arrives and waits, so that the engine
+takes it in one step, and the time from the blocker's token to the batch's first tokens is the batch's prefill time,
+transport not included twice. Works on any engine that speaks the OpenAI dialect with token ids as prompt.
+
+    python -m workers.profiler --url http://127.0.0.1:8101 --model mid --output profile.json
+
+Several --url are profiled at the same time, so that engines sharing a machine are measured as they will serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from controller.core.errors import ConfigError
+from controller.predict.latency_fit import (
+    GRID_BATCHES,
+    GRID_LENGTHS,
+    DecodeSample,
+    Fit,
+    PrefillSample,
+    fit,
+)
+
+OUTPUT_TOKENS = 24
+BLOCKER_TOKENS = 768
+VOCABULARY = 1000
+FIRST_PLAIN_TOKEN = 3
+# A batch whose first tokens came further apart than this share of its time was not prefilled as one.
+MAX_SPREAD = 0.3
+MIN_DECODE_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds the grid: the engine's slots and context, tokens a batch, and the time to spend (seconds)."""
+
+    max_num_seqs: int = 32
+    max_model_len: int = 4096
+    batch_tokens: int = 8192
+    budget_s: float = 120.0
+
+    def points(self) -> list[tuple[int, int]]:
+        """(batch, length) of App. A within the bounds, shuffled: a budget that runs out leaves an even sample."""
+        grid = [
+            (batch, length)
+            for batch in GRID_BATCHES
+            for length in GRID_LENGTHS
+            if batch <= self.max_num_seqs
+            and length + OUTPUT_TOKENS <= self.max_model_len
+            and (batch == 1 or batch * length <= self.batch_tokens)
+        ]
+        random.Random(0).shuffle(grid)
+        return grid
+
+
+@dataclass(slots=True)
+class Profile:
+    """Samples of one or more engines, and their fit."""
+
+    prefill: list[PrefillSample] = field(default_factory=list)
+    decode: list[DecodeSample] = field(default_factory=list)
+    points: int = 0
+    discarded: int = 0
+
+    def fit(self) -> Fit:
+        return fit(self.prefill, self.decode)
+
+    def as_json(self, model: str, urls: Sequence[str]) -> dict[str, Any]:
+        """Coefficients by name, fit errors, raw samples: readable by the engine's --profile and as instance spec."""
+        fitted = self.fit()
+        return {
+            "model": model,
+            "engines": list(urls),
+            "coefficients": fitted.coefficients._asdict(),
+            "fit": {key: value for key, value in asdict(fitted).items() if key != "coefficients"},
+            "points": self.points,
+            "discarded": self.discarded,
+            "at": time.time(),
+            "samples": {
+                "prefill": [[s.tokens, s.squares, s.seconds] for s in self.prefill],
+                "decode": [[s.batch, s.context_sum, s.seconds] for s in self.decode],
+            },
+        }
+
+
+class ProfilingFailed(RuntimeError):
+    """The engine answered with an error, or not at all."""
+
+
+class EngineProfiler:
+    """Profiles one engine. Prompts are random, so that no prefix is ever reused."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
+        self.session = session
+        self.url = url.rstrip("/")
+        self.model = model
+        self.rng = random.Random(seed)
+
+    async def run(self, limits: Limits, profile: Profile) -> None:
+        await self._stream(64, OUTPUT_TOKENS)  # first use of an engine is slow
+        deadline = time.monotonic() + limits.budget_s
+        for batch, length in limits.points():
+            if time.monotonic() > deadline:
+                break
+            await self.measure(batch, length, profile)
+
+    async def measure(self, batch: int, length: int, profile: Profile) -> None:
+        """One grid point: adds its samples, or counts it as discarded where it was not one batch."""
+        blocker = asyncio.create_task(self._stream(BLOCKER_TOKENS, 1))
+        await asyncio.sleep(0.02)
+        streams = await asyncio.gather(*(self._stream(length, OUTPUT_TOKENS) for _ in range(batch)))
+        start = (await blocker)[0]
+        firsts = [times[0] for times in streams]
+        prefill_s = max(firsts) - start
+        profile.points += 1
+        if prefill_s <= 0 or max(firsts) - min(firsts) > MAX_SPREAD * prefill_s:
+            profile.discarded += 1
+        else:
+            profile.prefill.append(PrefillSample(batch * length, batch * length * length, prefill_s))
+        sample = decode_sample(streams, length)
+        if sample is not None:
+            profile.decode.append(sample)
+
+    async def _stream(self, length: int, output_tokens: int) -> list[float]:
+        """Times (monotonic) of the tokens of one request."""
+        body = {
+            "model": self.model,
+            "prompt": [self.rng.randrange(FIRST_PLAIN_TOKEN, VOCABULARY) for _ in range(length)],
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        times: list[float] = []
+        async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                raise ProfilingFailed(f"{self.url} answered {response.status}: {(await response.text())[:300]}")
+            async for chunk in response.content.iter_any():
+                times += [time.monotonic()] * chunk.count(b"data: {")
+        if not times:
+            raise ProfilingFailed(f"{self.url} sent no token")
+        return times
+
+
+def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSample | None:
+    """Mean step time while the whole batch decodes: from the last first token to the first last token."""
+    begin, end = max(times[0] for times in streams), min(times[-1] for times in streams)
+    inside = [sum(begin < at <= end for at in times) for times in streams]
+    steps = sum(inside) / len(streams)
+    if steps < MIN_DECODE_STEPS or end <= begin:
+        return None
+    before = sum(sum(at <= begin for at in times) for times in streams) / len(streams)
+    context = round(len(streams) * (length + before + steps / 2))
+    return DecodeSample(len(streams), context, (end - begin) / steps)
+
+
+async def profile_engines(urls: Sequence[str], model: str, limits: Limits, seed: int = 1) -> Profile:
+    """Profiles all at the same time into one Profile. Raises ProfilingFailed or aiohttp.ClientError."""
+    profile = Profile()
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
+        profilers = [EngineProfiler(session, url, model, seed + index) for index, url in enumerate(urls)]
+        await asyncio.gather(*(profiler.run(limits, profile) for profiler in profilers))
+    return profile
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m workers.profiler", description="Profile a serving engine.")
+    made.add_argument("--url", action="append", required=True, help="base URL of an engine; may be repeated")
+    made.add_argument("--model", required=True)
+    made.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    made.add_argument("--max-num-seqs", type=int, default=32)
+    made.add_argument("--max-model-len", type=int, default=4096)
+    made.add_argument("--batch-tokens", type=int, default=8192, help="largest batch x length")
+    made.add_argument("--budget", type=float, default=120.0, help="seconds to spend")
+    made.add_argument("--seed", type=int, default=1)
+    return made
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    limits = Limits(arguments.max_num_seqs, arguments.max_model_len, arguments.batch_tokens, arguments.budget)
+    try:
+        profile = asyncio.run(profile_engines(arguments.url, arguments.model, limits, arguments.seed))
+        written = profile.as_json(arguments.model, arguments.url)
+    except (ProfilingFailed, ConfigError, aiohttp.ClientError, TimeoutError) as error:
+        print(f"profiling failed: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    arguments.output.write_text(json.dumps(written, indent=1) + "\n")
+    print(json.dumps({key: written[key] for key in ("coefficients", "fit", "points", "discarded")}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
