@@ -13,7 +13,7 @@ from controller.core.errors import SlacklineError
 from workers.supervisor import plan
 from workers.supervisor.announce import Readiness, say, welcome
 from workers.supervisor.child import Child, Spec, stop_all
-from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.engines import EngineFolder
 from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers
@@ -24,6 +24,7 @@ from workers.supervisor.settings import Settings, secret_key
 PERIOD_S = 0.25
 ROTATE_EVERY_S = 15.0
 PREPARE_TIMEOUT_S = 120.0
+REVIVE_TIMEOUT_S = 10.0
 
 
 class StartFailed(SlacklineError):
@@ -147,13 +148,19 @@ class Supervisor:
     def _keep(self) -> None:
         for server in (self.postgres, self.redis):
             if server is not None and not server.alive():
-                say(f"{server.name} ended; starting it again")
-                server.start()
+                self._revive(server)
         for service in self.services:
             if line := service.keep():
                 say(line)
         if self.engines is not None:
             self.engines.sync()
+
+    def _revive(self, server: EmbeddedPostgres | EmbeddedRedis) -> None:
+        say(f"{server.name} ended; starting it again")
+        try:
+            server.start(REVIVE_TIMEOUT_S)
+        except EmbeddedError as error:
+            say(f"{error}\ntrying again")
 
     def _running(self) -> list[tuple[str, int]]:
         found = [(s.spec.name, s.pid) for s in self.services if s.pid is not None]
