@@ -1,0 +1,68 @@
+"""The few ASGI types and senders the data path needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from api.openai.errors import ApiError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+MAX_BODY_BYTES = 2 << 20
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE = (b"cache-control", b"no-cache")
+_CLOSE = (b"connection", b"close")
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Iterable[Header] = (), content_type: Header = JSON
+) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [content_type, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
+    closing = [_CLOSE] if error.status == 413 else []  # the rest of the body is not read
+    await respond(send, error.status, error.body(), [*headers, *error.headers(), *closing])
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return value
+    return None
+
+
+class ClientGone(Exception):
+    """The client hung up before its request was complete."""
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The whole body. Raises ApiError beyond 2 MB (before reading, where the length is declared)."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large() -> ApiError:
+    return ApiError("request_too_large", f"The request body may have at most {MAX_BODY_BYTES} bytes.")

@@ -1,0 +1,65 @@
+"""Errors as OpenAI clients expect them: one shape, stable codes (design section 8), the field that is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import orjson
+
+from controller.core.errors import SlacklineError
+
+
+class _Kind(NamedTuple):
+    status: int
+    type: str
+
+
+KINDS: dict[str, _Kind] = {
+    "invalid_json": _Kind(400, "invalid_request_error"),
+    "invalid_value": _Kind(400, "invalid_request_error"),
+    "invalid_slo": _Kind(400, "invalid_request_error"),
+    "context_length_exceeded": _Kind(400, "invalid_request_error"),
+    "invalid_api_key": _Kind(401, "authentication_error"),
+    "permission_denied": _Kind(403, "permission_error"),
+    "model_not_found": _Kind(404, "invalid_request_error"),
+    "not_found": _Kind(404, "invalid_request_error"),
+    "method_not_allowed": _Kind(405, "invalid_request_error"),
+    "request_too_large": _Kind(413, "invalid_request_error"),
+    "rate_limit_exceeded": _Kind(429, "rate_limit_error"),
+    "slo_infeasible": _Kind(429, "slo_error"),
+    "cancelled": _Kind(499, "cancelled_error"),
+    "internal_error": _Kind(500, "server_error"),
+    "engine_failed": _Kind(502, "server_error"),
+    "no_capacity": _Kind(503, "server_error"),
+    "shutting_down": _Kind(503, "server_error"),
+    "waiting_time_exceeded": _Kind(504, "slo_error"),
+}
+
+
+class ApiError(SlacklineError):
+    """Answered to the client as it is. `code` is a key of KINDS; an unknown one is answered 503."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.status, self.type = KINDS.get(code, _Kind(503, "server_error"))
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def event(self) -> bytes:
+        """The same as the last event of a stream. No `[DONE]` follows: the answer is not complete."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`Retry-After` in whole seconds, at least one."""
+        if self.retry_after_s is None:
+            return []
+        return [(b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]

@@ -1,0 +1,246 @@
+"""Bodies of /v1/completions and /v1/chat/completions: checked here, in full, before anything is queued.
+
+What we use is validated; what only the engine uses passes through. Our own fields are stripped: SLO fields,
+`request_id`, `metadata.workflow_id` and `metadata.stage`. One choice and one prompt a request: with `n` above 1 no
+time per output token could be promised, and the message says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from api.openai.errors import ApiError
+from controller.core.snapshot import ModelConfig
+from controller.slo.classes import Asked, SloError, parse_asked
+
+OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
+CHAT_MESSAGE_TOKENS = 4  # a template's own tokens around each message, about
+TEXT_MARGIN = 1.25  # text is estimated: refuse only what is clearly too long, the engine judges the rest
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_WORKFLOW_FIELDS = ("workflow_id", "stage")
+
+
+class Parsed(NamedTuple):
+    """What the gateway keeps of a body. `head` is the upstream JSON without its closing brace."""
+
+    model: ModelConfig
+    head: bytes
+    streamed: bool
+    keep_usage: bool
+    prompt_tokens: int  # exact when the prompt came as token ids, else 0
+    prompt_chars: int  # text to be estimated, 0 for token ids
+    max_tokens: int | None
+    asked: Asked
+    workflow: str
+    stage: str
+
+
+def parse_request(raw: bytes, models: Mapping[str, ModelConfig], *, chat: bool) -> Parsed:
+    """Raises ApiError naming the field."""
+    body = _load(raw)
+    model = _model(body, models)
+    asked = _asked(body)
+    streamed, keep_usage = _stream(body)
+    _numbers(body)
+    _single_choice(body)
+    workflow, stage = _metadata(body)
+    max_tokens = _max_tokens(body, chat)
+    tokens, chars = _messages(body) if chat else _prompt(body)
+    for field in OUR_FIELDS:
+        body.pop(field, None)
+    body["model"] = model.name
+    head = orjson.dumps(body)[:-1]
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, chars, max_tokens, asked, workflow, stage)
+    _fits(parsed, "messages" if chat else "prompt")
+    return parsed
+
+
+def _load(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("invalid_json", f"The body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError("invalid_json", "The body must be a JSON object.")
+    return body
+
+
+def _wrong(field: str, what: str) -> ApiError:
+    return ApiError("invalid_value", f"{field}: {what}", param=field)
+
+
+def _model(body: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> ModelConfig:
+    name = body.get("model")
+    if not isinstance(name, str) or not name:
+        raise _wrong("model", "must be the name of a model")
+    model = models.get(name)
+    if model is None:
+        raise ApiError("model_not_found", f"The model {name[:100]!r} does not exist.", param="model")
+    return model
+
+
+def _asked(body: Mapping[str, Any]) -> Asked:
+    try:
+        return parse_asked(body)
+    except SloError as error:
+        raise ApiError("invalid_slo", str(error), param=error.field) from None
+
+
+def _flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool:
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(shown or field, "must be true or false")
+    return bool(value)
+
+
+def _stream(body: dict[str, Any]) -> tuple[bool, bool]:
+    """(streamed, the client wants the usage event). Other stream options stay, usage is always asked for."""
+    streamed = _flag(body, "stream")
+    options = body.get("stream_options")
+    if options is None:
+        body.pop("stream_options", None)
+        return streamed, False
+    if not isinstance(options, dict):
+        raise _wrong("stream_options", "must be an object")
+    if not streamed:
+        raise _wrong("stream_options", "is only allowed when stream is true")
+    wanted = _flag(options, "include_usage", "stream_options.include_usage")
+    body["stream_options"] = {**options, "include_usage": True}
+    return True, wanted
+
+
+def _integer(body: Mapping[str, Any], field: str, low: int, high: int) -> int | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(field, "must be an integer")
+    if not low <= value <= high:
+        raise _wrong(field, f"must be between {low} and {high}")
+    return value
+
+
+def _numbers(body: Mapping[str, Any]) -> None:
+    for field, (low, high) in _NUMBERS.items():
+        value = body.get(field)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _wrong(field, "must be a number")
+        if not low <= value <= high:
+            raise _wrong(field, f"must be between {low:g} and {high:g}")
+
+
+def _single_choice(body: Mapping[str, Any]) -> None:
+    for field in ("n", "best_of"):
+        value = _integer(body, field, 1, 1_000)
+        if value is not None and value > 1:
+            raise _wrong(field, "must be 1: latency targets hold for one answer, send several requests instead")
+
+
+def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
+    """OpenAI's default for completions is 16; a chat answer is bounded by the context alone."""
+    given = _integer(body, "max_tokens", 1, 1 << 24)
+    if chat:
+        newer = _integer(body, "max_completion_tokens", 1, 1 << 24)
+        return newer if newer is not None else given
+    return given if given is not None else 16
+
+
+def _metadata(body: dict[str, Any]) -> tuple[str, str]:
+    """(workflow id, stage); the client's other metadata goes to the engine."""
+    metadata = body.get("metadata")
+    if metadata is None:
+        return "", ""
+    if not isinstance(metadata, dict):
+        raise _wrong("metadata", "must be an object")
+    found = []
+    for field in _WORKFLOW_FIELDS:
+        value = metadata.get(field, "")
+        if not isinstance(value, str) or len(value) > 200:
+            raise _wrong(f"metadata.{field}", "must be a string of at most 200 characters")
+        found.append(value)
+    rest = {key: value for key, value in metadata.items() if key not in _WORKFLOW_FIELDS}
+    body.pop("metadata")
+    if rest:
+        body["metadata"] = rest
+    return found[0], found[1]
+
+
+def _prompt(body: Mapping[str, Any]) -> tuple[int, int]:
+    """(tokens, characters) of a completion's prompt: text, token ids, or a list holding one of either."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        if not prompt:
+            raise _wrong("prompt", "must not be empty")
+        return 0, len(prompt)
+    if not isinstance(prompt, list) or not prompt:
+        raise _wrong("prompt", "must be a string or a list of token ids")
+    if isinstance(prompt[0], str | list):
+        raise _wrong("prompt", "must be one prompt: send several requests instead")
+    # Exact types first: that scan runs in C even for a long prompt.
+    if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= 1 << 31:
+        raise _wrong("prompt", "token ids must be non-negative integers")
+    return len(prompt), 0
+
+
+def _messages(body: Mapping[str, Any]) -> tuple[int, int]:
+    """(template tokens, characters) of a conversation."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "must be a list with at least one message")
+    chars = 0
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise _wrong(where, "must be an object")
+        if not isinstance(message.get("role"), str):
+            raise _wrong(f"{where}.role", "must be a string")
+        chars += _content(message.get("content"), f"{where}.content")
+    return CHAT_MESSAGE_TOKENS * len(messages), chars
+
+
+def _content(content: Any, where: str) -> int:
+    if content is None:  # an assistant's tool calls come without text
+        return 0
+    if isinstance(content, str):
+        return len(content)
+    if not isinstance(content, list):
+        raise _wrong(where, "must be a string or a list of parts")
+    chars = 0
+    for part in content:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise _wrong(where, "each part must be an object with a type")
+        text = part.get("text", "")
+        if not isinstance(text, str):
+            raise _wrong(where, "the text of a part must be a string")
+        chars += len(text)
+    return chars
+
+
+def _fits(parsed: Parsed, field: str) -> None:
+    """Token ids are counted, text is estimated with a margin."""
+    context = parsed.model.context_tokens
+    if parsed.prompt_chars:
+        estimated = parsed.prompt_tokens + parsed.prompt_chars / parsed.model.chars_per_token
+        if estimated > TEXT_MARGIN * context:
+            raise _too_long(field, f"about {estimated:.0f} tokens", context)
+    elif parsed.prompt_tokens >= context:
+        raise _too_long(field, f"{parsed.prompt_tokens} tokens", context)
+    elif field == "prompt" and parsed.prompt_tokens + (parsed.max_tokens or 0) > context:
+        raise _too_long(field, f"{parsed.prompt_tokens} tokens and max_tokens {parsed.max_tokens}", context)
+
+
+def _too_long(field: str, what: str, context: int) -> ApiError:
+    message = f"{field}: {what} exceed the model's context of {context} tokens."
+    return ApiError("context_length_exceeded", message, param=field)
