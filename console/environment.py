@@ -1,0 +1,108 @@
+"""Typed reading of environment variables that refuses nonsense. Used by console/settings.py alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class Environment:
+    """Each reader names the variable in its error. An empty value counts as not set.
+
+    A secret may come from a file instead: NAME_FILE holds the path.
+    """
+
+    def __init__(self, values: Mapping[str, str] | None = None) -> None:
+        self._values = os.environ if values is None else values
+
+    def text(self, name: str, default: str) -> str:
+        path = self._values.get(f"{name}_FILE")
+        if path:
+            return Path(path).read_text(encoding="utf-8").strip()
+        return self._values.get(name) or default
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self.text(name, default)
+        if value not in choices:
+            raise ImproperlyConfigured(f"{name}={value!r}: expected one of {', '.join(choices)}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.text(name, str(default)).lower()
+        if value not in _TRUE | _FALSE:
+            raise ImproperlyConfigured(f"{name}={value!r}: expected 1 or 0")
+        return value in _TRUE
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        raw = self.text(name, str(default))
+        try:
+            value = float(raw)
+        except ValueError:
+            raise ImproperlyConfigured(f"{name}={raw!r}: expected a number") from None
+        if not low <= value <= high:
+            raise ImproperlyConfigured(f"{name}={raw!r}: expected {low:g} to {high:g}")
+        return value
+
+    def whole(self, name: str, default: int, low: int, high: int) -> int:
+        value = self.number(name, default, low, high)
+        if value != int(value):
+            raise ImproperlyConfigured(f"{name}={value!r}: expected a whole number")
+        return int(value)
+
+    def names(self, name: str, default: str = "") -> list[str]:
+        return [part.strip() for part in self.text(name, default).split(",") if part.strip()]
+
+    def url(self, name: str, default: str, schemes: tuple[str, ...]) -> str:
+        value = self.text(name, default)
+        parts = urlsplit(value)
+        if parts.scheme not in schemes or not parts.hostname:
+            raise ImproperlyConfigured(f"{name}={value!r}: expected {' or '.join(schemes)}://host...")
+        return value.rstrip("/")
+
+    def database(self, name: str, default: str) -> dict[str, Any]:
+        """NAME, USER, PASSWORD, HOST, PORT and OPTIONS of a postgresql:// URL."""
+        value = self.url(name, default, ("postgresql", "postgres"))
+        parts = urlsplit(value)
+        try:
+            port = parts.port or 5432
+        except ValueError:
+            raise ImproperlyConfigured(f"{name}: the port is not a number") from None
+        if not parts.path.strip("/"):
+            raise ImproperlyConfigured(f"{name}: names no database (postgresql://user@host:5432/database)")
+        return {
+            "NAME": unquote(parts.path.strip("/")),
+            "USER": unquote(parts.username or "postgres"),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": parts.hostname or "",
+            "PORT": port,
+            "OPTIONS": dict(parse_qsl(parts.query)),
+        }
+
+    def secret(self, name: str, kept_in: Path) -> str:
+        """The variable, else what `kept_in` holds, else a new one that is written there (mode 0600)."""
+        given = self.text(name, "")
+        if given:
+            if len(given) < 32:
+                raise ImproperlyConfigured(f"{name}: shorter than 32 characters")
+            return given
+        kept_in.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(kept_in, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            kept = kept_in.read_text(encoding="utf-8").strip()
+            if len(kept) < 32:
+                raise ImproperlyConfigured(f"{kept_in}: shorter than 32 characters; remove it") from None
+            return kept
+        created = secrets.token_urlsafe(48)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(created)
+        return created

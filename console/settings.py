@@ -1,0 +1,152 @@
+"""Settings of every Django process. The environment is read here and nowhere else.
+
+SLACKLINE_ROLE says which process this is: `console` (default: ASGI, pooled connections, all apps), `gateway`, `worker`
+and `beat` (the ORM and our models alone, plain persistent connections), `manage` (all apps, plain connections).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+from console.environment import Environment
+from controller.postgres.bounded import BoundedConnection
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+_env = Environment()
+
+ROLE = _env.choice("SLACKLINE_ROLE", "console", ("console", "gateway", "worker", "beat", "manage"))
+DEBUG = _env.flag("DEBUG", False)
+DATA_DIR = Path(_env.text("DATA_DIR", str(BASE_DIR / ".data"))).resolve()
+SECRET_KEY = _env.secret("SECRET_KEY", kept_in=DATA_DIR / "secret_key")
+
+# ---- where things are --------------------------------------------------------------------------------------------
+GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
+CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
+GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))
+CONSOLE_URL = _env.url("CONSOLE_URL", f"http://127.0.0.1:{CONSOLE_PORT}", ("http", "https"))
+REDIS_URL = _env.url("REDIS_URL", "redis://127.0.0.1:6379/0", ("redis", "rediss", "unix"))
+
+ALLOWED_HOSTS = _env.names("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_TRUSTED_ORIGINS = _env.names("CSRF_TRUSTED_ORIGINS")
+for _origin in CSRF_TRUSTED_ORIGINS:
+    if "://" not in _origin:
+        raise ImproperlyConfigured(f"CSRF_TRUSTED_ORIGINS: {_origin!r} needs its scheme (https://...)")
+SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
+
+# ---- times, in seconds -------------------------------------------------------------------------------------------
+TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
+DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 10.0, 1.0, 3600.0)
+RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)
+
+# ---- database ----------------------------------------------------------------------------------------------------
+# A pool under ASGI, where each request has a thread context (so a connection) of its own; plain connections elsewhere.
+BoundedConnection.patience_s = DATABASE_TIMEOUT_S if ROLE != "manage" else max(DATABASE_TIMEOUT_S, 600.0)
+_database = _env.database("DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/slackline")
+_database["OPTIONS"] |= {"connect_timeout": 5, "application_name": f"slackline-{ROLE}"}
+if ROLE == "console":
+    _database["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 5}
+DATABASES = {
+    "default": {
+        "ENGINE": "controller.postgres",
+        "CONN_MAX_AGE": 60 if ROLE in ("worker", "beat", "gateway") else 0,
+        "CONN_HEALTH_CHECKS": True,
+        **_database,
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# ---- apps --------------------------------------------------------------------------------------------------------
+_DATA_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "controller.apps.ControllerConfig"]
+_PAGE_APPS = [
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.admin",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "channels",
+    "console",
+]
+INSTALLED_APPS = _DATA_APPS if ROLE in ("gateway", "worker", "beat") else [*_DATA_APPS, *_PAGE_APPS]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "console.urls"
+ASGI_APPLICATION = "console.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+STATIC_URL = "/static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STATIC_ROOT = DATA_DIR / "static"
+
+# ---- people ------------------------------------------------------------------------------------------------------
+LOGIN_URL = "/login/"
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "/login/"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_COOKIES
+SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one host do not log each other out
+CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE_COOKIES else None
+X_FRAME_OPTIONS = "DENY"
+
+# ---- live pages and API ------------------------------------------------------------------------------------------
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL], "prefix": "slackline.channels"},
+    }
+}
+REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Slackline control API",
+    "DESCRIPTION": "Tenants, SLO classes, fleet, scaling, decisions and requests.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+}
+
+# ---- time, language, logs ----------------------------------------------------------------------------------------
+USE_TZ = True
+TIME_ZONE = "UTC"
+USE_I18N = False
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": _env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))},
+    "loggers": {"django.server": {"handlers": ["stderr"], "propagate": False}},
+}

@@ -1,0 +1,40 @@
+"""Tables of the control plane, one family a file. Services write them, selectors read them."""
+
+from controller.models.config import ConfigVersion
+from controller.models.decisions import Action, Decision
+from controller.models.fleet import (
+    Device,
+    Host,
+    Instance,
+    InstanceDevice,
+    InstanceInterval,
+    LatencyProfile,
+    Link,
+    ServedModel,
+)
+from controller.models.records import AttainmentMinute, RequestRecord
+from controller.models.scaling import ScalerState, ScalingPolicy
+from controller.models.slo import PriorityMapping, SLOClass
+from controller.models.tenants import ApiKey, Tenant
+
+__all__ = [
+    "Action",
+    "ApiKey",
+    "AttainmentMinute",
+    "ConfigVersion",
+    "Decision",
+    "Device",
+    "Host",
+    "Instance",
+    "InstanceDevice",
+    "InstanceInterval",
+    "LatencyProfile",
+    "Link",
+    "PriorityMapping",
+    "RequestRecord",
+    "SLOClass",
+    "ScalerState",
+    "ScalingPolicy",
+    "ServedModel",
+    "Tenant",
+]

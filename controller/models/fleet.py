@@ -1,0 +1,270 @@
+"""Models that are served, where they can run, and the instances that serve them."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from controller.models.base import NAME, Versioned, positive
+
+
+class Role(models.TextChoices):
+    COLLOCATED = "collocated", "Prefill and decode"
+    PREFILL = "prefill", "Prefill"
+    DECODE = "decode", "Decode"
+
+
+class ServedModel(Versioned):
+    """A model under its public name. `tokenizer` null: prompt tokens are estimated from characters."""
+
+    name = models.CharField(max_length=120, unique=True, validators=[NAME])
+    aliases = models.JSONField(default=list, blank=True)
+    context_tokens = models.PositiveIntegerField(default=4096)
+    chars_per_token = models.FloatField(default=4.0)
+    tokenizer = models.CharField(max_length=255, null=True, blank=True)
+
+    class Meta:
+        db_table = "served_model"
+        ordering = ["name"]
+        constraints = [
+            positive("context_tokens", name="served_model_context_positive"),
+            positive("chars_per_token", name="served_model_chars_positive"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class LatencyProfile(models.Model):
+    """Coefficients of HyperFlexis eq. 1-2 (core.types.LatencyCoefficients as an object) with their fit."""
+
+    model = models.ForeignKey(ServedModel, on_delete=models.CASCADE, related_name="latency_profiles")
+    device_kind = models.CharField(max_length=64)
+    tp = models.PositiveSmallIntegerField(default=1)
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
+    coefficients = models.JSONField()
+    fit_errors = models.JSONField(default=dict, blank=True)
+    samples = models.PositiveIntegerField(default=0)
+    source = models.CharField(max_length=64, blank=True)
+    fitted_at = models.DateTimeField(auto_now_add=True)
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        db_table = "latency_profile"
+        ordering = ["model_id", "device_kind", "tp", "role", "-fitted_at"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["model", "device_kind", "tp", "role"],
+                condition=Q(active=True),
+                name="latency_profile_one_active",
+            ),
+            positive("tp", name="latency_profile_tp_positive"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id} on {self.device_kind} x{self.tp}"
+
+
+class Host(Versioned):
+    """A machine with devices."""
+
+    name = models.CharField(max_length=120, unique=True, validators=[NAME])
+    zone = models.CharField(max_length=64, blank=True)
+    labels = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        db_table = "host"
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Device(Versioned):
+    """An accelerator, or the processor where there is none."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
+    index = models.PositiveSmallIntegerField()
+    kind = models.CharField(max_length=64)
+    memory_bytes = models.BigIntegerField()
+
+    class Meta:
+        db_table = "device"
+        ordering = ["host_id", "index"]
+        constraints = [
+            models.UniqueConstraint(fields=["host", "index"], name="device_unique"),
+            positive("memory_bytes", name="device_memory_positive"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} #{self.index}"
+
+
+class Link(Versioned):
+    """One direction between two hosts (source and target may be the same for a link inside a host)."""
+
+    class State(models.TextChoices):
+        UP = "up", "Up"
+        DOWN = "down", "Down"
+
+    source = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="links_out")
+    target = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="links_in")
+    medium = models.CharField(max_length=32)
+    bandwidth_bytes_s = models.FloatField()
+    latency_s = models.FloatField(default=0.0)
+    state = models.CharField(max_length=8, choices=State.choices, default=State.UP)
+
+    class Meta:
+        db_table = "link"
+        ordering = ["source_id", "target_id", "medium"]
+        constraints = [
+            models.UniqueConstraint(fields=["source", "target", "medium"], name="link_unique"),
+            positive("bandwidth_bytes_s", name="link_bandwidth_positive"),
+            models.CheckConstraint(condition=Q(latency_s__gte=0), name="link_latency_not_negative"),
+            models.CheckConstraint(condition=Q(state__in=["up", "down"]), name="link_state_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_id} to {self.target_id} over {self.medium}"
+
+
+class InstanceQuerySet(models.QuerySet["Instance"]):
+    def live(self) -> InstanceQuerySet:
+        """Wanted, or still there."""
+        return self.exclude(
+            desired_state=Instance.Desired.STOPPED, observed_state__in=[*Instance.GONE, Instance.Observed.PENDING]
+        )
+
+    def serving(self) -> InstanceQuerySet:
+        """What a gateway may send to, or lets finish."""
+        return self.filter(
+            desired_state__in=[Instance.Desired.RUNNING, Instance.Desired.DRAINING],
+            observed_state__in=[Instance.Observed.READY, Instance.Observed.DRAINING],
+        ).exclude(url="")
+
+
+class Instance(Versioned):
+    """A serving engine. `desired_state` is the wish, `observed_state` what its provisioner last saw.
+
+    `generation` rises with each change of the wish, `observed_generation` follows when it has been acted upon.
+    `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...).
+    """
+
+    class Desired(models.TextChoices):
+        RUNNING = "running", "Running"
+        DRAINING = "draining", "Draining"
+        STOPPED = "stopped", "Stopped"
+
+    class Observed(models.TextChoices):
+        PENDING = "pending", "Pending"
+        STARTING = "starting", "Starting"
+        READY = "ready", "Ready"
+        DRAINING = "draining", "Draining"
+        UNREACHABLE = "unreachable", "Unreachable"
+        FAILED = "failed", "Failed"
+        STOPPED = "stopped", "Stopped"
+
+    GONE = (Observed.STOPPED, Observed.FAILED)
+
+    id = models.CharField(primary_key=True, max_length=64, validators=[NAME])
+    model = models.ForeignKey(ServedModel, on_delete=models.PROTECT, related_name="instances")
+    host = models.ForeignKey(Host, null=True, blank=True, on_delete=models.SET_NULL, related_name="instances")
+    backend = models.CharField(max_length=32)
+    provisioner = models.CharField(max_length=32)
+    url = models.CharField(max_length=255, blank=True)
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
+    device_kind = models.CharField(max_length=64, blank=True)
+    tp = models.PositiveSmallIntegerField(default=1)
+    max_num_seqs = models.PositiveIntegerField(default=32)
+    unit_cost = models.FloatField("cost of one second", default=1.0)
+    spec = models.JSONField(default=dict, blank=True)
+    desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
+    observed_state = models.CharField(max_length=16, choices=Observed.choices, default=Observed.PENDING)
+    generation = models.PositiveIntegerField(default=1)
+    observed_generation = models.PositiveIntegerField(default=0)
+    desired_at = models.DateTimeField(auto_now_add=True)
+    observed_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True)
+    stopped_at = models.DateTimeField(null=True, blank=True)
+    error = models.TextField(blank=True)
+
+    objects = InstanceQuerySet.as_manager()
+
+    class Meta:
+        db_table = "instance"
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["desired_state", "observed_state"], name="instance_states"),
+            models.Index(fields=["model", "role"], name="instance_model_role"),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["url"],
+                condition=~Q(url="") & ~Q(observed_state__in=["stopped", "failed"]),
+                name="instance_url_unique_while_live",
+            ),
+            positive("tp", name="instance_tp_positive"),
+            positive("max_num_seqs", name="instance_seqs_positive"),
+            models.CheckConstraint(condition=Q(unit_cost__gte=0), name="instance_cost_not_negative"),
+            models.CheckConstraint(
+                condition=Q(desired_state__in=["running", "draining", "stopped"]), name="instance_desired_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    observed_state__in=[
+                        "pending", "starting", "ready", "draining", "unreachable", "failed", "stopped",
+                    ]
+                ),
+                name="instance_observed_known",
+            ),
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class InstanceDevice(models.Model):
+    """Which devices an instance holds. `released_at` null: still held, and then by one instance alone."""
+
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="holdings")
+    device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="holdings")
+    held_from = models.DateTimeField(auto_now_add=True)
+    released_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        db_table = "instance_device"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["device"], condition=Q(released_at__isnull=True), name="instance_device_one_live"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_id} on {self.device_id}"
+
+
+class InstanceInterval(models.Model):
+    """Provisioned time in one role: the cost of HyperFlexis eq. 3 is its length times the unit cost."""
+
+    instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="intervals")
+    role = models.CharField(max_length=16, choices=Role.choices)
+    unit_cost = models.FloatField()
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        db_table = "instance_interval"
+        ordering = ["instance_id", "started_at"]
+        indexes = [models.Index(fields=["instance", "started_at"], name="instance_interval_from")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["instance"], condition=Q(ended_at__isnull=True), name="instance_interval_one_open"
+            ),
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True) | Q(ended_at__gte=models.F("started_at")),
+                name="instance_interval_in_order",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_id} from {self.started_at}"

@@ -1,0 +1,99 @@
+"""Finished requests (a partition a day) and their roll-up by minute.
+
+PostgreSQL wants the partition key in the primary key: the table's is (arrived_at, id), made by the migration's SQL. For
+Django `id` alone is the key, because the admin and foreign keys know no composite ones.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from controller.core.types import Outcome
+
+
+class RequestRecord(models.Model):
+    """core.records.RequestRecord as stored, columns in the order of its FIELDS. Names, no foreign keys: history."""
+
+    id = models.CharField(primary_key=True, max_length=64)
+    arrived_at = models.DateTimeField()
+    tenant = models.CharField(max_length=64)
+    slo_class = models.CharField(max_length=64, blank=True)
+    model = models.CharField(max_length=120)
+    priority = models.IntegerField(null=True)
+    instance = models.CharField(max_length=64, blank=True)
+    outcome = models.CharField(max_length=16, choices=[(outcome.value, outcome.value) for outcome in Outcome])
+    error_code = models.CharField(max_length=64, blank=True)
+    http_status = models.IntegerField()
+    streamed = models.BooleanField()
+    judged_by = models.CharField(max_length=16)
+    prompt_tokens = models.IntegerField()
+    output_tokens = models.IntegerField()
+    target_ttft_s = models.FloatField()
+    target_tpot_s = models.FloatField()
+    target_deadline_s = models.FloatField(null=True)
+    waiting_time_s = models.FloatField(null=True)
+    queue_s = models.FloatField(null=True)
+    ttft_s = models.FloatField(null=True)
+    tpot_s = models.FloatField(null=True)
+    e2e_s = models.FloatField(null=True)
+    ttft_met = models.BooleanField()
+    tpot_met = models.BooleanField()
+    deadline_met = models.BooleanField()
+    attained = models.BooleanField()
+    goodput_tokens = models.IntegerField()
+    attempts = models.IntegerField()
+    workflow = models.CharField(max_length=120, blank=True)
+    stage = models.CharField(max_length=120, blank=True)
+    decisions = models.JSONField(default=list)
+    token_times = models.JSONField(default=list)
+
+    class Meta:
+        db_table = "request_record"
+        ordering = ["-arrived_at", "-id"]
+        indexes = [
+            models.Index(fields=["id"], name="request_record_id"),
+            models.Index(fields=["tenant", "arrived_at"], name="request_record_tenant"),
+            models.Index(fields=["slo_class", "arrived_at"], name="request_record_class"),
+            models.Index(fields=["outcome", "arrived_at"], name="request_record_missed", condition=Q(attained=False)),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class AttainmentMinute(models.Model):
+    """Counts of the requests that arrived in one minute. `finished` holds the misses and not the cancelled.
+
+    The histograms count TTFT, TPOT and E2E over models.histogram's bounds, for quantiles over any number of minutes.
+    """
+
+    minute = models.DateTimeField()
+    tenant = models.CharField(max_length=64)
+    slo_class = models.CharField(max_length=64, blank=True)
+    model = models.CharField(max_length=120)
+    finished = models.PositiveIntegerField()
+    attained = models.PositiveIntegerField()
+    ttft_met = models.PositiveIntegerField()
+    tpot_met = models.PositiveIntegerField()
+    refused = models.PositiveIntegerField()
+    expired = models.PositiveIntegerField()
+    failed = models.PositiveIntegerField()
+    cancelled = models.PositiveIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    goodput_tokens = models.BigIntegerField()
+    ttft_histogram = ArrayField(models.IntegerField())
+    tpot_histogram = ArrayField(models.IntegerField())
+    e2e_histogram = ArrayField(models.IntegerField())
+
+    class Meta:
+        db_table = "attainment_minute"
+        ordering = ["-minute", "tenant", "slo_class", "model"]
+        constraints = [
+            models.UniqueConstraint(fields=["minute", "tenant", "slo_class", "model"], name="attainment_minute_unique")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.minute} {self.tenant} {self.slo_class}"

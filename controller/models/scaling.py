@@ -1,0 +1,59 @@
+"""How many instances a model may have, and what the scaler remembers between two ticks (HyperFlexis Alg. 3)."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+
+from controller.models.base import Versioned
+from controller.models.fleet import Role, ServedModel
+
+
+class ScalingPolicy(Versioned):
+    """Thresholds compare with the load metric, where 1.0 means "as much as fits". Times in seconds."""
+
+    model = models.ForeignKey(ServedModel, on_delete=models.CASCADE, related_name="scaling_policies")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
+    min_instances = models.PositiveIntegerField(default=1)
+    max_instances = models.PositiveIntegerField(default=4)
+    scale_out_above = models.FloatField(default=0.85)
+    scale_in_below = models.FloatField(default=0.30)
+    sustain_s = models.FloatField("load must stay low for", default=30.0)
+    cooldown_s = models.FloatField("pause after an action", default=15.0)
+    interval_s = models.FloatField("time between two looks", default=1.0)
+    enabled = models.BooleanField(default=True)
+
+    class Meta:
+        db_table = "scaling_policy"
+        verbose_name_plural = "scaling policies"
+        ordering = ["model_id", "role"]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "role"], name="scaling_policy_unique"),
+            models.CheckConstraint(condition=Q(max_instances__gte=F("min_instances")), name="scaling_policy_bounds"),
+            models.CheckConstraint(
+                condition=Q(scale_in_below__gte=0) & Q(scale_out_above__gt=F("scale_in_below")),
+                name="scaling_policy_thresholds",
+            ),
+            models.CheckConstraint(
+                condition=Q(sustain_s__gte=0) & Q(cooldown_s__gte=0) & Q(interval_s__gt=0),
+                name="scaling_policy_times",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_id} {self.role}: {self.min_instances} to {self.max_instances}"
+
+
+class ScalerState(models.Model):
+    """A task has no memory: what the decider wants to know next time, stored with its Decision."""
+
+    policy = models.OneToOneField(ScalingPolicy, on_delete=models.CASCADE, primary_key=True, related_name="state")
+    state = models.JSONField(default=dict)
+    tick = models.BigIntegerField(default=0)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        db_table = "scaler_state"
+
+    def __str__(self) -> str:
+        return f"tick {self.tick} of policy {self.policy_id}"

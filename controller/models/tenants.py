@@ -1,0 +1,84 @@
+"""Who sends requests, and with which keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import models
+from django.db.models import Q
+
+from controller.models.base import NAME, Versioned, positive
+
+
+class TenantQuerySet(models.QuerySet["Tenant"]):
+    def active(self) -> TenantQuerySet:
+        return self.filter(state=Tenant.State.ACTIVE)
+
+
+class Tenant(Versioned):
+    """`name` is what records and decisions carry, so it never changes. Quotas: null means unlimited."""
+
+    class State(models.TextChoices):
+        ACTIVE = "active", "Active"
+        SUSPENDED = "suspended", "Suspended"
+
+    name = models.CharField(max_length=64, unique=True, validators=[NAME])
+    title = models.CharField(max_length=120, blank=True)
+    default_class = models.ForeignKey(
+        "controller.SLOClass", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    weight = models.FloatField(default=1.0)
+    rpm = models.PositiveIntegerField("requests a minute", null=True, blank=True)
+    tpm = models.PositiveIntegerField("tokens a minute", null=True, blank=True)
+    max_concurrency = models.PositiveIntegerField(null=True, blank=True)
+    state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
+
+    objects = TenantQuerySet.as_manager()
+
+    class Meta:
+        db_table = "tenant"
+        ordering = ["name"]
+        constraints = [
+            positive("weight", name="tenant_weight_positive"),
+            positive("rpm", name="tenant_rpm_positive", optional=True),
+            positive("tpm", name="tenant_tpm_positive", optional=True),
+            positive("max_concurrency", name="tenant_max_concurrency_positive", optional=True),
+            models.CheckConstraint(condition=Q(state__in=["active", "suspended"]), name="tenant_state_known"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
+    def usable(self, now: datetime) -> ApiKeyQuerySet:
+        return self.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now), revoked_at__isnull=True)
+
+
+class ApiKey(models.Model):
+    """The secret is never stored: `sha256` is the hex digest of the whole key, `prefix` what people see of it."""
+
+    class Scope(models.TextChoices):
+        INFERENCE = "inference", "Send requests"
+        READ = "read", "Read own data in the control API"
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="api_keys")
+    name = models.CharField(max_length=64)
+    prefix = models.CharField(max_length=16, unique=True)
+    sha256 = models.CharField(max_length=64, unique=True)
+    scopes = models.JSONField(default=list)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    objects = ApiKeyQuerySet.as_manager()
+
+    class Meta:
+        db_table = "api_key"
+        ordering = ["tenant_id", "name", "id"]
+        indexes = [models.Index(fields=["tenant"], name="api_key_live", condition=Q(revoked_at__isnull=True))]
+        constraints = [models.CheckConstraint(condition=Q(sha256__regex=r"^[0-9a-f]{64}$"), name="api_key_sha256_hex")]
+
+    def __str__(self) -> str:
+        return f"{self.prefix}… ({self.name})"

@@ -1,0 +1,19 @@
+#!/usr/bin/env python
+"""Django's command line: migrate, seed_demo, createsuperuser."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    os.environ.setdefault("SLACKLINE_ROLE", "manage")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()
