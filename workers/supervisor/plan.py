@@ -16,6 +16,7 @@ STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker",), ("console",)
 GATEWAY_DRAIN_S = 20.0
 # glibc keeps an arena per thread; two are enough here and save tens of MB a process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
+ROLES = ("gateway", "console", "worker", "beat")  # each loads what its role needs of Django, no more
 PYTHON = (sys.executable, "-m")
 
 
@@ -52,15 +53,21 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
 
 
 def migrate(env: Mapping[str, str], log: Path) -> Spec:
-    return Spec("migrate", (sys.executable, str(ROOT / "manage.py"), "migrate", "--no-input"), env, log)
+    return _manage(env, log, "migrate", "--no-input")
 
 
 def seed(env: Mapping[str, str], log: Path) -> Spec:
-    return Spec("seed", (sys.executable, str(ROOT / "manage.py"), "seed_demo"), env, log)
+    return _manage(env, log, "seed_demo")
+
+
+def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
+    argv = (sys.executable, str(ROOT / "manage.py"), *command)
+    return Spec(command[0], argv, {**env, "SLACKLINE_ROLE": "manage"}, log)
 
 
 def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[str, ...], grace_s: float) -> Spec:
-    return Spec(name, (*PYTHON, *module), env, settings.logs / f"{name}.log", grace_s=grace_s)
+    told = {**env, "SLACKLINE_ROLE": name} if name in ROLES else env
+    return Spec(name, (*PYTHON, *module), told, settings.logs / f"{name}.log", grace_s=grace_s)
 
 
 def _console(port: int) -> tuple[str, ...]:

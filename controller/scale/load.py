@@ -1,0 +1,108 @@
+"""What the scaler sees of a fleet, and the one number it makes of it (HyperFlexis Alg. 3's f, as worked example H11).
+
+The prose of sec. 4 scales out when any signal is high and in when all are low; the maximum of normalised signals says
+both: mean utilisation, largest wait over its SLO, arrival over processing rate.
+
+Processing rate: the paper's R_Process is the rate at which the fleet *can* process. Requests finished in a window are
+that rate only while the fleet is full: at low load they merely echo the arrivals, some seconds late, and a handful of
+arrivals in a 10 s window would read as overload (3 arrived, 2 finished: 1.5). `processing_rate` therefore divides the
+finished rate by the utilisation it took, and says "unknown" when the window holds too few requests and nothing waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from controller.core.decisions import Figure
+
+STALE_PERIODS = 3.0  # design section 3: no job acts on an older snapshot
+RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
+FEWEST_FINISHED = 5.0  # fewer in a window, and nothing queued: no rate can be told
+LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One instance of the fleet. `outstanding`: requests running or waiting there."""
+
+    id: str
+    state: str  # starting | ready | draining
+    utilisation: float = 0.0
+    outstanding: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetObservation:
+    """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown."""
+
+    members: tuple[Member, ...]
+    age_s: float | None
+    period_s: float = 1.0
+    wait_over_slo: float = 0.0
+    arrival_rate: float = 0.0
+    processing_rate: float | None = None
+    queued: int = 0
+
+    @property
+    def stale(self) -> bool:
+        return self.age_s is None or self.age_s > STALE_PERIODS * self.period_s
+
+    def having(self, state: str) -> list[Member]:
+        return [member for member in self.members if member.state == state]
+
+    @property
+    def mean_utilisation(self) -> float:
+        return _mean([member.utilisation for member in self.having("ready")])
+
+    @property
+    def load(self) -> float:
+        utilisations = [member.utilisation for member in self.having("ready")]
+        return load_metric(utilisations, [self.wait_over_slo], self.arrival_rate, self.processing_rate)
+
+    def figures(self) -> dict[str, Figure]:
+        """The inputs, for the Decision. An infinite ratio (arrivals, nothing processed) is told as None."""
+        ratio = rate_ratio(self.arrival_rate, self.processing_rate)
+        return {
+            "load": _finite(self.load),
+            "utilisation": round(self.mean_utilisation, 4),
+            "wait_over_slo": round(self.wait_over_slo, 4),
+            "arrival_rate": round(self.arrival_rate, 3),
+            "processing_rate": None if self.processing_rate is None else round(self.processing_rate, 3),
+            "rate_ratio": _finite(ratio),
+            "queued": self.queued,
+            "ready": len(self.having("ready")),
+            "starting": len(self.having("starting")),
+            "draining": len(self.having("draining")),
+            "snapshot_age_s": None if self.age_s is None else round(self.age_s, 2),
+        }
+
+
+def load_metric(
+    utilisations: list[float], waits: list[float], arrival_rate: float, service_rate: float | None
+) -> float:
+    """H11. `waits` are wait / SLO of what waits; a service rate of None (unknown) leaves its signal out."""
+    return max(_mean(utilisations), max(waits, default=0.0), rate_ratio(arrival_rate, service_rate))
+
+
+def rate_ratio(arrival_rate: float, service_rate: float | None) -> float:
+    """A service rate of 0 with arrivals is overload (infinite), without arrivals no load."""
+    if service_rate is None or arrival_rate <= 0:
+        return 0.0
+    return arrival_rate / service_rate if service_rate > 0 else math.inf
+
+
+def processing_rate(finished_rate: float, utilisation: float, queued: int) -> float | None:
+    """What the fleet could finish per second, from what it finished and how busy it was doing so; None: unknown."""
+    if queued == 0 and finished_rate * RATE_WINDOW_S < FEWEST_FINISHED:
+        return None
+    return finished_rate / min(1.0, max(utilisation, LEAST_UTILISATION))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

@@ -1,0 +1,186 @@
+"""Threshold scaler: HyperFlexis (sec. 6, Alg. 3), read as worked example H11.
+
+Load above `upper` adds an instance; load below `lower` for `sustain_s` drains one. The two exclude each other. The hold
+restarts after a decision and after a tick that is not below `lower`.
+
+Ours, where the paper is silent: bounds; a cool-down after each change, during which (and while an instance still
+starts) nothing is added, since the last change has not shown its effect yet; scale-in drains before it stops, one
+instance at a time, the one with the least to do; a drain is taken back before a new instance is started; an instance is
+only given up if the rest would stay below `upper` with its load. A tick speaks for the interval that ends with it, so
+`sustain_s` = 3 at 1 s means three ticks. Cost: O(instances) a tick.
+
+A Decision is given for each tick that acts and each change of mind (wants to, but may not; telemetry stale; relieved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from controller.core.decisions import Decision, Figure
+from controller.scale.config import ScalingConfig
+from controller.scale.load import FleetObservation, Member
+
+STEADY = "steady"
+_EPSILON_S = 0.05  # beat's jitter must not cost a whole tick
+
+
+class ScaleOut(NamedTuple):
+    """Start this many."""
+
+    instances: int
+
+
+class Drain(NamedTuple):
+    """Send nothing new there; stop it once it is empty."""
+
+    instance_id: str
+
+
+class Undrain(NamedTuple):
+    """Take the drain back."""
+
+    instance_id: str
+
+
+ScaleAction = ScaleOut | Drain | Undrain
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerState:
+    """What a tick leaves to the next; plain JSON values. Times on the caller's clock (one clock for all ticks)."""
+
+    ticks: int = 0
+    low_since: float | None = None
+    changed_at: float | None = None  # last action
+    mind: str = STEADY
+    calm_since: float | None = None  # steady again since, while the old mind is not given up yet
+    load: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ScalerState:
+        return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
+
+
+class _Verdict(NamedTuple):
+    mind: str
+    actions: list[ScaleAction]
+    kind: str
+    rejected: Mapping[str, Figure] = {}
+
+
+class Scaler:
+    """One decision method; all memory is the state handed in."""
+
+    def decide(
+        self, config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float
+    ) -> tuple[ScalerState, list[ScaleAction], Decision | None]:
+        state = _without_future(replace(state, ticks=state.ticks + 1), now)
+        if not seen.stale:
+            low = seen.load < config.lower
+            low_since = now if low and state.low_since is None else state.low_since
+            state = replace(state, low_since=low_since if low else None, load=seen.figures()["load"])  # type: ignore[arg-type]
+        verdict = _judge(config, state, seen, now)
+        if verdict.actions:
+            acted = replace(state, low_since=None, changed_at=now, mind=STEADY, calm_since=None)
+            return acted, verdict.actions, _decision(config, state, seen, verdict, now)
+        state, changed = _change_mind(config, state, verdict.mind, now)
+        return state, [], _decision(config, state, seen, verdict, now) if changed else None
+
+
+def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> _Verdict:
+    if seen.stale:
+        return _Verdict("telemetry_stale", [], "scale_hold")
+    count = len(seen.members) - len(seen.having("draining"))
+    if count < config.min_instances:
+        return _Verdict("below_min", [ScaleOut(config.min_instances - count)], "scale_out")
+    if count > config.max_instances:
+        return _drain(seen, "above_max")
+    if seen.load > config.upper:
+        return _out(config, state, seen, count, now)
+    if _low_for(config, state, now) >= max(config.sustain_s, _EPSILON_S) - _EPSILON_S and count > config.min_instances:
+        return _in(config, state, seen, count, now)
+    return _Verdict(STEADY, [], "scale_hold")
+
+
+def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
+    if count >= config.max_instances:
+        return _Verdict("at_max", [], "scale_hold")
+    if draining := seen.having("draining"):  # quicker and cheaper than a new one, so without cool-down
+        kept = min(draining, key=lambda member: (-member.outstanding, member.id))
+        return _Verdict("load_above_upper", [Undrain(kept.id)], "scale_out")
+    if seen.having("starting") or _cooldown_left(config, state, now) > 0:
+        return _Verdict("settling", [], "scale_hold")
+    return _Verdict("load_above_upper", [ScaleOut(1)], "scale_out")
+
+
+def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
+    if seen.having("draining") or seen.having("starting") or _cooldown_left(config, state, now) > 0:
+        return _Verdict("settling", [], "scale_hold")
+    if count > 1 and seen.load * count / (count - 1) > config.upper:
+        return _Verdict("rest_would_exceed_upper", [], "scale_hold")
+    return _drain(seen, "load_below_lower")
+
+
+def _drain(seen: FleetObservation, reason: str) -> _Verdict:
+    """The instance with the least to do; one that still starts before any that serves."""
+    candidates = [member for member in seen.members if member.state != "draining"]
+    victim = min(candidates, key=_least_loss)
+    rejected: dict[str, Figure] = {m.id: m.outstanding for m in candidates if m.id != victim.id}
+    return _Verdict(reason, [Drain(victim.id)], "scale_in", rejected)
+
+
+def _least_loss(member: Member) -> tuple[bool, int, float, str]:
+    return (member.state != "starting", member.outstanding, member.utilisation, member.id)
+
+
+def _low_for(config: ScalingConfig, state: ScalerState, now: float) -> float:
+    return -1.0 if state.low_since is None else now - state.low_since + config.interval_s
+
+
+def _cooldown_left(config: ScalingConfig, state: ScalerState, now: float) -> float:
+    return 0.0 if state.changed_at is None else max(0.0, state.changed_at + config.cooldown_s - now - _EPSILON_S)
+
+
+def _change_mind(config: ScalingConfig, state: ScalerState, mind: str, now: float) -> tuple[ScalerState, bool]:
+    """A worse mind is taken at once; back to steady only after `sustain_s`, or a noisy load would fill the audit."""
+    if mind == state.mind:
+        return replace(state, calm_since=None), False
+    if mind != STEADY:
+        return replace(state, mind=mind, calm_since=None), True
+    since = now if state.calm_since is None else state.calm_since
+    if now - since + config.interval_s < config.sustain_s - _EPSILON_S:
+        return replace(state, calm_since=since), False
+    return replace(state, mind=STEADY, calm_since=None), True
+
+
+def _without_future(state: ScalerState, now: float) -> ScalerState:
+    """A clock set back must not stretch a hold or a cool-down."""
+    low_since, changed_at, calm_since = (
+        None if at is None else min(at, now) for at in (state.low_since, state.changed_at, state.calm_since)
+    )
+    return replace(state, low_since=low_since, changed_at=changed_at, calm_since=calm_since)
+
+
+def _decision(
+    config: ScalingConfig, state: ScalerState, seen: FleetObservation, verdict: _Verdict, now: float
+) -> Decision:
+    figures: dict[str, Figure] = {
+        **seen.figures(),
+        "upper": config.upper,
+        "lower": config.lower,
+        "min_instances": config.min_instances,
+        "max_instances": config.max_instances,
+        "low_for_s": round(max(0.0, _low_for(config, state, now)), 2),
+        "sustain_s": config.sustain_s,
+        "cooldown_left_s": round(_cooldown_left(config, state, now), 2),
+        "tick": state.ticks,
+    }
+    for action in verdict.actions:
+        figures["instances" if isinstance(action, ScaleOut) else "instance"] = action[0]
+    reason = "relieved" if verdict.mind == STEADY else verdict.mind
+    return Decision(verdict.kind, reason, f"{config.model}/{config.role}", now, figures, verdict.rejected)

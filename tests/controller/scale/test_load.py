@@ -1,0 +1,57 @@
+"""Load metric: worked example H11, and what a thin window may say."""
+
+import math
+
+import pytest
+
+from controller.scale import FleetObservation, Member, load_metric, processing_rate
+
+
+@pytest.mark.parametrize(
+    ("utilisations", "waits", "arrival_rate", "service_rate", "expected"),
+    [
+        ([0.9, 0.7], [0.5], 12, 10, 1.2),  # H11
+        ([0.2, 0.3], [0.1], 2, 10, 0.25),  # H11
+        ([0.9, 0.7], [1.7], 12, 10, 1.7),
+        ([], [], 0, 0, 0.0),
+        ([0.1], [], 1, 0, math.inf),  # arrivals, and nothing is processed
+        ([0.1], [], 0, 0, 0.1),
+        ([0.1], [], 5, None, 0.1),  # the rate is unknown
+    ],
+)
+def test_load_is_the_largest_signal(utilisations, waits, arrival_rate, service_rate, expected):
+    assert load_metric(utilisations, waits, arrival_rate, service_rate) == pytest.approx(expected)
+
+
+def test_a_few_requests_on_an_idle_fleet_are_no_overload():
+    # 3 arrived in 10 s, 2 of them finished: the plain quotient would say 1.5
+    assert processing_rate(finished_rate=0.2, utilisation=0.1, queued=0) is None
+
+
+def test_finished_at_a_tenth_of_the_fleet_means_ten_times_the_capability():
+    assert processing_rate(finished_rate=4.0, utilisation=0.1, queued=0) == pytest.approx(40.0)
+
+
+def test_a_full_fleet_processes_what_it_finishes():
+    assert processing_rate(finished_rate=10.0, utilisation=1.0, queued=30) == pytest.approx(10.0)
+
+
+def test_a_queue_with_nothing_finished_is_overload():
+    rate = processing_rate(finished_rate=0.0, utilisation=1.0, queued=7)
+    assert load_metric([1.0], [0.2], 3.0, rate) == math.inf
+
+
+def test_draining_and_starting_instances_do_not_count_as_utilised():
+    members = (Member("a", "ready", 0.6), Member("b", "draining", 0.1), Member("c", "starting", 0.0))
+    assert FleetObservation(members, age_s=0.5).load == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("age_s", "stale"), [(None, True), (1.4, False), (1.6, True)])
+def test_a_snapshot_older_than_three_periods_is_stale(age_s, stale):
+    assert FleetObservation((), age_s=age_s, period_s=0.5).stale is stale
+
+
+def test_figures_tell_an_infinite_ratio_as_unknown_number():
+    seen = FleetObservation((Member("a", "ready", 0.5),), age_s=0.1, arrival_rate=2.0, processing_rate=0.0)
+    assert seen.figures()["load"] is None
+    assert seen.figures()["processing_rate"] == 0.0

@@ -1,0 +1,179 @@
+"""The scaler against worked example H11 and at its edges. One tick a second unless a test says otherwise."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerState, ScalingConfig, Undrain
+
+NAN = float("nan")
+CONFIG = ScalingConfig(model="mid", min_instances=1, max_instances=8, upper=0.8, lower=0.3, sustain_s=3, cooldown_s=0)
+
+
+def fleet(load, *members, age_s=0.2):
+    members = members or (Member("a", "ready", load), Member("b", "ready", load))
+    return FleetObservation(members, age_s=age_s)
+
+
+class Run:
+    """Ticks a scaler and keeps what it did."""
+
+    def __init__(self, config=CONFIG, state=None):
+        self.config, self.state, self.now = config, state or ScalerState(), 1000.0
+        self.decisions = []
+
+    def tick(self, seen, seconds=1.0):
+        self.now += seconds
+        self.state, actions, decision = Scaler().decide(self.config, self.state, seen, self.now)
+        if decision:
+            self.decisions.append(decision)
+        return actions
+
+    def reasons(self):
+        return [decision.reason for decision in self.decisions]
+
+
+def short(actions):
+    return "out" if any(isinstance(a, ScaleOut) for a in actions) else "in" if actions else "-"
+
+
+def test_worked_example_h11():
+    run = Run()
+    done = [short(run.tick(fleet(load))) for load in (0.9, 0.5, 0.2, 0.2, 0.2, 0.6, 0.2, 0.2, 0.2, 0.2)]
+    assert done == ["out", "-", "-", "-", "in", "-", "-", "-", "in", "-"]
+    assert [d.kind for d in run.decisions] == ["scale_out", "scale_in", "scale_in"]
+
+
+def test_beat_jitter_does_not_cost_a_tick():
+    run = Run()
+    assert [short(run.tick(fleet(0.2), s)) for s in (1.0, 0.98, 0.99)] == ["-", "-", "in"]
+
+
+def test_thresholds_are_strict():
+    run = Run()
+    assert all(run.tick(fleet(load)) == [] for load in (0.8, 0.3, 0.3, 0.3, 0.3, 0.8))
+
+
+def test_a_decision_carries_all_inputs():
+    run = Run()
+    run.tick(replace(fleet(0.9), queued=4, arrival_rate=3.0, processing_rate=2.0, wait_over_slo=0.5))
+    [decision] = run.decisions
+    assert decision.subject == "mid/collocated"
+    assert decision.reason == "load_above_upper"
+    wanted = {"load": 1.5, "utilisation": 0.9, "wait_over_slo": 0.5, "rate_ratio": 1.5, "queued": 4, "instances": 1}
+    assert wanted.items() <= decision.figures.items()
+
+
+def test_at_the_upper_bound_it_says_so_once_and_when_relieved():
+    run = Run(replace(CONFIG, max_instances=2))
+    for load in (0.9, 0.9, 0.5, 0.9, 0.5, 0.5, 0.5, 0.5):
+        assert run.tick(fleet(load)) == []
+    assert run.reasons() == ["at_max", "relieved"]
+
+
+def test_cool_down_holds_the_next_instance_back():
+    run = Run(replace(CONFIG, cooldown_s=5))
+    assert [short(run.tick(fleet(0.9))) for _ in range(7)] == ["out", "-", "-", "-", "-", "out", "-"]
+    assert run.reasons() == ["load_above_upper", "settling", "load_above_upper", "settling"]
+
+
+def test_an_instance_that_still_starts_is_waited_for():
+    run = Run()
+    starting = fleet(0.9, Member("a", "ready", 0.9), Member("b", "starting"))
+    assert run.tick(starting) == []
+    assert run.reasons() == ["settling"]
+
+
+def test_a_drain_is_taken_back_before_a_new_instance_is_started():
+    run = Run(replace(CONFIG, cooldown_s=60), ScalerState(changed_at=999.0))
+    seen = fleet(0, Member("a", "ready", 0.9), Member("b", "draining", 0.5, 3), Member("c", "draining", 0.1, 1))
+    assert run.tick(seen) == [Undrain("b")]
+
+
+def test_the_instance_with_least_to_do_is_drained():
+    run = Run(replace(CONFIG, sustain_s=0))
+    seen = fleet(0, Member("a", "ready", 0.2, 4), Member("b", "ready", 0.1, 1), Member("c", "ready", 0.1, 2))
+    assert run.tick(seen) == [Drain("b")]
+    assert run.decisions[0].rejected == {"a": 4, "c": 2}
+
+
+def test_one_drain_at_a_time():
+    run = Run(replace(CONFIG, sustain_s=0))
+    seen = fleet(0, Member("a", "ready"), Member("b", "ready"), Member("c", "draining"))
+    assert run.tick(seen) == []
+    assert run.reasons() == ["settling"]
+
+
+def test_never_below_the_lower_bound_and_silent_there():
+    run = Run(replace(CONFIG, min_instances=2))
+    assert all(run.tick(fleet(0.0)) == [] for _ in range(10))
+    assert run.decisions == []
+
+
+def test_an_instance_the_rest_could_not_replace_is_kept():
+    run = Run(replace(CONFIG, lower=0.5, sustain_s=0))
+    assert run.tick(fleet(0.45)) == []  # the other one would carry 0.9
+    assert run.reasons() == ["rest_would_exceed_upper"]
+
+
+def test_bounds_are_restored_whatever_the_load():
+    run = Run(replace(CONFIG, min_instances=3, cooldown_s=100), ScalerState(changed_at=1000.0))
+    assert run.tick(fleet(0.0)) == [ScaleOut(1)]
+    above = Run(replace(CONFIG, max_instances=1))
+    assert above.tick(fleet(0.9, Member("a", "ready", 0.9, 5), Member("b", "starting"))) == [Drain("b")]
+    assert above.reasons() == ["above_max"]
+
+
+@pytest.mark.parametrize("age_s", [None, 3.5])
+def test_stale_telemetry_is_not_acted_on_and_recorded_once(age_s):
+    run = Run(replace(CONFIG, min_instances=5))
+    assert all(run.tick(fleet(0.99, age_s=age_s)) == [] for _ in range(5))
+    assert run.reasons() == ["telemetry_stale"]
+
+
+def test_time_without_telemetry_does_not_count_as_load():
+    run = Run()
+    run.tick(fleet(0.2))
+    low_since = run.state.low_since
+    run.tick(fleet(0.2, age_s=None))
+    assert run.state.low_since == low_since
+
+
+def test_arrivals_with_nothing_processed_scale_out():
+    run = Run()
+    assert run.tick(replace(fleet(0.1), arrival_rate=1.0, processing_rate=0.0)) == [ScaleOut(1)]
+
+
+def test_a_clock_set_back_stretches_no_cool_down():
+    run = Run(replace(CONFIG, cooldown_s=5), ScalerState(changed_at=900_000.0))
+    assert [short(run.tick(fleet(0.9))) for _ in range(7)].index("out") == 5
+
+
+def test_state_survives_json():
+    run = Run()
+    run.tick(fleet(0.9))
+    run.tick(fleet(0.2))
+    assert ScalerState.from_json(json.loads(json.dumps(run.state.to_json()))) == run.state
+
+
+def test_a_state_of_an_older_version_is_readable():
+    assert ScalerState.from_json({"ticks": 4, "no_longer_there": 1}) == ScalerState(ticks=4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_instances", 0),
+        ("lower", 0.9),
+        ("upper", NAN),
+        ("sustain_s", -1),
+        ("interval_s", 0),
+        ("model", ""),
+    ],
+)
+def test_a_wrong_policy_names_its_field(field, value):
+    with pytest.raises(ConfigError) as error:
+        replace(CONFIG, **{field: value})
+    assert error.value.field == field
