@@ -1,0 +1,7 @@
+"""Provisioners by name: `process` (engines of `make up` on this machine), `static` (registered endpoints)."""
+
+from workers.provisioners.base import PROVISIONERS, Observed, Provisioner
+from workers.provisioners.process import ProcessProvisioner
+from workers.provisioners.static import StaticProvisioner
+
+__all__ = ["PROVISIONERS", "Observed", "ProcessProvisioner", "Provisioner", "StaticProvisioner"]

@@ -1,0 +1,60 @@
+"""Reference engines on this machine, by wish files that the supervisor of `make up` fulfils.
+
+A file outlives the worker that wrote it, so an engine asked for by a task that was killed a moment later still starts,
+and ends with `make up` (see `workers.supervisor.engines`, which owns the processes).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import ConfigError
+from workers.provisioners.base import PROVISIONERS, Observed, checked_id
+from workers.supervisor.engines import STATE, STOP, WISH
+from workers.supervisor.ports import write_json
+
+
+@PROVISIONERS.register("process")
+class ProcessProvisioner:
+    """`folder` is DATA_DIR/engines of the supervisor that runs here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def observe(self) -> list[Observed]:
+        """Wishes not yet seen by the supervisor count as starting."""
+        found = {state["id"]: _observed(state) for state in map(_read, self.folder.glob(f"*{STATE}")) if state}
+        for wish in self.folder.glob(f"*{WISH}"):
+            instance_id = wish.name.removesuffix(WISH)
+            found.setdefault(instance_id, Observed(instance_id, "starting"))
+        return sorted(found.values(), key=lambda observed: observed.id)
+
+    def start(self, id: str, spec: Mapping[str, object]) -> None:
+        if not self.folder.is_dir():
+            raise ConfigError(f"{self.folder} does not exist: process instances need `make up` on this machine", "id")
+        wish = self.folder / f"{checked_id(id)}{WISH}"
+        if not wish.exists():
+            write_json(wish, dict(spec))
+
+    def stop(self, id: str, grace_s: float) -> None:
+        wish = self.folder / f"{checked_id(id)}{WISH}"
+        if wish.exists():  # the grace first: once the wish is gone the supervisor acts
+            write_json(self.folder / f"{id}{STOP}", {"grace_s": grace_s})
+            wish.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None when it vanished between listing and reading."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return content if isinstance(content, dict) and "id" in content else None
+
+
+def _observed(state: Mapping[str, Any]) -> Observed:
+    names = ("id", "state", "url", "pid", "started_at", "exit_code", "error")
+    return Observed(**{name: state[name] for name in names if state.get(name) is not None})
