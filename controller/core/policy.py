@@ -63,6 +63,9 @@ class WorkerView(Protocol):
     @property
     def mature_at(self) -> float: ...
 
+    @property
+    def last_sent(self) -> int: ...
+
     def utilisation(self) -> float: ...
 
 

@@ -70,7 +70,7 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
 
 
 def solve_nonnegative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Least squares with x >= 0 from normal equations: the most negative variable is fixed at 0 and the rest solved again."""
+    """Least squares with x >= 0 from normal equations: the most negative variable is fixed at 0, the rest solved."""
     active = list(range(len(right)))
     while active:
         scale = {i: matrix[i][i] ** 0.5 or 1.0 for i in active}
@@ -106,9 +106,9 @@ def relative_least_squares(rows: Iterable[tuple[Row, float]], columns: int) -> l
 
 def fit(prefill: Sequence[PrefillSample], decode: Sequence[DecodeSample]) -> Fit:
     """Fit both equations. Raises ConfigError with fewer than three samples of either."""
-    for name, samples in (("prefill", prefill), ("decode", decode)):
-        if len(samples) < 3:
-            raise ConfigError(f"a fit needs at least three {name} samples, got {len(samples)}", field=name)
+    for name, count in (("prefill", len(prefill)), ("decode", len(decode))):
+        if count < 3:
+            raise ConfigError(f"a fit needs at least three {name} samples, got {count}", field=name)
     prefill_rows = [((1.0, float(s.tokens), float(s.squares)), s.seconds) for s in prefill]
     decode_rows = [((1.0, float(s.context_sum), float(s.batch)), s.seconds) for s in decode]
     p = relative_least_squares(prefill_rows, 3)

@@ -1,0 +1,15 @@
+"""The dispatcher: queue, shadow state of the instances, pacing, and the policy sets to build one from."""
+
+from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
+from controller.dispatch.policy_sets import DEFAULT_POLICY_SET, POLICY_SETS, PolicySet, build_dispatcher
+from controller.dispatch.queue import QueueView
+
+__all__ = [
+    "DEFAULT_POLICY_SET",
+    "POLICY_SETS",
+    "DispatchConfig",
+    "PolicySet",
+    "QueueView",
+    "StageDispatcher",
+    "build_dispatcher",
+]

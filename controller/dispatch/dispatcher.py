@@ -1,0 +1,411 @@
+"""The dispatcher: which request goes to which instance, when. HyperFlexis Alg. 1 as a state machine without I/O.
+
+Events come in batches with one `now`; the answer is a list of actions and the next wake-up. One class serves all
+policy sets: ordering, admission, routing and pacing are parts, so that a baseline differs from the default in its parts
+only. Nothing here reads a clock, a socket or a random generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.errors import ConfigError
+from controller.core.policy import Admission, Ordering, Routing
+from controller.core.snapshot import FleetState
+from controller.core.types import LatencyCoefficients, Request
+from controller.dispatch.lane import Lane
+from controller.dispatch.pacing import Pacing, Room
+from controller.dispatch.queue import Entry, QueueView, RequestQueue
+from controller.dispatch.shadow import Worker
+from controller.dispatch.traffic import RecentTargets
+
+ENGINE_RANKS = ("none", "class", "deadline")
+HOPELESS_RANK = 1 << 40  # behind every request that can still make it
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """`engine_rank`: what the engine is told about urgency.
+
+    `scan_limit`: requests looked at that do not fit before a pass ends (Alg. 1 scans the whole queue; a worker that is
+    nearly full would cost O(n) for nothing).
+    """
+
+    engine_rank: str = "none"
+    max_queue: int = 20_000
+    max_attempts: int = 3
+    scan_limit: int = 64
+    refuse_infeasible: bool = True
+    infeasible_margin: float = 1.2
+    tightest_share: float = 0.05
+    traffic_window_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.engine_rank not in ENGINE_RANKS:
+            raise ConfigError(f"engine_rank must be one of {', '.join(ENGINE_RANKS)}", field="engine_rank")
+        for name in ("max_queue", "max_attempts", "scan_limit"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
+        if not 0 <= self.tightest_share < 1:
+            raise ConfigError("tightest_share must lie in [0, 1)", field="tightest_share")
+
+
+class StageDispatcher:
+    """One stage's dispatcher: collocated or prefill instances. `name` is the policy set it was built from."""
+
+    def __init__(
+        self,
+        name: str,
+        config: DispatchConfig,
+        *,
+        ordering: Ordering,
+        admission: Admission,
+        routing: Routing,
+        pacing: Pacing,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self._ordering = ordering
+        self._admission = admission
+        self._routing = routing
+        self._pacing = pacing
+        self._lanes: dict[str, Lane] = {}
+        self._workers: dict[str, Worker] = {}
+        self._sent: dict[str, Worker] = {}
+        self._serial = 0
+        self._now = 0.0
+        self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
+            ev.Arrived: self._arrived,
+            ev.Cancelled: self._cancelled,
+            ev.FirstToken: self._first_token,
+            ev.Progress: self._progress,
+            ev.Finished: self._finished,
+            ev.Failed: self._failed,
+            ev.Telemetry: self._telemetry,
+            ev.InstanceUp: self._instance_up,
+            ev.InstanceDraining: self._instance_draining,
+            ev.InstanceDown: self._instance_down,
+            ev.RoleChanged: self._role_changed,
+            ev.SharesChanged: self._shares_changed,
+            ev.Command: self._command,
+        }
+
+    # ---- the driver's side -----------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
+        """Take in what happened, then dispatch what can go. `now` never goes backwards."""
+        now = self._now = max(now, self._now)
+        actions: list[ev.Action] = []
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event, now, actions)
+            for policy in (self._ordering, self._admission, self._routing):
+                policy.observe(event, now)
+        wake = math.inf
+        for lane in self._lanes.values():
+            if len(lane.queue):
+                self._run(lane, now, actions)
+                wake = min(wake, self._wake(lane, now))
+        return ev.Reply(actions, None if math.isinf(wake) else wake)
+
+    def queue(self) -> QueueView:
+        return QueueView({model: lane.queue for model, lane in self._lanes.items()}, self._now)
+
+    def waiting(self, request_id: str) -> bool:
+        """Is it still in the queue (not sent, not gone)?"""
+        return any(request_id in lane.queue for lane in self._lanes.values())
+
+    def pending_above(self, priority: int) -> bool:
+        """Is a request of a higher priority waiting? The contention rule of the priority mapping asks."""
+        return any(lane.queue.pending_above(priority) for lane in self._lanes.values())
+
+    def fleet(self, now: float) -> list[FleetState]:
+        return [worker.view(now) for worker in self._workers.values()]
+
+    def learned(self) -> dict[str, LatencyCoefficients]:
+        """Latency coefficients by instance, as corrected by what was observed."""
+        return {worker.id: worker.latency.coefficients for worker in self._workers.values()}
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: ev.Arrived, now: float, actions: list[ev.Action]) -> None:
+        request = event.request
+        lane = self._lane(request.model)
+        if not lane.workers:
+            actions.append(_refuse(request, "no_capacity", "no_instance", 5.0, now, {}))
+            return
+        if len(lane.queue) >= self.config.max_queue:
+            figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
+            actions.append(_refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
+            return
+        cost = lane.cost(request)
+        infeasible = (
+            lane.infeasible(request, cost, self.config.infeasible_margin) if self.config.refuse_infeasible else None
+        )
+        if infeasible is not None:
+            actions.append(_refuse(request, "slo_infeasible", "infeasible_alone", 1.0, now, infeasible))
+            return
+        lane.traffic.add(request.targets.ttft_s, now)
+        lane.queue.add(Entry(request, cost, now), now)
+
+    def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
+        for lane in self._lanes.values():
+            if lane.queue.remove(event.request_id) is not None:
+                return
+        worker = self._leave(event.request_id, now)
+        if worker is not None:
+            actions.append(ev.Abort(event.request_id, worker.id))
+
+    def _first_token(self, event: ev.FirstToken, now: float, actions: list[ev.Action]) -> None:
+        worker = self._sent.get(event.request_id)
+        sent = worker.waiting.get(event.request_id) if worker is not None else None
+        if worker is None or sent is None:
+            return
+        worker.first_token(event.request_id, now)
+        self._pacing.prefilled(worker, sent.prefill_s, now)
+
+    def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
+        worker = self._sent.get(event.request_id)
+        if worker is not None:
+            worker.progress(event.request_id, event.tokens, now)
+
+    def _finished(self, event: ev.Finished, now: float, actions: list[ev.Action]) -> None:
+        worker = self._sent.get(event.request_id)
+        if worker is not None:
+            worker.progress(event.request_id, event.output_tokens, now)
+            self._leave(event.request_id, now)
+
+    def _failed(self, event: ev.Failed, now: float, actions: list[ev.Action]) -> None:
+        worker = self._sent.pop(event.request_id, None)
+        sent = worker.remove(event.request_id) if worker is not None else None
+        if worker is None or sent is None:
+            return
+        self._pacing.ended(worker, now)
+        if not event.before_first_token:
+            return
+        request = sent.request
+        request.attempts += 1
+        lane = self._lane(request.model)
+        figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": worker.id}
+        if request.attempts >= self.config.max_attempts or not lane.workers:
+            actions.append(_refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
+            return
+        entry = Entry(request, lane.cost(request), now)
+        entry.excluded = frozenset({worker.id})
+        if entry.drop_at <= now:
+            actions.append(ev.Drop(request, Decision("expire", "no_time_to_retry", request.id, now, figures)))
+            return
+        lane.queue.add(entry, now)
+
+    def _leave(self, request_id: str, now: float) -> Worker | None:
+        worker = self._sent.pop(request_id, None)
+        if worker is not None:
+            worker.remove(request_id)
+            self._pacing.ended(worker, now)
+        return worker
+
+    def _command(self, event: ev.Command, now: float, actions: list[ev.Action]) -> None:
+        for lane in self._lanes.values():
+            for request_id in event.request_ids:
+                if event.kind == "cancel":
+                    entry = lane.queue.remove(request_id)
+                    if entry is not None:
+                        figures: dict[str, Figure] = {"actor": event.actor, "command": event.id}
+                        reason = "cancelled_by_operator"
+                        actions.append(ev.Drop(entry.request, Decision("cancel", reason, request_id, now, figures)))
+                elif event.kind == "reprioritise" and event.priority is not None:
+                    lane.queue.reprioritise(request_id, event.priority, now)
+                elif event.kind in ("pause", "resume"):
+                    lane.queue.pause(request_id, event.kind == "pause", now)
+
+    # ---- instances -------------------------------------------------------------------------------------------------
+
+    def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
+        known = self._workers.get(event.spec.id)
+        if known is not None and known.spec.model == event.spec.model:
+            if event.spec.latency is not None and event.spec.latency != known.spec.latency:
+                known.set_profile(event.spec.latency)
+            known.spec = event.spec
+            known.state = "up"
+            return
+        worker = Worker(event.spec)
+        self._workers[worker.id] = worker
+        self._lane(event.spec.model).workers[worker.id] = worker
+
+    def _instance_draining(self, event: ev.InstanceDraining, now: float, actions: list[ev.Action]) -> None:
+        worker = self._workers.get(event.instance_id)
+        if worker is not None:
+            worker.state = "draining"
+
+    def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
+        worker = self._workers.pop(event.instance_id, None)
+        if worker is not None:
+            worker.state = "down"
+            self._lane(worker.spec.model).workers.pop(worker.id, None)
+
+    def _role_changed(self, event: ev.RoleChanged, now: float, actions: list[ev.Action]) -> None:
+        worker = self._workers.get(event.instance_id)
+        if worker is not None:
+            worker.spec.role = event.role
+
+    def _shares_changed(self, event: ev.SharesChanged, now: float, actions: list[ev.Action]) -> None:
+        worker = self._workers.get(event.instance_id)
+        if worker is not None:
+            worker.share = min(1.0, max(0.0, event.share))
+
+    def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
+        worker = self._workers.get(event.instance_id)
+        if worker is not None:
+            worker.observe_load(event.load)
+
+    # ---- dispatching -----------------------------------------------------------------------------------------------
+
+    def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
+        for entry in lane.queue.advance(now):
+            request = entry.request
+            figures: dict[str, Figure] = {"waited_s": now - request.arrival, "hopeless": entry.hopeless}
+            actions.append(ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures)))
+        blocked: set[str] = set()
+        while lane.queue.ready:
+            able = [w for w in lane.workers.values() if w.takes and w.id not in blocked and self._pacing.ready(w, now)]
+            worker = self._routing.choose(able, now) if able else None
+            if not isinstance(worker, Worker):
+                break
+            if not self._fill(lane, worker, now, actions) or self._pacing.per_pass is None:
+                blocked.add(worker.id)
+            self._pacing.passed(worker, now)
+        if not lane.queue.ready and lane.queue.hopeless:
+            self._serve_hopeless(lane, now, actions)
+
+    def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
+        """One pass of Alg. 1 over the queue for one worker; how many were sent."""
+        ttft = lane.traffic.tightest(now, default=math.inf)
+        tpot = worker.tightest_tpot()
+        room = self._pacing.room(worker, ttft, tpot, now)
+        free_tokens = worker.free_tokens()
+        idle = not worker.outstanding
+        chosen: list[tuple[Entry, float]] = []
+        used = kv = skipped = 0
+        for _, entry in lane.queue.ready:
+            if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self.config.scan_limit:
+                break
+            request = entry.request
+            if request.targets.tpot_s < tpot:
+                tpot = request.targets.tpot_s
+                room = self._pacing.room(worker, ttft, tpot, now)
+            alone = idle and not chosen  # a prompt beyond any budget goes to an idle engine, or it would go nowhere
+            need = request.prompt_tokens + request.output_tokens
+            fits = used + request.prompt_tokens < room.tokens and kv + need < free_tokens
+            if worker.id in entry.excluded and len(lane.workers) > 1:
+                fits = alone = False
+            if not (fits or alone):
+                skipped += 1
+                continue
+            verdict = self._admission.judge(request, entry.cost, worker, room.backlog_s, now)
+            if not verdict.admit:
+                skipped += 1
+                continue
+            chosen.append((entry, verdict.probability))
+            used += request.prompt_tokens
+            kv += need
+        if self._pacing.exact:
+            self._check_exact(worker, chosen, ttft, tpot, idle)
+        for entry, probability in chosen:
+            self._send(lane, worker, entry, room, probability, now, actions)
+        return len(chosen)
+
+    def _check_exact(
+        self, worker: Worker, chosen: list[tuple[Entry, float]], ttft: float, tpot: float, idle: bool
+    ) -> None:
+        """H5: eq. 5 drops the quadratic term; check eq. 7 once more with the full eq. 1 and let the last ones wait."""
+        decode_s = worker.decode_s()
+        while len(chosen) > (1 if idle else 0):
+            new = [entry.request.prompt_tokens for entry, _ in chosen]
+            tokens = worker.waiting_tokens + sum(new)
+            squares = worker.waiting_squares + sum(n * n for n in new)
+            prefill = worker.latency.prefill_sums(tokens, squares)
+            if worker.latency.maturity(prefill, decode_s, tpot) <= ttft:
+                return
+            chosen.pop()
+
+    def _send(
+        self,
+        lane: Lane,
+        worker: Worker,
+        entry: Entry,
+        room: Room,
+        probability: float,
+        now: float,
+        actions: list[ev.Action],
+    ) -> None:
+        request = entry.request
+        lane.queue.remove(request.id)
+        slack = request.ttft_due - now
+        rank = self._rank(request, entry.hopeless)
+        figures: dict[str, Figure] = {
+            "policy": self.name,
+            "waited_s": now - request.arrival,
+            "slack_s": slack,
+            "probability": probability,
+            "token_budget": room.tokens if math.isfinite(room.tokens) else None,
+            "waiting_tokens": worker.waiting_tokens,
+            "outstanding": worker.outstanding,
+            "queued": len(lane.queue),
+        }
+        rejected: dict[str, Figure] = {
+            other.id: f"{other.outstanding} outstanding, {other.waiting_tokens} tokens waiting"
+            for other in lane.workers.values()
+            if other is not worker
+        }
+        reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
+        self._serial += 1
+        worker.send(request, now, rank, self._serial)
+        self._sent[request.id] = worker
+        decision = Decision("dispatch", reason, request.id, now, figures, rejected if len(rejected) <= 8 else {})
+        actions.append(ev.Send(request, worker.id, rank, slack, decision))
+
+    def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
+        """Nobody who can make it waits: the cheapest hopeless ones get what is spare, one a worker and pass."""
+        for worker in sorted(lane.workers.values(), key=lambda w: (w.outstanding, w.last_sent, w.id)):
+            if not lane.queue.hopeless:
+                return
+            if not (worker.takes and self._pacing.ready(worker, now) and self._pacing.spare(worker, now)):
+                continue
+            entry = lane.queue.hopeless[0][1]
+            if worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding:
+                continue
+            self._send(lane, worker, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
+
+    def _rank(self, request: Request, hopeless: bool) -> int:
+        """What the engine is told: lower is more urgent; milliseconds, so that neighbours differ."""
+        kind = self.config.engine_rank
+        if kind == "none":
+            return 0
+        rank = round(1000 * (request.targets.ttft_s if kind == "class" else request.ttft_due))
+        return rank + HOPELESS_RANK if hopeless else rank
+
+    def _lane(self, model: str) -> Lane:
+        lane = self._lanes.get(model)
+        if lane is None:
+            queue = RequestQueue(self._ordering, self._admission)
+            traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
+            lane = self._lanes[model] = Lane(queue, traffic)
+        return lane
+
+    def _wake(self, lane: Lane, now: float) -> float:
+        if not len(lane.queue):
+            return math.inf
+        workers = min((self._pacing.wake_at(w, now) for w in lane.workers.values() if w.takes), default=math.inf)
+        return min(workers, lane.queue.next_turn())
+
+
+def _refuse(
+    request: Request, code: str, reason: str, retry_after_s: float, now: float, figures: dict[str, Figure]
+) -> ev.Refuse:
+    return ev.Refuse(request, code, retry_after_s, Decision("refuse", reason, request.id, now, figures))

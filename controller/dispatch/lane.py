@@ -1,0 +1,50 @@
+"""Queue, traffic and instances of one served model, and what serving a request there is predicted to cost."""
+
+from __future__ import annotations
+
+from controller.core.decisions import Figure
+from controller.core.policy import Cost
+from controller.core.types import Request
+from controller.dispatch.queue import RequestQueue
+from controller.dispatch.shadow import Worker
+from controller.dispatch.traffic import RecentTargets
+from controller.predict.latency import LatencyModel
+
+
+class Lane:
+    """One model's part of the dispatcher's state."""
+
+    def __init__(self, queue: RequestQueue, traffic: RecentTargets) -> None:
+        self.queue = queue
+        self.traffic = traffic
+        self.workers: dict[str, Worker] = {}
+
+    def cost(self, request: Request) -> Cost:
+        """Predicted on the first instance: the fleet of one model is taken to be alike."""
+        worker = next(iter(self.workers.values()), None)
+        model = worker.latency if worker is not None else LatencyModel()
+        tokens = request.prompt_tokens
+        prefill = model.prefill_sums(tokens, tokens * tokens)
+        context = tokens + request.output_tokens // 2
+        batch = float(worker.outstanding) if worker is not None else 1.0
+        service = prefill + request.output_tokens * model.marginal_decode(context, batch)
+        return Cost(prefill, service, model.decode(1, context))
+
+    def infeasible(self, request: Request, cost: Cost, margin: float) -> dict[str, Figure] | None:
+        """The figures, if the request could not make it even alone on an idle engine.
+
+        `margin` (1.2 = 20 %) allows for the error of the prediction: a refusal cannot be taken back.
+        """
+        targets = request.targets
+        if cost.prefill_s > margin * targets.ttft_s:
+            return {"prefill_s": cost.prefill_s, "ttft_s": targets.ttft_s}
+        if targets.deadline_s is not None and cost.prefill_s > margin * targets.deadline_s:
+            return {"prefill_s": cost.prefill_s, "deadline_s": targets.deadline_s}
+        return None
+
+    def retry_after_s(self) -> float:
+        """Seconds until the queue as it is would be prefilled by all instances together, at least one."""
+        if not self.workers:
+            return 5.0
+        rates = sum(1.0 / max(w.latency.prefill_sums(1000, 0), 1e-6) for w in self.workers.values())
+        return max(1.0, self.queue.tokens / 1000 / rates)

@@ -1,0 +1,241 @@
+"""How much an engine is given before it has finished what it has.
+
+`Unlimited` and `FixedWindow` are what routers do today; `Maturity` is HyperFlexis (Alg. 1, eq. 5, App. B); `Backlog`
+asks eq. 5 at every event instead of at maturity times, so that an arrival never waits for a worker that has room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from controller.core.errors import ConfigError
+from controller.core.registry import Registry
+from controller.dispatch.shadow import Worker
+
+
+class Room(NamedTuple):
+    """What a worker may take now: prompt tokens (strictly fewer), sequences, and seconds of prefill work before it."""
+
+    tokens: float
+    slots: float
+    backlog_s: float
+
+
+class Pacing(Protocol):
+    name: ClassVar[str]
+    per_pass: int | None  # requests sent before the next worker is chosen; None: all that fit
+    exact: bool  # check eq. 7 with the full eq. 1 after choosing (H5)
+
+    def ready(self, worker: Worker, now: float) -> bool: ...
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room: ...
+
+    def passed(self, worker: Worker, now: float) -> None:
+        """A pass over this worker ended, whether something was sent or not."""
+        ...
+
+    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+        """A prefill of this predicted length ended there."""
+        ...
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """A request left the worker."""
+        ...
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        """Is there budget that nothing else wants? Then a hopeless request may have it."""
+        ...
+
+    def wake_at(self, worker: Worker, now: float) -> float:
+        """When time alone makes the worker ready; infinite if only an event can."""
+        ...
+
+
+PACINGS: Registry[type[Pacing]] = Registry("pacing")
+
+
+class _EventOnly:
+    """For pacings that no passing of time changes."""
+
+    exact = False
+    per_pass: int | None = 1
+
+    def passed(self, worker: Worker, now: float) -> None:
+        """Nothing to plan."""
+
+    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+        """Nothing to plan."""
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """Nothing to plan."""
+
+    def wake_at(self, worker: Worker, now: float) -> float:
+        return math.inf
+
+
+@PACINGS.register("unlimited")
+class Unlimited(_EventOnly):
+    """Everything is sent at once; the engine queues."""
+
+    name: ClassVar[str] = "unlimited"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Nothing to set."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def ready(self, worker: Worker, now: float) -> bool:
+        return True
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        return Room(math.inf, math.inf, 0.0)
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        return True
+
+
+@PACINGS.register("fixed_window")
+class FixedWindow(_EventOnly):
+    """At most `window` requests at each engine. Right or ruinous: the right one moves with the load."""
+
+    name: ClassVar[str] = "fixed_window"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        window: int = 20
+
+        def __post_init__(self) -> None:
+            if self.window < 1:
+                raise ConfigError("window must be at least 1 request", field="window")
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def ready(self, worker: Worker, now: float) -> bool:
+        return worker.outstanding < self.config.window
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        return Room(math.inf, self.config.window - worker.outstanding, 0.0)
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        return self.ready(worker, now)
+
+
+@PACINGS.register("maturity")
+class Maturity:
+    """HyperFlexis: a worker takes one batch within its token budget (eq. 5) and is left alone until it is mature.
+
+    Branches that Alg. 1 lacks: an idle worker with nothing admitted stays mature and sleeps until an event; with
+    E_d >= TPOT the budget is 0 and the worker matures when something running ends (never at a time in the past).
+    """
+
+    name: ClassVar[str] = "maturity"
+    per_pass: int | None = None
+    exact = True
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Nothing to set: eq. 5 has no knob."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def ready(self, worker: Worker, now: float) -> bool:
+        return worker.mature_at <= now and worker.free_slots > 0
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        decode_s = worker.decode_s()
+        tokens = worker.latency.token_budget(ttft_s, tpot_s, decode_s, worker.waiting_tokens)
+        return Room(tokens, worker.free_slots, worker.waiting_prefill_s())
+
+    def passed(self, worker: Worker, now: float) -> None:
+        """Maturity covers B_wait and R together (Alg. 1); the worker's `waiting` already holds both."""
+        after = worker.latency.maturity(worker.waiting_prefill_s(), worker.decode_s(), worker.tightest_tpot())
+        worker.mature_at = now + after
+
+    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+        """Telemetry-grade knowledge: nothing waits there any more, so a maturity of infinity is over."""
+        if math.isinf(worker.mature_at) and not worker.waiting:
+            worker.mature_at = now
+
+    def ended(self, worker: Worker, now: float) -> None:
+        if worker.mature_at > now and (math.isinf(worker.mature_at) or not worker.outstanding):
+            worker.mature_at = now
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        return self.ready(worker, now) and not worker.waiting
+
+    def wake_at(self, worker: Worker, now: float) -> float:
+        return worker.mature_at if worker.mature_at > now else math.inf
+
+
+@PACINGS.register("backlog")
+class Backlog:
+    """Eq. 7 kept continuously: prefill work sent and not finished stays below a share of the tightest TTFT.
+
+    backlog = tail + E_P(waiting) x TPOT / (TPOT - E_d); a request fits while backlog plus its own share stays below
+    min(share x TTFT, most_s). `tail` is the amortisation (E_P / relax x E_d) of prefills that ended just now, which
+    leaves running decodes the steps they need to keep their mean TPOT. Whatever the engine reports early (first
+    tokens) frees room at once; nothing waits for a clock.
+
+    `share` 0.6 of the tightest recent TTFT, so that the next arrival still has the rest for itself; `most_s` 1.0: more
+    work than that in the engine would only be out of the queue's order; `spare_slots` 0.25: the part of the sequence
+    slots that must be free before a hopeless request gets one.
+    """
+
+    name: ClassVar[str] = "backlog"
+    per_pass: int | None = 1
+    exact = True
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        share: float = 0.6
+        most_s: float = 1.0
+        spare_slots: float = 0.25
+
+        def __post_init__(self) -> None:
+            if not 0 < self.share <= 1:
+                raise ConfigError("share must lie in (0, 1]", field="share")
+            if not self.most_s > 0:
+                raise ConfigError("most_s must be positive seconds", field="most_s")
+            if not 0 <= self.spare_slots <= 1:
+                raise ConfigError("spare_slots must lie in [0, 1]", field="spare_slots")
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def ready(self, worker: Worker, now: float) -> bool:
+        return worker.free_slots > 0
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        decode_s = worker.decode_s()
+        tail = max(0.0, worker.mature_at - now)
+        waiting = worker.waiting_prefill_s()
+        backlog = tail + worker.latency.maturity(waiting, decode_s, tpot_s)
+        allowed = min(self.config.share * ttft_s, self.config.most_s)
+        tokens = worker.latency.token_budget(allowed - backlog, tpot_s, decode_s) if backlog < allowed else 0
+        return Room(tokens, worker.free_slots, waiting)
+
+    def passed(self, worker: Worker, now: float) -> None:
+        """Nothing to plan: room is computed when it is asked for."""
+
+    def prefilled(self, worker: Worker, prefill_s: float, now: float) -> None:
+        tpot = worker.tightest_tpot()
+        amortise = worker.latency.maturity(prefill_s, worker.decode_s(), tpot) - prefill_s
+        if 0 < amortise < math.inf:
+            worker.mature_at = max(worker.mature_at, now) + min(amortise, self.config.most_s)
+
+    def ended(self, worker: Worker, now: float) -> None:
+        if not worker.outstanding:
+            worker.mature_at = min(worker.mature_at, now)
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        free = worker.free_slots
+        return not worker.waiting and free > 0 and free >= self.config.spare_slots * worker.slots
+
+    def wake_at(self, worker: Worker, now: float) -> float:
+        return worker.mature_at if worker.mature_at > now else math.inf

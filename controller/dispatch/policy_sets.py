@@ -1,0 +1,123 @@
+"""Named combinations of ordering, admission, routing and pacing. `slackline` is the default: what measures best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import controller.policies.admission
+import controller.policies.ordering
+import controller.policies.routing  # noqa: F401  (importing registers the policies)
+from controller.core.errors import ConfigError, UnknownName
+from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
+from controller.core.registry import Registry
+from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
+from controller.dispatch.pacing import PACINGS
+
+DEFAULT_POLICY_SET = "slackline"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """Parts by name, their settings by part, and one line for the catalogue."""
+
+    summary: str
+    ordering: str
+    admission: str
+    routing: str
+    pacing: str
+    dispatch: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_BARE = {"refuse_infeasible": False}
+
+POLICY_SETS: dict[str, PolicySet] = {
+    "round_robin": PolicySet(
+        "Each request at once to the next instance.",
+        "first_come_first_served", "admit_all", "round_robin", "unlimited", _BARE,
+    ),
+    "least_outstanding": PolicySet(
+        "Each request at once to the instance with the fewest unfinished.",
+        "first_come_first_served", "admit_all", "least_outstanding", "unlimited", _BARE,
+    ),
+    "fcfs_window": PolicySet(
+        "Arrival order, a fixed number of requests at each engine.",
+        "first_come_first_served", "admit_all", "least_outstanding", "fixed_window", _BARE,
+    ),
+    "edf_window": PolicySet(
+        "Earliest deadline first, a fixed number of requests at each engine.",
+        "earliest_deadline_first", "admit_all", "least_outstanding", "fixed_window", _BARE,
+    ),
+    "tpot_arrival_window": PolicySet(
+        "HyperFlexis' queue order with a fixed number of requests at each engine.",
+        "tpot_then_arrival", "admit_all", "least_outstanding", "fixed_window", _BARE,
+    ),
+    "engine_priority_class": PolicySet(
+        "Round robin; the engine's own priority scheduling, by class (tightest TTFT first).",
+        "first_come_first_served", "admit_all", "round_robin", "unlimited", {**_BARE, "engine_rank": "class"},
+    ),
+    "engine_priority_deadline": PolicySet(
+        "Round robin; the engine's own priority scheduling, by deadline.",
+        "first_come_first_served", "admit_all", "round_robin", "unlimited", {**_BARE, "engine_rank": "deadline"},
+    ),
+    "hyperflexis": PolicySet(
+        "HyperFlexis Alg. 1: (TPOT, arrival), admission probability, token budgets at maturity times.",
+        "tpot_then_arrival", "ttft_probability", "earliest_maturity", "maturity", {"tightest_share": 0.0},
+    ),
+    "slackline": PolicySet(
+        "Apparent tardiness cost, admission probability, eq. 5 kept at every event, hopeless requests last.",
+        "apparent_tardiness_cost", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
+    ),
+}  # fmt: skip
+
+_PARTS: dict[str, Registry[Any]] = {
+    "ordering": ORDERINGS,
+    "admission": ADMISSIONS,
+    "routing": ROUTINGS,
+    "pacing": PACINGS,
+}
+
+
+def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None) -> StageDispatcher:
+    """A dispatcher by name. `overrides` changes settings by part, e.g. {"pacing": {"window": 12}, "dispatch": {...}}.
+
+    A part may also be exchanged: {"ordering": {"name": "earliest_deadline_first"}}. Raises ConfigError (UnknownName for
+    names) that says which field is wrong and what is valid.
+    """
+    try:
+        chosen = POLICY_SETS[policy_set]
+    except KeyError:
+        valid = ", ".join(sorted(POLICY_SETS))
+        raise UnknownName(f"unknown policy set {policy_set!r}; valid: {valid}", field="policy_set") from None
+    overrides = dict(overrides or {})
+    dispatch = {**chosen.dispatch, **overrides.pop("dispatch", {})}
+    parts: dict[str, Any] = {}
+    for part in _PARTS:
+        settings = {**chosen.settings.get(part, {}), **overrides.pop(part, {})}
+        parts[part] = _build(part, settings.pop("name", getattr(chosen, part)), settings)
+    if overrides:
+        valid = ", ".join(["dispatch", *_PARTS])
+        raise ConfigError(f"unknown part {min(overrides)!r}; valid: {valid}", field=min(overrides))
+    config = _configured(DispatchConfig, dispatch, "dispatch")
+    return StageDispatcher(policy_set, config, **parts)
+
+
+def _build(part: str, name: str, settings: Mapping[str, Any]) -> Any:
+    implementation: Any = _PARTS[part][name]
+    config_type = getattr(implementation, "Config", None)
+    if config_type is None:
+        import sys
+
+        config_type = getattr(sys.modules[implementation.__module__], "Config")  # noqa: B009
+    return implementation(_configured(config_type, settings, part))
+
+
+def _configured(config_type: Any, settings: Mapping[str, Any], part: str) -> Any:
+    known = {f.name for f in fields(config_type)}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        valid = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"{part} has no setting {unknown[0]!r}; valid: {valid}", field=f"{part}.{unknown[0]}")
+    return replace(config_type(), **settings)

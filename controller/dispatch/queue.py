@@ -1,0 +1,254 @@
+"""The waiting requests of one model: ordered, hopeless apart, and what falls due known without scanning."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+
+from controller.core.messages import QueueRow
+from controller.core.policy import Admission, Cost, Ordering
+from controller.core.types import Request
+
+SortKey = tuple[tuple[float, ...], float, str]
+
+
+class Entry:
+    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last."""
+
+    __slots__ = ("cost", "drop_at", "excluded", "hopeless", "hopeless_at", "key", "paused", "queued_at", "request")
+
+    def __init__(self, request: Request, cost: Cost, now: float) -> None:
+        self.request = request
+        self.cost = cost
+        self.queued_at = now
+        self.key: SortKey = ((), request.arrival, request.id)
+        self.hopeless = False
+        self.paused = False
+        self.hopeless_at = math.inf
+        self.drop_at = request.arrival + request.targets.waiting_time_s
+        self.excluded: frozenset[str] = frozenset()
+
+
+class RequestQueue:
+    """Insert, remove and expire in O(log n) comparisons; iteration in order. Ties: arrival, then id."""
+
+    def __init__(self, ordering: Ordering, admission: Admission) -> None:
+        self._ordering = ordering
+        self._admission = admission
+        self._entries: dict[str, Entry] = {}
+        self._ready: list[tuple[SortKey, Entry]] = []
+        self._hopeless: list[tuple[SortKey, Entry]] = []
+        self._turns: list[tuple[float, str]] = []  # hopeless_at, or when a rank stops being valid
+        self._drops: list[tuple[float, str]] = []
+        self._due: dict[tuple[str, str], list[tuple[float, str]]] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._levels: Counter[int] = Counter()
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def get(self, request_id: str) -> Entry | None:
+        return self._entries.get(request_id)
+
+    @property
+    def ready(self) -> list[tuple[SortKey, Entry]]:
+        """Those that can still make it, most urgent first. Read only."""
+        return self._ready
+
+    @property
+    def hopeless(self) -> list[tuple[SortKey, Entry]]:
+        """Those that cannot, cheapest first. Read only."""
+        return self._hopeless
+
+    def pending_above(self, priority: int) -> bool:
+        """Is a request of a higher priority (a lower number) waiting?"""
+        return any(level < priority for level, count in self._levels.items() if count)
+
+    def add(self, entry: Entry, now: float) -> None:
+        request = entry.request
+        self._entries[request.id] = entry
+        entry.hopeless_at = self._admission.hopeless_at(request, entry.cost)
+        entry.hopeless = entry.hopeless_at <= now
+        self._place(entry, now)
+        if not entry.hopeless and not math.isinf(entry.hopeless_at):
+            heapq.heappush(self._turns, (entry.hopeless_at, request.id))
+        heapq.heappush(self._drops, (entry.drop_at, request.id))
+        kind = (request.tenant, request.slo_class)
+        heapq.heappush(self._due.setdefault(kind, []), (request.ttft_due, request.id))
+        self._counts[kind] += 1
+        self._levels[request.priority] += 1
+        self.tokens += request.prompt_tokens
+
+    def remove(self, request_id: str) -> Entry | None:
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return None
+        self._unplace(entry)
+        request = entry.request
+        kind = (request.tenant, request.slo_class)
+        self._counts[kind] -= 1
+        if not self._counts[kind]:
+            del self._counts[kind]
+            self._due.pop(kind, None)
+        self._levels[request.priority] -= 1
+        if not self._levels[request.priority]:
+            del self._levels[request.priority]
+        self.tokens -= request.prompt_tokens
+        return entry
+
+    def reprioritise(self, request_id: str, priority: int, now: float) -> bool:
+        entry = self.remove(request_id)
+        if entry is None:
+            return False
+        entry.request.priority = priority
+        self.add(entry, now)
+        return True
+
+    def pause(self, request_id: str, paused: bool, now: float) -> bool:
+        """Out of the order, or back in it; its time runs on either way."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        if entry.paused != paused:
+            self._unplace(entry)
+            entry.paused = paused
+            self._place(entry, now)
+        return True
+
+    def advance(self, now: float) -> list[Entry]:
+        """Move what became hopeless to its tier, refresh stale ranks, and take out what may not wait any longer."""
+        while self._turns and self._turns[0][0] <= now:
+            at, request_id = heapq.heappop(self._turns)
+            entry = self._entries.get(request_id)
+            if entry is None or entry.hopeless:
+                continue
+            self._unplace(entry)
+            entry.hopeless = entry.hopeless_at <= now
+            self._place(entry, now)
+        expired = []
+        while self._drops and self._drops[0][0] <= now:
+            at, request_id = heapq.heappop(self._drops)
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.drop_at <= at:
+                self.remove(request_id)
+                expired.append(entry)
+        return expired
+
+    def next_turn(self) -> float:
+        """When `advance` has something to do, at the earliest; infinite for nothing."""
+        for heap in (self._turns, self._drops):
+            while heap and heap[0][1] not in self._entries:
+                heapq.heappop(heap)
+        turn = self._turns[0][0] if self._turns else math.inf
+        return min(turn, self._drops[0][0] if self._drops else math.inf)
+
+    def by_class(self, now: float) -> dict[tuple[str, str], tuple[int, float | None]]:
+        """Waiting requests and the smallest slack to a TTFT deadline (seconds) by (tenant, class)."""
+        return {kind: (count, self._least_slack(kind, now)) for kind, count in self._counts.items()}
+
+    def _least_slack(self, kind: tuple[str, str], now: float) -> float | None:
+        heap = self._due.get(kind)
+        while heap and heap[0][1] not in self._entries:
+            heapq.heappop(heap)
+        return heap[0][0] - now if heap else None
+
+    def entries(self) -> Iterator[Entry]:
+        """All of them: ready in order, then hopeless, then paused."""
+        for _, entry in self._ready:
+            yield entry
+        for _, entry in self._hopeless:
+            yield entry
+        for entry in self._entries.values():
+            if entry.paused:
+                yield entry
+
+    def rows(self, limit: int, now: float) -> list[QueueRow]:
+        rows: list[QueueRow] = []
+        for entry in self.entries():
+            if len(rows) >= limit:
+                break
+            rows.append(_row(entry, now))
+        return rows
+
+    def _place(self, entry: Entry, now: float) -> None:
+        if entry.paused:
+            return
+        request = entry.request
+        if entry.hopeless:
+            worth = (entry.cost.service_s / max(request.value, 1e-6),)
+            entry.key = (worth, request.arrival, request.id)
+            insort(self._hopeless, (entry.key, entry), key=_first)
+            return
+        rank = self._ordering.rank(request, entry.cost, now)
+        entry.key = (rank.key, request.arrival, request.id)
+        insort(self._ready, (entry.key, entry), key=_first)
+        if rank.valid_until is not None:
+            heapq.heappush(self._turns, (rank.valid_until, request.id))
+
+    def _unplace(self, entry: Entry) -> None:
+        if entry.paused:
+            return
+        tier = self._hopeless if entry.hopeless else self._ready
+        index = bisect_left(tier, entry.key, key=_first)
+        if index >= len(tier) or tier[index][1] is not entry:
+            raise AssertionError(f"queue lost track of {entry.request.id}")
+        del tier[index]
+
+
+def _first(item: tuple[SortKey, Entry]) -> SortKey:
+    return item[0]
+
+
+def _row(entry: Entry, now: float) -> QueueRow:
+    request = entry.request
+    return QueueRow(
+        id=request.id,
+        tenant=request.tenant,
+        slo_class=request.slo_class,
+        model=request.model,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        waited_s=now - request.arrival,
+        ttft_s=request.targets.ttft_s,
+        slack_s=request.ttft_due - now - entry.cost.prefill_s,
+        hopeless=entry.hopeless,
+        priority=request.priority,
+    )
+
+
+class QueueView:
+    """Read-only view over the queues of all models, for console, metrics and tests."""
+
+    def __init__(self, queues: dict[str, RequestQueue], now: float) -> None:
+        self._queues = queues
+        self._now = now
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(queue.tokens for queue in self._queues.values())
+
+    def by_class(self) -> dict[tuple[str, str], tuple[int, float | None]]:
+        merged: dict[tuple[str, str], tuple[int, float | None]] = {}
+        for queue in self._queues.values():
+            for kind, (count, slack) in queue.by_class(self._now).items():
+                known_count, known_slack = merged.get(kind, (0, None))
+                slacks = [s for s in (slack, known_slack) if s is not None]
+                merged[kind] = (known_count + count, min(slacks) if slacks else None)
+        return merged
+
+    def rows(self, limit: int, now: float) -> list[QueueRow]:
+        """The most urgent rows of each model's queue, `limit` in all."""
+        rows: list[QueueRow] = []
+        for queue in self._queues.values():
+            rows.extend(queue.rows(limit - len(rows), now))
+        return rows

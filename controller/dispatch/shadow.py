@@ -1,0 +1,237 @@
+"""What the dispatcher believes of each instance: exact for its own requests, telemetry for everybody else's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from controller.core.snapshot import FleetState
+from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.predict.latency import UNPROFILED, LatencyModel
+from controller.predict.online_fit import OnlineFit
+
+OBSERVE_EVERY_S = 0.1  # intervals closer together say nothing new
+ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
+ODD_LIMIT = 10  # ... unless it keeps coming
+
+
+class Sent:
+    """A request that is at an engine. `produced` output tokens so far; first_at None while it waits for its prefill."""
+
+    __slots__ = ("at", "first_at", "mark", "prefill_s", "produced", "rank", "request")
+
+    def __init__(self, request: Request, at: float, rank: int, prefill_s: float) -> None:
+        self.request = request
+        self.at = at
+        self.rank = rank
+        self.prefill_s = prefill_s
+        self.first_at: float | None = None
+        self.produced = 0
+        self.mark: tuple[float, int, int, int, int, int] | None = None  # last progress: see Worker.progress
+
+
+class Worker:
+    """Shadow state of one instance. `waiting` was sent and has no first token; `running` decodes."""
+
+    def __init__(self, spec: InstanceSpec) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.state = "up"
+        self.share = 1.0
+        self.waiting: dict[str, Sent] = {}
+        self.running: dict[str, Sent] = {}
+        self.waiting_tokens = 0
+        self.waiting_squares = 0
+        self.context_tokens = 0
+        self.expected_tokens = 0  # output still to come, as predicted, of what is here
+        self.mature_at = -math.inf
+        self.last_sent = 0
+        self.sent_total = 0
+        self.load: Load | None = None
+        self.latency = LatencyModel(spec.latency or UNPROFILED)
+        self._fit = OnlineFit(self.latency.coefficients)
+        self._tpots: Counter[float] = Counter()
+        self._prefilled = (0, 0)  # tokens and squares of all prefills that ended here
+        self._observed_at = -math.inf
+        self._odd = 0
+        self._others = (0, 0)  # running and waiting requests that are not ours
+
+    # ---- what policies read ---------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.waiting) + len(self.running) + sum(self._others)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting) + self._others[1]
+
+    @property
+    def running_count(self) -> int:
+        return len(self.running) + self._others[0]
+
+    @property
+    def slots(self) -> int:
+        """Sequences this gateway may have at the engine at once."""
+        return max(1, math.floor(self.spec.max_num_seqs * self.share))
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - self.outstanding
+
+    def free_tokens(self) -> float:
+        """KV room for new requests (prompt and expected output), tokens; infinite where the capacity is not known."""
+        load = self.load
+        capacity = self.spec.kv_capacity_tokens or (load.kv_capacity_tokens if load else None)
+        if not capacity:
+            return math.inf
+        ours = self.context_tokens + self.waiting_tokens + self.expected_tokens
+        seen = (load.kv_usage * capacity + self.waiting_tokens) if load else 0.0
+        return capacity * self.share - max(ours, seen)
+
+    def utilisation(self) -> float:
+        """0..1: the larger of sequence slots and KV blocks in use."""
+        slots = self.outstanding / self.slots
+        kv = self.load.kv_usage if self.load else 0.0
+        return min(1.0, max(slots, kv))
+
+    def tightest_tpot(self) -> float:
+        """The smallest TPOT target among waiting and running; infinite when idle."""
+        return min(self._tpots, default=math.inf)
+
+    def decode_s(self) -> float:
+        """Eq. 2 for the batch after all that waits has been prefilled."""
+        batch = self.outstanding
+        others = sum(self._others)
+        ours = len(self.waiting) + len(self.running)
+        tokens = self.context_tokens + self.waiting_tokens
+        if others and ours:
+            tokens += others * tokens // ours  # unknown requests are taken to be like ours
+        return self.latency.decode(batch, tokens)
+
+    def waiting_prefill_s(self) -> float:
+        """Eq. 1 for all prompts that wait in the engine."""
+        return self.latency.prefill_sums(self.waiting_tokens, self.waiting_squares)
+
+    @property
+    def takes(self) -> bool:
+        return self.state == "up" and (self.load is None or self.load.awake) and self.spec.role is not Role.DECODE
+
+    # ---- what happens -----------------------------------------------------------------------------------------------
+
+    def send(self, request: Request, now: float, rank: int, serial: int) -> None:
+        tokens = request.prompt_tokens
+        sent = Sent(request, now, rank, self.latency.prefill_sums(tokens, tokens * tokens))
+        self.waiting[request.id] = sent
+        self.waiting_tokens += tokens
+        self.waiting_squares += tokens * tokens
+        self.expected_tokens += request.output_tokens
+        self._tpots[request.targets.tpot_s] += 1
+        self.last_sent = serial
+        self.sent_total += 1
+
+    def first_token(self, request_id: str, now: float) -> None:
+        sent = self.waiting.pop(request_id, None)
+        if sent is None:
+            return
+        tokens = sent.request.prompt_tokens
+        self._leave_waiting(tokens)
+        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
+        sent.first_at = now
+        self.running[request_id] = sent
+        self.context_tokens += tokens
+        self.progress(request_id, 1, now)
+
+    def progress(self, request_id: str, tokens: int, now: float) -> None:
+        """`tokens` output tokens so far; learns from the steps since the last report of the same request."""
+        sent = self.running.get(request_id)
+        if sent is None or tokens <= sent.produced:
+            return
+        grown = tokens - sent.produced
+        sent.produced = tokens
+        self.context_tokens += grown
+        self.expected_tokens = max(0, self.expected_tokens - grown)
+        if sent.mark is None or now - self._observed_at >= OBSERVE_EVERY_S:
+            if sent.mark is not None:
+                self._learn(sent.mark, tokens, now)
+            sent.mark = (now, tokens, *self._prefilled, len(self.running), self.context_tokens)
+
+    def remove(self, request_id: str) -> Sent | None:
+        """The request is over here, however it ended."""
+        sent = self.waiting.pop(request_id, None)
+        if sent is not None:
+            self._leave_waiting(sent.request.prompt_tokens)
+        else:
+            sent = self.running.pop(request_id, None)
+            if sent is None:
+                return None
+            self.context_tokens -= sent.request.prompt_tokens + sent.produced
+        tpot = sent.request.targets.tpot_s
+        self._tpots[tpot] -= 1
+        if self._tpots[tpot] <= 0:
+            del self._tpots[tpot]
+        self.expected_tokens = max(0, self.expected_tokens - max(0, sent.request.output_tokens - sent.produced))
+        if not self.waiting and not self.running:
+            self.expected_tokens = 0
+        return sent
+
+    def observe_load(self, load: Load) -> None:
+        """Telemetry. What stays above our own counts over two reports is somebody else's load."""
+        previous = self.load
+        self.load = load
+        running = max(0, load.running - len(self.running))
+        waiting = max(0, load.waiting - len(self.waiting))
+        if previous is None:
+            return
+        self._others = (
+            min(running, max(0, previous.running - len(self.running))),
+            min(waiting, max(0, previous.waiting - len(self.waiting))),
+        )
+        if load.max_num_seqs:
+            self.spec.max_num_seqs = load.max_num_seqs
+
+    def _leave_waiting(self, tokens: int) -> None:
+        self.waiting_tokens -= tokens
+        self.waiting_squares -= tokens * tokens
+
+    def _learn(self, mark: tuple[float, int, int, int, int, int], tokens: int, now: float) -> None:
+        at, before, prefilled, squares, batch, context = mark
+        steps, seconds = tokens - before, now - at
+        if steps <= 0 or seconds <= 0:
+            return
+        self._observed_at = now
+        mean_batch = (batch + len(self.running)) / 2
+        mean_context = (context + self.context_tokens) / 2
+        new, new_squares = self._prefilled[0] - prefilled, self._prefilled[1] - squares
+        k = self.latency.coefficients
+        predicted = steps * (k.decode_a + k.decode_b * mean_context + k.decode_c * mean_batch)
+        predicted += k.prefill_b * new + k.prefill_c * new_squares
+        if seconds > ODD_RATIO * predicted and self._odd < ODD_LIMIT:
+            self._odd += 1
+            return
+        self._odd = 0
+        if self._fit.observe(steps, mean_batch, mean_context, new, new_squares, seconds):
+            self.latency.coefficients = self._fit.coefficients
+
+    def set_profile(self, coefficients: LatencyCoefficients) -> None:
+        """A new profile from configuration: learning starts over from it."""
+        self.latency.coefficients = coefficients
+        self._fit = OnlineFit(coefficients)
+
+    def view(self, now: float) -> FleetState:
+        state = self.state if self.load is None or self.load.awake else "asleep"
+        return FleetState(
+            id=self.id,
+            model=self.spec.model,
+            role=self.spec.role.value,
+            state=state,
+            running=self.running_count,
+            waiting=self.waiting_count,
+            waiting_tokens=self.waiting_tokens,
+            kv_usage=self.load.kv_usage if self.load else 0.0,
+            slots=self.slots,
+            utilisation=self.utilisation(),
+            telemetry_age_s=now - self.load.observed_at if self.load else None,
+            sent_total=self.sent_total,
+            extra=self.latency.coefficients._asdict(),
+        )

@@ -1,0 +1,29 @@
+"""No admission control: whatever comes is sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.policy import ADMISSIONS, Cost, Stateless, Verdict, WorkerView
+from controller.core.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Nothing to set."""
+
+
+@ADMISSIONS.register("admit_all")
+class AdmitAll(Stateless):
+    name: ClassVar[str] = "admit_all"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+
+    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> Verdict:
+        return Verdict(True, 1.0, "admitted")
+
+    def hopeless_at(self, request: Request, cost: Cost) -> float:
+        return math.inf

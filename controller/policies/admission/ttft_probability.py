@@ -1,0 +1,67 @@
+"""Admit what is likely enough to meet its TTFT: HyperFlexis Alg. 1's calculate_p against theta.
+
+t_remaining = arrival + TTFT - (now + expected prefill). The paper gives neither the curve nor theta. Choice: the
+normal distribution of the prediction error, p = Phi((t_remaining - backlog - margin x utilisation) / sigma) with
+sigma = error x (expected prefill + backlog): within [0, 1], never falling in the time left, never rising in utilisation
+(which only moves the mean), and 1 or 0 for a predictor without error. `backlog` is prefill work already waiting in the
+worker. Cost per decision: O(1).
+
+`theta` 0.5 (as likely as not), `error` 0.15 (the profiles' p95 relative error), `margin_s` 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.errors import ConfigError
+from controller.core.policy import ADMISSIONS, Cost, Stateless, Verdict, WorkerView
+from controller.core.types import Request
+from controller.policies.ordering.earliest_deadline_first import due
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    theta: float = 0.5
+    error: float = 0.15
+    margin_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.theta < 1:
+            raise ConfigError("theta must lie between 0 and 1", field="theta")
+        if self.error < 0:
+            raise ConfigError("error must not be negative", field="error")
+        if self.margin_s < 0:
+            raise ConfigError("margin_s must not be negative", field="margin_s")
+
+
+def probability(time_left_s: float, spread_s: float) -> float:
+    """Phi(time left / spread); a step for no spread (exactly in time counts as in time)."""
+    if spread_s <= 0:
+        return 1.0 if time_left_s >= 0 else 0.0
+    return 0.5 * (1.0 + math.erf(time_left_s / (spread_s * math.sqrt(2.0))))
+
+
+@ADMISSIONS.register("ttft_probability")
+class TtftProbability(Stateless):
+    name: ClassVar[str] = "ttft_probability"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+
+    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> Verdict:
+        config = self.config
+        left = due(request) - now - cost.prefill_s - backlog_s - config.margin_s * worker.utilisation()
+        p = probability(left, config.error * (cost.prefill_s + backlog_s))
+        if p >= config.theta:
+            return Verdict(True, p, "likely_in_time")
+        return Verdict(False, p, "unlikely_on_this_worker")
+
+    def hopeless_at(self, request: Request, cost: Cost) -> float:
+        """When p on an idle engine falls below theta; for a deadline, when the answer alone would end too late."""
+        at = due(request) - cost.prefill_s
+        if request.targets.deadline_s is not None:
+            alone = cost.prefill_s + max(0, request.output_tokens - 1) * cost.decode_step_s
+            at = min(at, request.arrival + request.targets.deadline_s - alone)
+        return at

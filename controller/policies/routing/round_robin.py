@@ -1,0 +1,25 @@
+"""Round robin: the instance that was sent to least recently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.policy import ROUTINGS, Stateless, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Nothing to set."""
+
+
+@ROUTINGS.register("round_robin")
+class RoundRobin(Stateless):
+    name: ClassVar[str] = "round_robin"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+
+    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
+        return min(workers, key=lambda w: (w.last_sent, w.id), default=None)
