@@ -1,5 +1,6 @@
 """All tables of the control plane but the partitioned one."""
 
+import controller.models.base
 import django.contrib.postgres.fields
 import django.core.validators
 import django.db.models.deletion
@@ -57,10 +58,10 @@ class Migration(migrations.Migration):
                 ),
                 ("min_instances", models.PositiveIntegerField(default=1)),
                 ("max_instances", models.PositiveIntegerField(default=4)),
-                ("scale_out_above", models.FloatField(default=0.85)),
-                ("scale_in_below", models.FloatField(default=0.3)),
-                ("sustain_s", models.FloatField(default=30.0, verbose_name="load must stay low for")),
-                ("cooldown_s", models.FloatField(default=15.0, verbose_name="pause after an action")),
+                ("upper", models.FloatField(default=0.8, verbose_name="scale out above")),
+                ("lower", models.FloatField(default=0.3, verbose_name="scale in below")),
+                ("sustain_s", models.FloatField(default=15.0, verbose_name="load must stay low for")),
+                ("cooldown_s", models.FloatField(default=10.0, verbose_name="pause after an action")),
                 ("interval_s", models.FloatField(default=1.0, verbose_name="time between two looks")),
                 ("enabled", models.BooleanField(default=True)),
             ],
@@ -90,12 +91,51 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("title", models.CharField(blank=True, max_length=120)),
-                ("ttft_s", models.FloatField(verbose_name="time to first token")),
-                ("tpot_s", models.FloatField(verbose_name="time per output token")),
-                ("deadline_s", models.FloatField(blank=True, null=True, verbose_name="end-to-end deadline")),
-                ("waiting_time_s", models.FloatField(default=5.0, verbose_name="dropped if not scheduled by then")),
-                ("target", models.FloatField(default=0.95, verbose_name="share of requests that must make it")),
-                ("value", models.FloatField(default=1.0, verbose_name="worth of one request made")),
+                (
+                    "ttft_s",
+                    models.FloatField(
+                        validators=[controller.models.base.above_zero], verbose_name="time to first token"
+                    ),
+                ),
+                (
+                    "tpot_s",
+                    models.FloatField(
+                        validators=[controller.models.base.above_zero], verbose_name="time per output token"
+                    ),
+                ),
+                (
+                    "deadline_s",
+                    models.FloatField(
+                        blank=True,
+                        null=True,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="end-to-end deadline",
+                    ),
+                ),
+                (
+                    "waiting_time_s",
+                    models.FloatField(
+                        default=5.0,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="dropped if not scheduled by then",
+                    ),
+                ),
+                (
+                    "target",
+                    models.FloatField(
+                        default=0.95,
+                        validators=[controller.models.base.share],
+                        verbose_name="share of requests that must make it",
+                    ),
+                ),
+                (
+                    "value",
+                    models.FloatField(
+                        default=1.0,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="worth of one request made",
+                    ),
+                ),
                 ("may_defer", models.BooleanField(default=False)),
             ],
             options={
@@ -208,7 +248,7 @@ class Migration(migrations.Migration):
                 ("updated_at", models.DateTimeField(auto_now=True)),
                 ("index", models.PositiveSmallIntegerField()),
                 ("kind", models.CharField(max_length=64)),
-                ("memory_bytes", models.BigIntegerField()),
+                ("memory_bytes", models.BigIntegerField(validators=[controller.models.base.above_zero])),
                 (
                     "host",
                     models.ForeignKey(
@@ -253,9 +293,17 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("device_kind", models.CharField(blank=True, max_length=64)),
-                ("tp", models.PositiveSmallIntegerField(default=1)),
-                ("max_num_seqs", models.PositiveIntegerField(default=32)),
-                ("unit_cost", models.FloatField(default=1.0, verbose_name="cost of one second")),
+                ("tp", models.PositiveSmallIntegerField(default=1, validators=[controller.models.base.above_zero])),
+                (
+                    "max_num_seqs",
+                    models.PositiveIntegerField(default=32, validators=[controller.models.base.above_zero]),
+                ),
+                (
+                    "unit_cost",
+                    models.FloatField(
+                        default=1.0, validators=[controller.models.base.zero_or_more], verbose_name="cost of one second"
+                    ),
+                ),
                 ("spec", models.JSONField(blank=True, default=dict)),
                 (
                     "desired_state",
@@ -389,7 +437,7 @@ class Migration(migrations.Migration):
                         max_length=16,
                     ),
                 ),
-                ("unit_cost", models.FloatField()),
+                ("unit_cost", models.FloatField(validators=[controller.models.base.zero_or_more])),
                 ("started_at", models.DateTimeField()),
                 ("ended_at", models.DateTimeField(blank=True, null=True)),
                 (
@@ -412,8 +460,8 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("updated_at", models.DateTimeField(auto_now=True)),
                 ("medium", models.CharField(max_length=32)),
-                ("bandwidth_bytes_s", models.FloatField()),
-                ("latency_s", models.FloatField(default=0.0)),
+                ("bandwidth_bytes_s", models.FloatField(validators=[controller.models.base.above_zero])),
+                ("latency_s", models.FloatField(default=0.0, validators=[controller.models.base.zero_or_more])),
                 ("state", models.CharField(choices=[("up", "Up"), ("down", "Down")], default="up", max_length=8)),
                 (
                     "source",
@@ -544,8 +592,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("aliases", models.JSONField(blank=True, default=list)),
-                ("context_tokens", models.PositiveIntegerField(default=4096)),
-                ("chars_per_token", models.FloatField(default=4.0)),
+                (
+                    "context_tokens",
+                    models.PositiveIntegerField(default=4096, validators=[controller.models.base.above_zero]),
+                ),
+                ("chars_per_token", models.FloatField(default=4.0, validators=[controller.models.base.above_zero])),
                 ("tokenizer", models.CharField(blank=True, max_length=255, null=True)),
             ],
             options={
@@ -575,7 +626,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("device_kind", models.CharField(max_length=64)),
-                ("tp", models.PositiveSmallIntegerField(default=1)),
+                ("tp", models.PositiveSmallIntegerField(default=1, validators=[controller.models.base.above_zero])),
                 (
                     "role",
                     models.CharField(
@@ -632,10 +683,29 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("title", models.CharField(blank=True, max_length=120)),
-                ("weight", models.FloatField(default=1.0)),
-                ("rpm", models.PositiveIntegerField(blank=True, null=True, verbose_name="requests a minute")),
-                ("tpm", models.PositiveIntegerField(blank=True, null=True, verbose_name="tokens a minute")),
-                ("max_concurrency", models.PositiveIntegerField(blank=True, null=True)),
+                ("weight", models.FloatField(default=1.0, validators=[controller.models.base.above_zero])),
+                (
+                    "rpm",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        null=True,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="requests a minute",
+                    ),
+                ),
+                (
+                    "tpm",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        null=True,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="tokens a minute",
+                    ),
+                ),
+                (
+                    "max_concurrency",
+                    models.PositiveIntegerField(blank=True, null=True, validators=[controller.models.base.above_zero]),
+                ),
                 (
                     "state",
                     models.CharField(
@@ -677,8 +747,22 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("updated_at", models.DateTimeField(auto_now=True)),
                 ("levels", models.JSONField()),
-                ("window", models.PositiveIntegerField(default=1000, verbose_name="finished requests looked back on")),
-                ("window_age_s", models.FloatField(default=300.0, verbose_name="oldest of them, seconds")),
+                (
+                    "window",
+                    models.PositiveIntegerField(
+                        default=1000,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="finished requests looked back on",
+                    ),
+                ),
+                (
+                    "window_age_s",
+                    models.FloatField(
+                        default=300.0,
+                        validators=[controller.models.base.above_zero],
+                        verbose_name="oldest of them, seconds",
+                    ),
+                ),
                 (
                     "contention",
                     models.CharField(
@@ -809,7 +893,7 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="scalingpolicy",
             constraint=models.CheckConstraint(
-                condition=models.Q(("scale_in_below__gte", 0), ("scale_out_above__gt", models.F("scale_in_below"))),
+                condition=models.Q(("lower__gte", 0), ("upper__gt", models.F("lower"))),
                 name="scaling_policy_thresholds",
             ),
         ),

@@ -1,6 +1,8 @@
 """What Django's operations cannot say: the partitioned table, the append-only trigger, the one row, the three roles."""
 
 from django.db import migrations
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.state import StateApps
 
 RECORDS = """
 CREATE TABLE request_record (
@@ -81,7 +83,7 @@ CREATE TRIGGER decision_append_only BEFORE UPDATE OR DELETE ON decision
 ROLES = ("admin", "operator", "viewer")
 
 
-def create_roles(apps, schema_editor) -> None:
+def create_roles(apps: StateApps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     group = apps.get_model("auth", "Group")
     for name in ROLES:
         group.objects.get_or_create(name=name)

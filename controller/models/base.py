@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 
 NAME = RegexValidator(
     r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", "Letters, digits and . _ : / - only, starting with a letter or digit."
 )
+
+
+def above_zero(value: float) -> None:
+    """Validator. NaN and infinity too are refused: PostgreSQL would store them, and sort NaN above everything."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValidationError("Must be a number above 0.")
+
+
+def zero_or_more(value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValidationError("Must be 0 or more.")
+
+
+def share(value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValidationError("Must be above 0 and at most 1.")
 
 
 class Versioned(models.Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from controller.models.base import NAME, Versioned, positive
+from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
 
 
 class Role(models.TextChoices):
@@ -19,8 +19,8 @@ class ServedModel(Versioned):
 
     name = models.CharField(max_length=120, unique=True, validators=[NAME])
     aliases = models.JSONField(default=list, blank=True)
-    context_tokens = models.PositiveIntegerField(default=4096)
-    chars_per_token = models.FloatField(default=4.0)
+    context_tokens = models.PositiveIntegerField(default=4096, validators=[above_zero])
+    chars_per_token = models.FloatField(default=4.0, validators=[above_zero])
     tokenizer = models.CharField(max_length=255, null=True, blank=True)
 
     class Meta:
@@ -40,7 +40,7 @@ class LatencyProfile(models.Model):
 
     model = models.ForeignKey(ServedModel, on_delete=models.CASCADE, related_name="latency_profiles")
     device_kind = models.CharField(max_length=64)
-    tp = models.PositiveSmallIntegerField(default=1)
+    tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
     coefficients = models.JSONField()
     fit_errors = models.JSONField(default=dict, blank=True)
@@ -86,7 +86,7 @@ class Device(Versioned):
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
     index = models.PositiveSmallIntegerField()
     kind = models.CharField(max_length=64)
-    memory_bytes = models.BigIntegerField()
+    memory_bytes = models.BigIntegerField(validators=[above_zero])
 
     class Meta:
         db_table = "device"
@@ -110,8 +110,8 @@ class Link(Versioned):
     source = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="links_out")
     target = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="links_in")
     medium = models.CharField(max_length=32)
-    bandwidth_bytes_s = models.FloatField()
-    latency_s = models.FloatField(default=0.0)
+    bandwidth_bytes_s = models.FloatField(validators=[above_zero])
+    latency_s = models.FloatField(default=0.0, validators=[zero_or_more])
     state = models.CharField(max_length=8, choices=State.choices, default=State.UP)
 
     class Meta:
@@ -174,9 +174,9 @@ class Instance(Versioned):
     url = models.CharField(max_length=255, blank=True)
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
     device_kind = models.CharField(max_length=64, blank=True)
-    tp = models.PositiveSmallIntegerField(default=1)
-    max_num_seqs = models.PositiveIntegerField(default=32)
-    unit_cost = models.FloatField("cost of one second", default=1.0)
+    tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
+    max_num_seqs = models.PositiveIntegerField(default=32, validators=[above_zero])
+    unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     observed_state = models.CharField(max_length=16, choices=Observed.choices, default=Observed.PENDING)
@@ -248,7 +248,7 @@ class InstanceInterval(models.Model):
 
     instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="intervals")
     role = models.CharField(max_length=16, choices=Role.choices)
-    unit_cost = models.FloatField()
+    unit_cost = models.FloatField(validators=[zero_or_more])
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
 

@@ -16,10 +16,10 @@ class ScalingPolicy(Versioned):
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
     min_instances = models.PositiveIntegerField(default=1)
     max_instances = models.PositiveIntegerField(default=4)
-    scale_out_above = models.FloatField(default=0.85)
-    scale_in_below = models.FloatField(default=0.30)
-    sustain_s = models.FloatField("load must stay low for", default=30.0)
-    cooldown_s = models.FloatField("pause after an action", default=15.0)
+    upper = models.FloatField("scale out above", default=0.8)
+    lower = models.FloatField("scale in below", default=0.3)
+    sustain_s = models.FloatField("load must stay low for", default=15.0)
+    cooldown_s = models.FloatField("pause after an action", default=10.0)
     interval_s = models.FloatField("time between two looks", default=1.0)
     enabled = models.BooleanField(default=True)
 
@@ -31,7 +31,7 @@ class ScalingPolicy(Versioned):
             models.UniqueConstraint(fields=["model", "role"], name="scaling_policy_unique"),
             models.CheckConstraint(condition=Q(max_instances__gte=F("min_instances")), name="scaling_policy_bounds"),
             models.CheckConstraint(
-                condition=Q(scale_in_below__gte=0) & Q(scale_out_above__gt=F("scale_in_below")),
+                condition=Q(lower__gte=0) & Q(upper__gt=F("lower")),
                 name="scaling_policy_thresholds",
             ),
             models.CheckConstraint(

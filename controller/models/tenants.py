@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db import models
 from django.db.models import Q
 
-from controller.models.base import NAME, Versioned, positive
+from controller.models.base import NAME, Versioned, above_zero, positive
 
 
 class TenantQuerySet(models.QuerySet["Tenant"]):
@@ -27,10 +27,10 @@ class Tenant(Versioned):
     default_class = models.ForeignKey(
         "controller.SLOClass", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
-    weight = models.FloatField(default=1.0)
-    rpm = models.PositiveIntegerField("requests a minute", null=True, blank=True)
-    tpm = models.PositiveIntegerField("tokens a minute", null=True, blank=True)
-    max_concurrency = models.PositiveIntegerField(null=True, blank=True)
+    weight = models.FloatField(default=1.0, validators=[above_zero])
+    rpm = models.PositiveIntegerField("requests a minute", null=True, blank=True, validators=[above_zero])
+    tpm = models.PositiveIntegerField("tokens a minute", null=True, blank=True, validators=[above_zero])
+    max_concurrency = models.PositiveIntegerField(null=True, blank=True, validators=[above_zero])
     state = models.CharField(max_length=16, choices=State.choices, default=State.ACTIVE)
 
     objects = TenantQuerySet.as_manager()
