@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import ConfigError
+from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import (
     GRID_BATCHES,
     GRID_LENGTHS,
@@ -36,12 +37,17 @@ from controller.predict.latency_fit import (
 )
 
 OUTPUT_TOKENS = 24
-BLOCKER_TOKENS = 768
+BLOCKER_TOKENS = 1536
+BLOCKER_LEAD_S = 0.06  # by then the engine computes the blocker; a batch sent sooner could share its step
 VOCABULARY = 1000
 FIRST_PLAIN_TOKEN = 3
 # A batch whose first tokens came further apart than this share of its time was not prefilled as one.
 MAX_SPREAD = 0.3
+# A long prompt is an engine's best pace a token: a batch much faster than that was computed beside the blocker.
+MIN_PACE = 0.4
 MIN_DECODE_STEPS = 4
+# Samples this far (relative) from a first fit were disturbed by something else on the machine.
+OUTLIER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,11 @@ class Profile:
     discarded: int = 0
 
     def fit(self) -> Fit:
-        return fit(self.prefill, self.decode)
+        """Fitted twice: the second time without the samples that the first contradicts by more than OUTLIER."""
+        model = LatencyModel(fit(self.prefill, self.decode).coefficients)
+        prefill = [s for s in self.prefill if _close(model.prefill_sums(s.tokens, s.squares), s.seconds)]
+        decode = [s for s in self.decode if _close(model.decode(s.batch, s.context_sum), s.seconds)]
+        return fit(prefill, decode)
 
     def as_json(self, model: str, urls: Sequence[str]) -> dict[str, Any]:
         """Coefficients by name, fit errors, raw samples: readable by the engine's --profile and as instance spec."""
@@ -120,14 +130,16 @@ class EngineProfiler:
 
     async def measure(self, batch: int, length: int, profile: Profile) -> None:
         """One grid point: adds its samples, or counts it as discarded where it was not one batch."""
+        sent = time.monotonic()
         blocker = asyncio.create_task(self._stream(BLOCKER_TOKENS, 1))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(BLOCKER_LEAD_S)
         streams = await asyncio.gather(*(self._stream(length, OUTPUT_TOKENS) for _ in range(batch)))
         start = (await blocker)[0]
         firsts = [times[0] for times in streams]
         prefill_s = max(firsts) - start
+        fastest_s = MIN_PACE * (start - sent) * batch * length / BLOCKER_TOKENS
         profile.points += 1
-        if prefill_s <= 0 or max(firsts) - min(firsts) > MAX_SPREAD * prefill_s:
+        if prefill_s < fastest_s or max(firsts) - min(firsts) > MAX_SPREAD * prefill_s:
             profile.discarded += 1
         else:
             profile.prefill.append(PrefillSample(batch * length, batch * length * length, prefill_s))
@@ -154,6 +166,10 @@ class EngineProfiler:
         if not times:
             raise ProfilingFailed(f"{self.url} sent no token")
         return times
+
+
+def _close(predicted_s: float, measured_s: float) -> bool:
+    return abs(predicted_s - measured_s) <= OUTLIER * measured_s
 
 
 def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSample | None:
