@@ -1,0 +1,155 @@
+"""The gateway's instances: adapters by id, which of them answer, and what the dispatcher is told about that.
+
+Configuration says which instances exist; only an answer to telemetry makes one usable. A refused connection takes it
+down at once, silence (no telemetry and no token) after `DEAD_AFTER_S`. An instance that leaves the configuration takes
+nothing new and is dropped when its last request has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import aiohttp
+
+from controller.core import events as ev
+from controller.core.snapshot import GatewaySnapshot
+from controller.core.types import InstanceSpec, Load
+from workers.backends.base import Backend, EngineError, Limits
+from workers.backends.registry import backend_for
+
+log = logging.getLogger(__name__)
+
+DEAD_AFTER_S = 10.0
+
+
+class Hears(Protocol):
+    """The part of Runtime that learns of instances."""
+
+    def push(self, event: ev.Event) -> None: ...
+
+    def instance_down(self, instance_id: str, why: str) -> None: ...
+
+    def serving(self, instance_id: str) -> int: ...
+
+
+class Seat:
+    """One configured instance. Times are monotonic seconds."""
+
+    __slots__ = ("backend", "draining", "leaving", "seen_at", "spec", "up")
+
+    def __init__(self, spec: InstanceSpec, backend: Backend, now: float) -> None:
+        self.spec = spec
+        self.backend = backend
+        self.up = False
+        self.draining = False
+        self.leaving = False
+        self.seen_at = now
+
+
+class Fleet:
+    def __init__(self, session: aiohttp.ClientSession, limits: Limits, clock: Callable[[], float]) -> None:
+        self.seats: dict[str, Seat] = {}
+        self.backends: dict[str, Backend] = {}
+        self._session = session
+        self._limits = limits
+        self._clock = clock
+        self._runtime: Hears | None = None
+
+    @property
+    def runtime(self) -> Hears:
+        if self._runtime is None:
+            raise RuntimeError("the fleet was used before a runtime was bound to it")
+        return self._runtime
+
+    def bind(self, runtime: Hears) -> None:
+        self._runtime = runtime
+
+    def apply(self, snapshot: GatewaySnapshot) -> None:
+        """Level-triggered: whatever was there before, afterwards the seats are the snapshot's."""
+        wanted = {spec.id: spec for spec in snapshot.instances}
+        for spec in wanted.values():
+            self._seat(spec)
+        for instance_id, seat in list(self.seats.items()):
+            if instance_id not in wanted and not seat.leaving:
+                seat.leaving = True
+                self._drain(seat)
+        for instance_id in wanted:
+            self._set_draining(self.seats[instance_id], instance_id in snapshot.draining)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Drop what has left the configuration and serves nothing any more."""
+        for instance_id, seat in list(self.seats.items()):
+            if seat.leaving and not self.runtime.serving(instance_id):
+                self._drop(instance_id)
+
+    def _seat(self, spec: InstanceSpec) -> None:
+        seat = self.seats.get(spec.id)
+        if seat is not None and (seat.spec.url, seat.spec.backend) != (spec.url, spec.backend):
+            self._drop(spec.id)
+            seat = None
+        if seat is None:
+            backend = backend_for(spec, self._session, self._limits)
+            self.seats[spec.id] = Seat(spec, backend, self._clock())
+            self.backends[spec.id] = backend
+            return
+        changed, role_changed = seat.spec != spec, seat.spec.role != spec.role
+        seat.spec = seat.backend.spec = spec
+        if seat.leaving:
+            seat.leaving = False
+            changed = True
+        if changed and seat.up:
+            self.runtime.push(ev.RoleChanged(spec.id, spec.role) if role_changed else ev.InstanceUp(spec))
+
+    def _set_draining(self, seat: Seat, draining: bool) -> None:
+        if draining == seat.draining:
+            return
+        seat.draining = draining
+        if draining:
+            self._drain(seat)
+        elif seat.up:
+            self.runtime.push(ev.InstanceUp(seat.spec))
+
+    def _drain(self, seat: Seat) -> None:
+        if seat.up:
+            self.runtime.push(ev.InstanceDraining(seat.spec.id))
+
+    def _drop(self, instance_id: str) -> None:
+        seat = self.seats.pop(instance_id)
+        del self.backends[instance_id]
+        if seat.up:
+            self.runtime.instance_down(instance_id, "it left the configuration")
+
+    # ---- health ---------------------------------------------------------------------------------------------------
+
+    def reported(self, instance_id: str, load: Load) -> None:
+        """Telemetry came: the instance lives."""
+        seat = self.seats.get(instance_id)
+        if seat is None:
+            return
+        seat.seen_at = max(seat.seen_at, load.observed_at)
+        if not seat.up:
+            log.info("instance %s is up", instance_id)
+            seat.up = True
+            self.runtime.push(ev.InstanceUp(seat.spec))
+            if seat.draining or seat.leaving:
+                self.runtime.push(ev.InstanceDraining(instance_id))
+        self.runtime.push(ev.Telemetry(instance_id, load))
+
+    def silent(self, instance_id: str, error: EngineError) -> None:
+        """Telemetry did not come."""
+        seat = self.seats.get(instance_id)
+        if seat is None or not seat.up:
+            return
+        if error.unreachable or self._clock() - seat.seen_at > DEAD_AFTER_S:
+            log.warning("instance %s is down: %s", instance_id, error)
+            seat.up = False
+            self.runtime.instance_down(instance_id, str(error))
+
+    def heard(self, instance_id: str, now: float) -> None:
+        """A token came: slow telemetry alone does not make it dead."""
+        seat = self.seats.get(instance_id)
+        if seat is not None:
+            seat.seen_at = now

@@ -1,0 +1,133 @@
+"""One request on its way through the gateway: little enough that ten thousand may wait at once."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from enum import IntEnum
+from typing import Any
+
+from api.openai.asgi import Header, Send
+from controller.core.decisions import Decision
+from controller.core.types import Request
+from workers.backends.base import UpstreamCall, Usage
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+class Phase(IntEnum):
+    """QUEUED also after a failure before the first token; STARTED once a byte went to the client."""
+
+    QUEUED = 0
+    SENT = 1
+    STARTED = 2
+    DONE = 3
+
+
+class Flight:
+    """All times are the driver's monotonic seconds but `arrived_wall` (epoch). The parsed body is not kept."""
+
+    __slots__ = (
+        "arrived_wall",
+        "charged_tokens",
+        "chat",
+        "decisions",
+        "first_sent_at",
+        "head",
+        "instance",
+        "keep_usage",
+        "output_tokens",
+        "phase",
+        "prompt_chars",
+        "request",
+        "send",
+        "sent_at",
+        "source",
+        "streamed",
+        "task",
+        "times",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        head: bytes,
+        send: Send,
+        arrived_wall: float,
+        *,
+        chat: bool,
+        streamed: bool,
+        keep_usage: bool,
+        prompt_chars: int = 0,
+        charged_tokens: int = 0,
+        source: str = "defaults",
+    ) -> None:
+        self.request = request
+        self.head = head
+        self.send = send
+        self.arrived_wall = arrived_wall
+        self.chat = chat
+        self.streamed = streamed
+        self.keep_usage = keep_usage
+        self.prompt_chars = prompt_chars
+        self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
+        self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
+        self.phase = Phase.QUEUED
+        self.instance = ""
+        self.task: asyncio.Task[None] | None = None
+        self.first_sent_at: float | None = None
+        self.sent_at: float | None = None
+        self.times: array[float] | None = None  # arrival of every token, streamed
+        self.output_tokens = 0
+        self.usage: Usage | None = None
+        self.decisions: list[dict[str, Any]] | None = None
+
+    def call(self, rank: int) -> UpstreamCall:
+        path = CHAT if self.chat else COMPLETIONS
+        return UpstreamCall(self.request.id, path, self.head, rank, self.streamed, self.keep_usage)
+
+    def note(self, decision: Decision) -> None:
+        """Keep a decision in the compact form of the record; `at` is seconds after arrival."""
+        step = {
+            "kind": decision.kind,
+            "reason": decision.reason,
+            "subject": decision.subject,
+            "at": round(decision.at - self.request.arrival, 6),
+            "figures": dict(decision.figures),
+        }
+        if decision.rejected:
+            step["rejected"] = dict(decision.rejected)
+        self.decisions = [*(self.decisions or ()), step]
+
+    def delivered(self, tokens: int, now: float) -> None:
+        """`tokens` reached us now."""
+        if self.times is None:
+            self.times = array("d")
+        for _ in range(tokens):
+            self.times.append(now)
+        self.output_tokens += tokens
+
+    def restart(self) -> None:
+        """Back to the queue after a failure before the first token."""
+        self.phase = Phase.QUEUED
+        self.times = None
+        self.output_tokens = 0
+        self.usage = None
+        self.task = None
+
+    def headers(self) -> list[Header]:
+        """x-slackline-*: who served it and how long it waited for that."""
+        request = self.request
+        waited = (self.sent_at - request.arrival) * 1000 if self.sent_at is not None else 0.0
+        return [
+            (b"x-slackline-request-id", request.id.encode()),
+            (b"x-slackline-class", _header_text(request.slo_class)),
+            (b"x-slackline-instance", _header_text(self.instance)),
+            (b"x-slackline-queue-ms", b"%.1f" % waited),
+        ]
+
+
+def _header_text(value: str) -> bytes:
+    return value.encode("ascii", "replace")

@@ -1,0 +1,151 @@
+"""Request records on their way to PostgreSQL: buffered, written in batches, spooled to disk when it is away.
+
+Nothing that ended is lost while the process lives: a batch is forgotten only after the database took it, or after it
+lies in the spool file, written and fsynced once a batch. A batch whose acknowledgement was lost is written again; the
+writer ignores ids it has. After a crash (kill -9) at most `FLUSH_S` of records are missing, and the spool is replayed
+by the next gateway that starts over the same folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from api.openai.offloop import Busy, OffLoop
+from controller.core.records import RequestRecord, record_as_dict
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.5
+BATCH = 1_000
+WRITE_S = 8.0  # a batch takes milliseconds; longer means that the database hangs
+RETRY_S = 2.0  # after a failure, before the database is tried again
+
+Writer = Callable[[Sequence[RequestRecord]], Any]
+
+
+class Spool:
+    """Files of JSON lines, one a batch, oldest first by name. Only whole files appear under their final name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._serial = 0
+
+    def save(self, records: Sequence[RequestRecord]) -> Path:
+        self._serial += 1
+        name = f"{time.time_ns():020d}-{os.getpid()}-{self._serial:06d}"
+        path, part = self.folder / f"{name}.jsonl", self.folder / f"{name}.part"
+        with part.open("wb") as file:
+            file.writelines(orjson.dumps(record_as_dict(record)) + b"\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+        return path
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def load(self, path: Path) -> list[RequestRecord]:
+        """Unreadable lines are reported and left out: they must not hold up the rest for ever."""
+        records = []
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            try:
+                records.append(RequestRecord(**orjson.loads(line)))
+            except (orjson.JSONDecodeError, TypeError) as error:
+                log.error("%s line %d is not a record: %s", path, number, error)
+        return records
+
+
+class Recorder:
+    """`writer` blocks and runs in a thread of its own; it must ignore ids that it has written before."""
+
+    def __init__(self, writer: Writer, spool: Spool) -> None:
+        self.spool = spool
+        self.failing_since: float | None = None
+        self.written = 0
+        self._writer = writer
+        self._buffer: deque[RequestRecord] = deque()
+        self._database = OffLoop("records")
+        self._disk = OffLoop("spool")
+        self._retry_at = 0.0
+        self._full = asyncio.Event()
+
+    def add(self, record: RequestRecord) -> None:
+        self._buffer.append(record)
+        if len(self._buffer) >= BATCH:
+            self._full.set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._buffer)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._full.wait(), FLUSH_S)
+            except TimeoutError:
+                pass  # the period is over
+            self._full.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Everything buffered goes to the database, or to the spool; then old spool files follow."""
+        while self._buffer:
+            batch = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
+            if not await self._write(batch):
+                await self._save(batch)
+        if time.monotonic() >= self._retry_at:
+            await self._replay()
+
+    async def _write(self, batch: Sequence[RequestRecord]) -> bool:
+        if not batch:
+            return True
+        if time.monotonic() < self._retry_at:
+            return False
+        try:
+            await self._database.call(lambda: self._writer(batch), WRITE_S)
+        except Exception as error:  # whatever it was, the batch is kept
+            self._failed(error)
+            return False
+        if self.failing_since is not None:
+            log.warning("records reach the database again after %.0f s", time.monotonic() - self.failing_since)
+        self.failing_since = None
+        self.written += len(batch)
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        if self.failing_since is None:
+            log.warning("records are spooled to %s: %r", self.spool.folder, error)
+            self.failing_since = time.monotonic()
+        self._retry_at = time.monotonic() + RETRY_S
+
+    async def _save(self, batch: Sequence[RequestRecord]) -> None:
+        """A full disk keeps the batch in memory; it is tried again with the next flush."""
+        try:
+            await self._disk.call(lambda: self.spool.save(batch), WRITE_S)
+        except (OSError, TimeoutError, Busy) as error:
+            log.error("%d records cannot be spooled, they stay in memory: %r", len(batch), error)
+            self._buffer.extendleft(reversed(batch))
+            await asyncio.sleep(RETRY_S)
+
+    async def _replay(self) -> None:
+        for path in await self._disk.call(self.spool.files, WRITE_S):
+            records = await self._disk.call(lambda path=path: self.spool.load(path), WRITE_S)
+            if not await self._write(records):
+                return
+            await self._disk.call(path.unlink, WRITE_S)
+
+    async def close(self) -> None:
+        """At shutdown: one last flush; what the database does not take lies in the spool."""
+        await self.flush()
+        self._database.close()
+        self._disk.close()

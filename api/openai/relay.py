@@ -1,0 +1,96 @@
+"""From the engine to the client: bytes as they come, first-token and inter-token times taken once, here.
+
+Nothing reaches the client before the first token (a chat stream's opening event is held back until then), so that a
+request whose engine dies early can run elsewhere. After it, a failure ends the stream with one error event in OpenAI's
+shape and without `[DONE]`: clients that look for `[DONE]` see an incomplete answer, those that parse events see why.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Protocol
+
+from api.openai.asgi import EVENT_STREAM, JSON, NO_CACHE, respond
+from api.openai.errors import ApiError
+from api.openai.flight import Flight, Phase
+from workers.backends.base import Backend, Chunk, EngineError, UpstreamCall
+
+
+class Driver(Protocol):
+    """Who hears what happens to a request at its engine."""
+
+    def clock(self) -> float: ...
+
+    def accepted(self, flight: Flight) -> None: ...
+
+    def first_token(self, flight: Flight) -> None: ...
+
+    def progressed(self, flight: Flight) -> None: ...
+
+    def completed(self, flight: Flight, now: float) -> None: ...
+
+    def lost(self, flight: Flight, error: EngineError) -> None: ...
+
+
+async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Driver) -> None:
+    """One attempt on one engine. Cancelling it closes the call upstream."""
+    held = b""
+    try:
+        async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                if chunk.kind == "data":
+                    held = await _data(flight, chunk, held, driver)
+                elif chunk.kind == "body":
+                    await _whole(flight, chunk, driver)
+                else:
+                    driver.accepted(flight)
+    except EngineError as error:
+        if flight.phase != Phase.DONE:
+            driver.lost(flight, error)
+
+
+async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> bytes:
+    """Relay whole events; the answer is what must still be held back."""
+    if chunk.tokens:
+        first = flight.times is None
+        flight.delivered(chunk.tokens, driver.clock())
+        driver.first_token(flight) if first else driver.progressed(flight)
+    if chunk.usage is not None:
+        flight.usage = chunk.usage
+    if flight.phase == Phase.SENT:
+        if not chunk.tokens and not chunk.done:
+            return held + chunk.raw
+        await start_stream(flight)
+    raw = held + chunk.raw
+    if chunk.done:
+        driver.completed(flight, driver.clock())
+    if raw or chunk.done:
+        await flight.send({"type": "http.response.body", "body": raw, "more_body": not chunk.done})
+    return b""
+
+
+async def start_stream(flight: Flight) -> None:
+    flight.phase = Phase.STARTED
+    headers = [EVENT_STREAM, NO_CACHE, *flight.headers()]
+    await flight.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _whole(flight: Flight, chunk: Chunk, driver: Driver) -> None:
+    flight.usage = chunk.usage
+    flight.phase = Phase.STARTED
+    driver.completed(flight, driver.clock())
+    await respond(flight.send, 200, chunk.raw, flight.headers())
+
+
+async def end_with_error(flight: Flight, error: ApiError, *, started: bool) -> None:
+    """Answer an error: as a response, or as the last event of a stream that has begun."""
+    if started:
+        await flight.send({"type": "http.response.body", "body": error.event(), "more_body": False})
+    else:
+        headers = [*flight.headers(), *error.headers()]
+        await respond(flight.send, error.status, error.body(), headers)
+
+
+async def end_with_engine_error(flight: Flight, error: EngineError) -> None:
+    """The engine's own refusal of the request (its 4xx), as it said it."""
+    await respond(flight.send, error.status, error.body, flight.headers(), JSON)

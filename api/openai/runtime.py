@@ -1,0 +1,254 @@
+"""The asyncio driver of a StageDispatcher: events in, actions out, one wake-up, no polling.
+
+Events of one loop iteration are handed over in one batch. An arrival on an unsaturated fleet is therefore sent in the
+iteration in which it was read. Token progress alone starts no pass: it travels with the next event, or after 50 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from api.openai.errors import ApiError
+from api.openai.flight import Flight, Phase
+from api.openai.relay import end_with_engine_error, end_with_error, relay
+from controller.core import events as ev
+from controller.core.decisions import Decision
+from controller.core.types import Outcome
+from workers.backends.base import Backend, EngineError
+
+log = logging.getLogger(__name__)
+
+PROGRESS_S = 0.05  # how long token counts may wait for another event to travel with
+SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin the loop
+
+
+class Dispatches(Protocol):
+    """The part of StageDispatcher that a driver drives."""
+
+    name: str
+
+    def handle(self, events: list[ev.Event], now: float) -> ev.Reply: ...
+
+
+class Outcomes(Protocol):
+    """Hears of every request that ended, exactly once."""
+
+    def ended(self, flight: Flight, outcome: Outcome, now: float, *, code: str = "", status: int = 200) -> None: ...
+
+
+class Runtime:
+    """Owns all open requests. Not thread-safe: everything happens on the loop."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatches,
+        backends: Mapping[str, Backend],
+        outcomes: Outcomes,
+        *,
+        suspect: Callable[[str], None] = lambda instance_id: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.flights: dict[str, Flight] = {}
+        self.decided: Counter[tuple[str, str]] = Counter()  # (kind, reason)
+        self.clock = clock
+        self._backends = backends
+        self._outcomes = outcomes
+        self._suspect = suspect  # told of an instance that cannot be reached
+        self._events: list[ev.Event] = []
+        self._progress: set[str] = set()
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- what the gateway tells -----------------------------------------------------------------------------------
+
+    def arrive(self, flight: Flight) -> None:
+        self.flights[flight.request.id] = flight
+        self.push(ev.Arrived(flight.request))
+
+    def hang_up(self, flight: Flight) -> None:
+        """The client is gone: cancel at the engine at once."""
+        if flight.phase != Phase.DONE:
+            self._end(flight, Outcome.CANCELLED, code="client_closed", status=499)
+            self.push(ev.Cancelled(flight.request.id))
+
+    def cancel(self, flight: Flight) -> None:
+        """An operator cancelled it: the client is told."""
+        started = flight.phase == Phase.STARTED
+        self.push(ev.Cancelled(flight.request.id))
+        error = ApiError("cancelled", "The request was cancelled by an operator.")
+        self._refuse(flight, Outcome.REFUSED, error, started=started)
+
+    def instance_down(self, instance_id: str, why: str) -> None:
+        """Fail what it was serving; the dispatcher sends elsewhere what has no token yet."""
+        self.push(ev.InstanceDown(instance_id))
+        error = EngineError(f"instance {instance_id} is down: {why}")
+        for flight in [f for f in self.flights.values() if f.instance == instance_id and f.task is not None]:
+            self._stop(flight)
+            self.lost(flight, error)
+
+    def serving(self, instance_id: str) -> int:
+        return sum(1 for f in self.flights.values() if f.instance == instance_id and f.phase != Phase.QUEUED)
+
+    def push(self, event: ev.Event) -> None:
+        self._events.append(event)
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._pass)
+
+    # ---- what the relay tells -------------------------------------------------------------------------------------
+
+    def accepted(self, flight: Flight) -> None:
+        self.push(ev.Accepted(flight.request.id))
+
+    def first_token(self, flight: Flight) -> None:
+        self.push(ev.FirstToken(flight.request.id))
+
+    def progressed(self, flight: Flight) -> None:
+        self._progress.add(flight.request.id)
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(PROGRESS_S, self._pass)
+
+    def completed(self, flight: Flight, now: float) -> None:
+        if flight.usage is not None:
+            flight.output_tokens = flight.usage.completion_tokens
+        flight.task = None  # it ends by itself after the last write
+        self.push(ev.Finished(flight.request.id, flight.output_tokens))
+        self._end(flight, Outcome.OK)
+
+    def lost(self, flight: Flight, error: EngineError) -> None:
+        """Its engine failed it: the dispatcher retries before the first token, an error event ends it after."""
+        flight.task = None
+        if error.unreachable:
+            self._suspect(flight.instance)
+        if flight.phase == Phase.STARTED:
+            self.push(ev.Failed(flight.request.id, False, str(error)))
+            message = "The engine failed during the answer; it is incomplete."
+            self._refuse(flight, Outcome.CUT, ApiError("engine_failed", message), started=True)
+        elif error.client_fault:
+            self.push(ev.Cancelled(flight.request.id))
+            self._end(flight, Outcome.REFUSED, code="engine_rejected", status=error.status)
+            self.spawn(end_with_engine_error(flight, error))
+        else:
+            log.warning("request %s failed on %s: %s", flight.request.id, flight.instance, error)
+            flight.restart()
+            self.push(ev.Failed(flight.request.id, True, str(error)))
+
+    # ---- passes ---------------------------------------------------------------------------------------------------
+
+    def _pass(self) -> None:
+        now = self.clock()
+        reply = self.dispatcher.handle(self._collect(), now)
+        self._wake = None
+        if reply.wake_at is not None:
+            delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
+            self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
+        for action in reply.actions:
+            self._act(action, now)
+
+    def _woke(self) -> None:
+        self._wake = None
+        self.push(ev.Woke())
+
+    def _collect(self) -> list[ev.Event]:
+        """The batch; every pass answers with a new wake-up, so all timers of the old one go."""
+        for handle in (self._soon, self._later, self._wake):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._later = None
+        events, self._events = self._events, []
+        for request_id in self._progress:
+            if flight := self.flights.get(request_id):
+                events.append(ev.Progress(request_id, flight.output_tokens))
+        self._progress.clear()
+        return events
+
+    # ---- actions --------------------------------------------------------------------------------------------------
+
+    def _act(self, action: ev.Action, now: float) -> None:
+        if isinstance(action, ev.Abort):
+            self._abort(action)
+            return
+        flight = self.flights.get(action.request.id)
+        if flight is None:  # it ended in this very iteration; its Cancelled is in the next batch
+            return
+        self._note(flight, action.decision)
+        if isinstance(action, ev.Send):
+            self._send(flight, action, now)
+        elif isinstance(action, ev.Refuse):
+            error = ApiError(action.code, _said(action.decision), retry_after_s=action.retry_after_s)
+            outcome = Outcome.FAILED if flight.request.attempts else Outcome.REFUSED
+            self._refuse(flight, outcome, error, started=False)
+        else:
+            waited = now - flight.request.arrival
+            message = f"Not scheduled within its waiting time ({waited:.1f} s): {_said(action.decision)}"
+            self._refuse(flight, Outcome.EXPIRED, ApiError("waiting_time_exceeded", message), started=False)
+
+    def _note(self, flight: Flight, decision: Decision) -> None:
+        flight.note(decision)
+        self.decided[decision.kind, decision.reason] += 1
+
+    def _send(self, flight: Flight, action: ev.Send, now: float) -> None:
+        backend = self._backends.get(action.instance_id)
+        flight.instance = action.instance_id
+        flight.sent_at = now
+        flight.first_sent_at = flight.first_sent_at or now
+        flight.request.attempts += 1
+        if backend is None:
+            self.push(ev.Failed(flight.request.id, True, f"no instance {action.instance_id}"))
+            return
+        flight.phase = Phase.SENT
+        flight.task = self.spawn(relay(flight, backend, flight.call(action.rank), self))
+
+    def _abort(self, action: ev.Abort) -> None:
+        """Asked for by the dispatcher: the request ends as cancelled, unless it has ended already."""
+        if flight := self.flights.get(action.request_id):
+            error = ApiError("cancelled", "The request was cancelled.")
+            self._refuse(flight, Outcome.REFUSED, error, started=flight.phase == Phase.STARTED)
+
+    def _refuse(self, flight: Flight, outcome: Outcome, error: ApiError, *, started: bool) -> None:
+        self._end(flight, outcome, code=error.code, status=200 if started else error.status)
+        self.spawn(end_with_error(flight, error, started=started))
+
+    def _end(self, flight: Flight, outcome: Outcome, *, code: str = "", status: int = 200) -> None:
+        self._stop(flight)
+        flight.phase = Phase.DONE
+        del self.flights[flight.request.id]
+        self._outcomes.ended(flight, outcome, self.clock(), code=code, status=status)
+
+    def _stop(self, flight: Flight) -> None:
+        if flight.task is not None:
+            flight.task.cancel()
+            flight.task = None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that is kept until done; what it raises is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request's task failed", exc_info=error)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for open writes at shutdown."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+
+def _said(decision: Decision) -> str:
+    figures = ", ".join(f"{name} {_short(value)}" for name, value in decision.figures.items())
+    return decision.reason.replace("_", " ") + (f" ({figures})" if figures else "")
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
