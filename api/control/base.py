@@ -1,0 +1,125 @@
+"""What every control view shares: who may call which method, checked input, pages, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from django.db.models import QuerySet
+from drf_spectacular.openapi import AutoSchema
+from rest_framework import serializers, status
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.parsers import JSONParser
+from rest_framework.permissions import BasePermission
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
+from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
+from api.errors import ApiError, exception_handler
+from api.permissions import IsTenantKey, IsViewer
+from api.throttle import KeyThrottle, PersonThrottle
+
+VERSION_MAX = 2**31 - 1
+
+SIGNED_IN = IsViewer | IsTenantKey
+
+
+class VersionRequired(ApiError):
+    """A change to an existing object says which version it was made from."""
+
+    default_code = "validation_failed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, {"version": [message]})
+
+
+class PageQuery(serializers.Serializer):
+    """Query parameters of every list."""
+
+    limit = serializers.IntegerField(
+        min_value=1, max_value=LIMIT_MAX, default=LIMIT_DEFAULT, help_text="Rows on a page."
+    )
+    cursor = serializers.CharField(
+        max_length=CURSOR_LENGTH_MAX, required=False, help_text="`next_cursor` of the page before."
+    )
+
+
+class ControlView(APIView):
+    """Base of all control views. `access` maps an HTTP method to the rule for it; other methods answer 405."""
+
+    authentication_classes: ClassVar[Sequence[type]] = [BearerKeyAuthentication, PeopleSessionAuthentication]
+    parser_classes: ClassVar[Sequence[type]] = [JSONParser]
+    renderer_classes: ClassVar[Sequence[type]] = [JSONRenderer]
+    throttle_classes: ClassVar[Sequence[type]] = [KeyThrottle, PersonThrottle]
+    content_negotiation_class = DefaultContentNegotiation
+    schema = AutoSchema()
+    access: ClassVar[Mapping[str, Any]] = {}
+
+    def get_permissions(self) -> list[BasePermission]:
+        return [self.access.get(self.request.method or "", SIGNED_IN)()]
+
+    def get_exception_handler(self) -> Any:
+        return exception_handler
+
+    @property
+    def tenant_id(self) -> int | None:
+        """The tenant whose key calls, or None for a person. Every list narrows itself by it."""
+        user = self.request.user
+        return user.tenant_id if isinstance(user, TenantPrincipal) else None
+
+    def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:
+        """The checked query parameters; a wrong or unknown one is an error that names it."""
+        return _valid(serializer, self.request.query_params.dict())
+
+    def body(self, serializer: type[serializers.Serializer], *, partial: bool = False) -> dict[str, Any]:
+        """The checked JSON body; unknown fields are errors, so that a typing slip is never silently dropped."""
+        if not isinstance(self.request.data, Mapping):
+            raise serializers.ValidationError("The body must be a JSON object.")
+        return _valid(serializer, dict(self.request.data), partial=partial)
+
+    def page(
+        self, rows: QuerySet[Any], order: Sequence[str], output: type[serializers.Serializer], query: Mapping[str, Any]
+    ) -> Response:
+        page = paginate(rows, order, query["limit"], query.get("cursor"))
+        return Response({"items": output(page.items, many=True).data, "next_cursor": page.next_cursor})
+
+    def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
+        """One object; its version travels as ETag too, to be sent back as If-Match."""
+        response = Response(output(row).data, status=code)
+        version = getattr(row, "version", None)
+        if version is not None:
+            response["ETag"] = f'"{version}"'
+        return response
+
+
+def claimed_version(request: Request, data: dict[str, Any]) -> int:
+    """The version a change was made from: `version` in the body (taken out of it) or If-Match."""
+    stated = data.pop("version", None)
+    header = request.headers.get("If-Match", "").strip()
+    if header:
+        matched = _version_of(header)
+        if stated is not None and stated != matched:
+            raise VersionRequired("`version` and If-Match name different versions.")
+        return matched
+    if stated is None:
+        raise VersionRequired("Say which version you change: `version` in the body, or If-Match with the ETag.")
+    return int(stated)
+
+
+def _version_of(header: str) -> int:
+    digits = header.removeprefix("W/").strip('"')
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= VERSION_MAX):
+        raise VersionRequired("If-Match must carry the ETag of the object, for example \"3\".")
+    return int(digits)
+
+
+def _valid(serializer: type[serializers.Serializer], raw: dict[str, Any], *, partial: bool = False) -> dict[str, Any]:
+    bound = serializer(data=raw, partial=partial)
+    unknown = {name: ["There is no such field here."] for name in raw if name not in bound.fields}
+    if unknown:
+        raise serializers.ValidationError(unknown)
+    bound.is_valid(raise_exception=True)
+    return dict(bound.validated_data)

@@ -1,0 +1,92 @@
+"""Field types the resources share: bounded numbers, names, JSON that PostgreSQL can hold, versions, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.validators import RegexValidator
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+SECONDS_MAX = 86_400.0
+JSON_DEPTH_MAX = 6
+JSON_VALUES_MAX = 500
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")
+
+
+class NameField(serializers.CharField):
+    """A name that goes into URLs, metrics and headers: no spaces, no control characters."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("max_length", 100)
+        super().__init__(**kwargs)
+        message = "Use letters, digits and . _ : / - and start with a letter or digit."
+        self.validators.append(RegexValidator(NAME, message))
+
+
+class SecondsField(serializers.FloatField):
+    """A positive duration of at most a day, in seconds."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("min_value", 0.000_001)
+        kwargs.setdefault("max_value", SECONDS_MAX)
+        super().__init__(**kwargs)
+
+
+class VersionField(serializers.IntegerField):
+    """The version a change was made from; may come as If-Match instead."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("min_value", 0)
+        kwargs.setdefault("max_value", 2**31 - 1)
+        kwargs.setdefault("required", False)
+        kwargs.setdefault("help_text", "The version this change was made from (or send If-Match).")
+        super().__init__(**kwargs)
+
+
+@extend_schema_field({"type": "object", "additionalProperties": True})
+class JsonObjectField(serializers.DictField):
+    """A small JSON object; what PostgreSQL's jsonb cannot hold (NUL, half a surrogate pair) is refused here."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        value: dict[str, Any] = super().to_internal_value(data)
+        for count, text in enumerate(_texts(value, 0)):
+            if count > JSON_VALUES_MAX:
+                raise serializers.ValidationError(f"At most {JSON_VALUES_MAX} values.")
+            if not _storable(text):
+                raise serializers.ValidationError("Text with NUL or half a surrogate pair cannot be stored.")
+        return value
+
+
+@extend_schema_field({"type": "object", "additionalProperties": {"type": "string"}})
+class LabelsField(JsonObjectField):
+    """Names to short texts."""
+
+    child = serializers.CharField(max_length=200, allow_blank=True)
+
+
+@extend_schema_field(OpenApiTypes.DATETIME)
+class EpochField(serializers.DateTimeField):
+    """A time, out as ISO 8601 in UTC."""
+
+
+def _texts(value: Any, depth: int) -> Iterable[str]:
+    """Every key and value as text, depth first."""
+    if depth > JSON_DEPTH_MAX:
+        raise serializers.ValidationError(f"At most {JSON_DEPTH_MAX} levels deep.")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, depth + 1)
+    else:
+        yield str(value)
+
+
+def _storable(text: str) -> bool:
+    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,0 +1,100 @@
+"""Keyset pages: `limit` rows after `cursor`, never an OFFSET and never a count of a large table.
+
+A page is `{"items": [...], "next_cursor": "..." | null}`. The cursor is opaque to callers: the sort values of the last row
+of the page, so a page costs the same wherever it lies, and rows added meanwhile shift nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import Model, Q, QuerySet
+
+from api.errors import ApiError
+
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 500
+CURSOR_LENGTH_MAX = 1_000
+
+
+class InvalidCursor(ApiError):
+    """The cursor was not made by this list, or was changed on the way."""
+
+    default_code = "invalid_cursor"
+
+    def __init__(self) -> None:
+        message = "This cursor is not one this list has given out. Start again without it."
+        super().__init__(message, {"cursor": [message]})
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`items` are model rows; `next_cursor` is None on the last page."""
+
+    items: Sequence[Any]
+    next_cursor: str | None
+
+
+def paginate(rows: QuerySet[Any], order: Sequence[str], limit: int, cursor: str | None) -> Page:
+    """One page of `rows` in `order` (field names, "-" descending, the last one unique)."""
+    ordered = rows.order_by(*order)
+    if cursor:
+        ordered = ordered.filter(_after(order, _decode(cursor, rows.model, order)))
+    found = list(ordered[: limit + 1])
+    more = len(found) > limit
+    return Page(found[:limit], _encode(found[limit - 1], order) if more else None)
+
+
+def _after(order: Sequence[str], values: Sequence[Any]) -> Q:
+    """Rows sorting after `values`: a.gt | (a.eq & (b.gt | ...)), led by the plain range that an index can use."""
+    condition = Q()
+    for name, value in reversed(list(zip(order, values, strict=True))):
+        field, way = (name[1:], "lt") if name.startswith("-") else (name, "gt")
+        beyond = Q(**{f"{field}__{way}": value})
+        condition = beyond | (Q(**{field: value}) & condition) if condition else beyond
+    first = order[0]
+    bound = "lte" if first.startswith("-") else "gte"
+    return Q(**{f"{first.lstrip('-')}__{bound}": values[0]}) & condition
+
+
+def _encode(row: Model, order: Sequence[str]) -> str:
+    values = [str(_value(row, name.lstrip("-"))) for name in order]
+    return base64.urlsafe_b64encode(json.dumps(values, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _value(row: Model, path: str) -> Any:
+    value: Any = row
+    for part in path.split("__"):
+        value = getattr(value, part)
+    return value
+
+
+def _decode(cursor: str, model: type[Model], order: Sequence[str]) -> list[Any]:
+    try:
+        raw = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if not isinstance(raw, list) or len(raw) != len(order):
+            raise InvalidCursor
+        return [_typed(model, name.lstrip("-"), text) for name, text in zip(order, raw, strict=True)]
+    except (binascii.Error, UnicodeError, ValueError, TypeError, OverflowError, ValidationError, RecursionError) as error:
+        raise InvalidCursor from error
+
+
+def _typed(model: type[Model], path: str, text: Any) -> Any:
+    """The text of a sort value as its field's type; whatever is not such a value is no cursor of ours."""
+    if not isinstance(text, str) or "\x00" in text:
+        raise InvalidCursor
+    *parents, last = path.split("__")
+    for part in parents:
+        related = model._meta.get_field(part).related_model
+        model = related  # type: ignore[assignment]
+    value = model._meta.get_field(last).to_python(text)
+    if value is None:
+        raise InvalidCursor
+    text.encode()  # lone surrogates cannot be sent to PostgreSQL
+    return value

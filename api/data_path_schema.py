@@ -1,0 +1,160 @@
+"""The gateway's `/v1/*` endpoints as OpenAPI fragments, merged into the control API's document (`api.schema`).
+
+The gateway is no Django process, so nothing here can be read off its views. The fields and codes are those of its own
+modules; `tests/api/control/test_schema.py` compares them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Fragment = dict[str, Any]
+
+GATEWAY_SERVER: Fragment = {
+    "url": "{gateway}",
+    "description": "The gateway (data path), a process of its own.",
+    "variables": {"gateway": {"default": "http://127.0.0.1:8080"}},
+}
+
+
+def _seconds(description: str, example: float) -> Fragment:
+    return {"type": "number", "exclusiveMinimum": True, "minimum": 0, "description": description, "example": example}
+
+
+SLO_FIELDS: Fragment = {
+    "target_ttft": _seconds("Time to the first token, seconds.", 2.0),
+    "target_tbt": _seconds("Time between tokens, seconds; also the pace that token goodput counts by.", 0.1),
+    "deadline": _seconds("End to end, seconds from arrival.", 30.0),
+    "waiting_time": _seconds("Dropped with `waiting_time_exceeded` if not sent to an engine by then, seconds.", 5.0),
+    "slo_class": {"type": "string", "description": "Name of an SLO class; what is not said comes from it."},
+    "priority": {
+        "type": "integer",
+        "minimum": 0,
+        "description": "0 is the highest. Turned into targets by the priority mapping where no target and no class is "
+        "named. Becomes the engine's priority only through the deadline that follows from it.",
+    },
+}
+METADATA: Fragment = {
+    "type": "object",
+    "additionalProperties": {"type": "string"},
+    "description": "`workflow_id` and `stage` name a request's place in a compound workflow.",
+    "properties": {"workflow_id": {"type": "string"}, "stage": {"type": "string"}},
+}
+COMMON: Fragment = {
+    "model": {"type": "string", "description": "A served model's public name or one of its aliases."},
+    "stream": {"type": "boolean", "default": False},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    **SLO_FIELDS,
+    "metadata": METADATA,
+}
+
+RESPONSE_HEADERS: Fragment = {
+    "x-slackline-request-id": {"description": "Id of the request's record.", "schema": {"type": "string"}},
+    "x-slackline-class": {"description": "SLO class applied; empty if none.", "schema": {"type": "string"}},
+    "x-slackline-instance": {"description": "The engine that served it.", "schema": {"type": "string"}},
+    "x-slackline-queue-ms": {"description": "Time in the gateway's queue, milliseconds.", "schema": {"type": "number"}},
+}
+RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+
+# Stable codes (design section 8): status to codes with what they mean.
+ERROR_CODES: dict[int, dict[str, str]] = {
+    400: {"invalid_slo": "An SLO field is of the wrong type, out of range or contradicts another; `param` names it."},
+    401: {"invalid_api_key": "No key, an unknown, an expired or a revoked one."},
+    404: {"model_not_found": "No served model has this name or alias."},
+    429: {
+        "rate_limit_exceeded": "The tenant's requests, tokens or concurrency are used up.",
+        "slo_infeasible": "The targets cannot be met, not even by sending it now; or the queue is full.",
+    },
+    503: {"no_capacity": "No instance serves this model at the moment."},
+    504: {"waiting_time_exceeded": "Not sent to an engine within `waiting_time`."},
+}
+
+
+def _body(required: list[str], properties: Fragment) -> Fragment:
+    schema = {
+        "type": "object",
+        "required": ["model", *required],
+        "properties": {**COMMON, **properties},
+        "additionalProperties": True,
+        "description": "OpenAI's body plus the SLO fields, each optional. Fields not named here pass to the engine.",
+    }
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _ok(description: str) -> Fragment:
+    stream = {"schema": {"type": "string", "description": "Server-sent events, ended by `data: [DONE]`."}}
+    whole = {"schema": {"type": "object", "additionalProperties": True}}
+    content = {"application/json": whole, "text/event-stream": stream}
+    return {"description": description, "headers": RESPONSE_HEADERS, "content": content}
+
+
+def _errors(statuses: tuple[int, ...]) -> Fragment:
+    schema = {"$ref": "#/components/schemas/DataPathError"}
+    answers = {}
+    for status in statuses:
+        text = "; ".join(f"`{code}`: {meaning}" for code, meaning in ERROR_CODES[status].items())
+        answers[str(status)] = {"description": text, "content": {"application/json": {"schema": schema}}}
+        if status == 429:
+            answers["429"]["headers"] = RETRY_AFTER
+    return answers
+
+
+def _generation(operation: str, summary: str, body: Fragment) -> Fragment:
+    post = {
+        "operationId": operation,
+        "summary": summary,
+        "tags": ["data path"],
+        "security": [{"apiKey": []}],
+        "requestBody": body,
+        "responses": {"200": _ok("The completion, whole or streamed."), **_errors(tuple(ERROR_CODES))},
+    }
+    return {"servers": [GATEWAY_SERVER], "post": post}
+
+
+def _models() -> Fragment:
+    whole = {"application/json": {"schema": {"type": "object", "additionalProperties": True}}}
+    get = {
+        "operationId": "data_path_models",
+        "summary": "Models this tenant can use, OpenAI's list shape",
+        "tags": ["data path"],
+        "security": [{"apiKey": []}],
+        "responses": {"200": {"description": "The list.", "content": whole}, **_errors((401,))},
+    }
+    return {"servers": [GATEWAY_SERVER], "get": get}
+
+
+MESSAGES: Fragment = {"type": "array", "minItems": 1, "items": {"type": "object", "additionalProperties": True}}
+PROMPT: Fragment = {
+    "description": "Text, or token ids.",
+    "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}],
+}
+
+PATHS: Fragment = {
+    "/v1/chat/completions": _generation(
+        "data_path_chat_completions", "Chat completion under an SLO", _body(["messages"], {"messages": MESSAGES})
+    ),
+    "/v1/completions": _generation(
+        "data_path_completions", "Text completion under an SLO", _body(["prompt"], {"prompt": PROMPT})
+    ),
+    "/v1/models": _models(),
+}
+
+COMPONENTS: Fragment = {
+    "DataPathError": {
+        "type": "object",
+        "description": "OpenAI's error shape. After the first token of a stream it arrives as an event.",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": "string", "nullable": True, "description": "The field at fault."},
+                    "code": {"type": "string", "description": "Stable; see each response."},
+                },
+            }
+        },
+    }
+}

@@ -1,0 +1,180 @@
+"""One error shape for the control API: `{"error": {"code", "message", "fields"}}`, with codes that stay stable.
+
+`fields` maps the name of what the caller must change ("ttft_s", "levels.0.ttft_s", "limit") to messages for humans; it
+is empty where no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.errors`).
+
+| status | codes |
+|---|---|
+| 400 | `validation_failed`, `malformed_body`, `invalid_cursor` |
+| 401 | `not_authenticated`, `invalid_api_key` |
+| 403 | `permission_denied` |
+| 404 | `not_found` (also for what belongs to another tenant) |
+| 405, 406, 415 | `method_not_allowed`, `not_acceptable`, `unsupported_media_type` |
+| 409 | `version_conflict`, `conflict` |
+| 429 | `rate_limit_exceeded`, with `Retry-After` |
+| 503 | `database_unavailable`, `live_data_unavailable`, with `Retry-After` |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.core.exceptions import ValidationError as ModelValidationError
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError
+from django.http import Http404
+from redis.exceptions import RedisError
+from rest_framework import exceptions, status
+from rest_framework.response import Response
+from rest_framework.settings import api_settings
+from rest_framework.views import set_rollback
+
+from controller.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2  # PostgreSQL and Redis come back within seconds of a restart
+
+Fields = dict[str, list[str]]
+
+
+class ApiError(exceptions.APIException):
+    """An error with a stable code; `fields` names what the caller must change."""
+
+    status_code = status.HTTP_400_BAD_REQUEST
+    default_code = "validation_failed"
+    default_detail = "The request is not valid."
+
+    def __init__(self, message: str | None = None, fields: Fields | None = None) -> None:
+        super().__init__(message)
+        self.fields = fields or {}
+
+
+class Conflict(ApiError):
+    """What the caller wants contradicts what is stored (a taken name, an object in use)."""
+
+    status_code = status.HTTP_409_CONFLICT
+    default_code = "conflict"
+    default_detail = "This contradicts what is stored."
+
+
+class LiveDataUnavailable(ApiError):
+    """No gateway or no Redis to ask; nothing is known, so nothing is claimed."""
+
+    status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    default_code = "live_data_unavailable"
+    default_detail = "No gateway answers at the moment. Try again shortly."
+
+
+# DRF's codes that say less than ours.
+CODES = {
+    "invalid": "validation_failed",
+    "parse_error": "malformed_body",
+    "authentication_failed": "invalid_api_key",
+    "throttled": "rate_limit_exceeded",
+    "error": "internal_error",
+}
+
+
+def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response:
+    """DRF's hook: every exception of a control view becomes one response of our shape."""
+    set_rollback()
+    response = _answer(exc, context)
+    if response.status_code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        response["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def error_response(code: int, name: str, message: str, fields: Fields | None = None) -> Response:
+    return Response({"error": {"code": name, "message": message, "fields": fields or {}}}, status=code)
+
+
+def _answer(exc: Exception, context: Mapping[str, Any]) -> Response:
+    match exc:
+        case exceptions.APIException():
+            return _from_drf(exc)
+        case Http404() | ObjectDoesNotExist():
+            return error_response(404, "not_found", "There is no such object.")
+        case PermissionDenied():
+            return error_response(403, "permission_denied", str(exc) or "You may not do this.")
+        case ModelValidationError():
+            fields = _flat(exc.message_dict if hasattr(exc, "error_dict") else {"": exc.messages})
+            return error_response(400, "validation_failed", _first(fields), _named(fields))
+        case ConfigError():
+            fields = {exc.field: [str(exc)]} if exc.field else {}
+            return error_response(400, "validation_failed", str(exc), fields)
+        case DataError():
+            return error_response(400, "validation_failed", "A value cannot be stored: out of range or not text.")
+        case IntegrityError():
+            return error_response(409, "conflict", _constraint(exc))
+        case OperationalError() | InterfaceError():
+            log.warning("PostgreSQL is away: %s", exc, extra={"action": "database_unavailable"})
+            return error_response(503, "database_unavailable", "PostgreSQL does not answer. Try again shortly.")
+        case RedisError():
+            log.warning("Redis is away: %s", exc, extra={"action": "redis_unavailable"})
+            return error_response(503, "live_data_unavailable", "Redis does not answer. Try again shortly.")
+        case _:
+            return _defect(exc, context)
+
+
+def _from_drf(exc: exceptions.APIException) -> Response:
+    headers = {"WWW-Authenticate": exc.auth_header} if getattr(exc, "auth_header", None) else {}
+    if isinstance(exc, exceptions.Throttled) and exc.wait is not None:
+        headers["Retry-After"] = str(max(1, round(exc.wait + 0.5)))
+    if isinstance(exc, exceptions.ValidationError):
+        fields = _flat(exc.detail)
+        response = error_response(exc.status_code, "validation_failed", _first(fields), _named(fields))
+    else:
+        code = exc.default_code if isinstance(exc, ApiError) else str(getattr(exc.detail, "code", exc.default_code))
+        fields = exc.fields if isinstance(exc, ApiError) else {}
+        response = error_response(exc.status_code, CODES.get(code, code), str(exc.detail), fields)
+    for name, value in headers.items():
+        response[name] = value
+    return response
+
+
+def _defect(exc: Exception, context: Mapping[str, Any]) -> Response:
+    """A bug of ours: logged with its traceback, answered without one."""
+    view = type(context.get("view")).__name__
+    log.error("unexpected error in %s", view, exc_info=exc, extra={"action": "api_defect", "view": view})
+    return error_response(500, "internal_error", "Something went wrong here; it is logged.")
+
+
+def _flat(detail: Any, path: str = "") -> Fields:
+    """DRF's nested details as dotted names: `{"levels": [{}, {"ttft_s": [..]}]}` gives `levels.1.ttft_s`."""
+    fields: Fields = {}
+    for name, message in _leaves(detail, path):
+        fields.setdefault(name, []).append(message)
+    return fields
+
+
+def _leaves(detail: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(detail, Mapping):
+        for key, value in detail.items():
+            own = "" if key in (api_settings.NON_FIELD_ERRORS_KEY, "__all__", "") else str(key)
+            yield from _leaves(value, ".".join(part for part in (path, own) if part))
+    elif isinstance(detail, list | tuple):
+        for index, value in enumerate(detail):
+            nested = isinstance(value, Mapping | list | tuple)
+            yield from _leaves(value, f"{path}.{index}" if nested and path else path)
+    else:
+        yield path, str(detail)
+
+
+def _first(fields: Fields) -> str:
+    """One sentence that stands alone: the first message, led by its field."""
+    for name, messages in fields.items():
+        return f"{name}: {messages[0]}" if name else messages[0]
+    return "The request is not valid."
+
+
+def _named(fields: Fields) -> Fields:
+    return {name: messages for name, messages in fields.items() if name}
+
+
+def _constraint(exc: IntegrityError) -> str:
+    diag = getattr(exc.__cause__, "diag", None)
+    name = getattr(diag, "constraint_name", None)
+    return f"This breaks the rule {name!r} of the database." if name else "This contradicts what is stored."
