@@ -1,0 +1,192 @@
+"""What an engine's scheduler is told and what it answers. One batch of events, one `now` (monotonic seconds).
+
+The scheduler composes steps; an executor runs them and reports back. Nothing here knows whether tensors, a latency
+profile or virtual time stand behind a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class SeqState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """vLLM's names: `stop` is an end-of-sequence token or a stop string, `length` a bound on tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Seq:
+    """One generation. The first block is what the driver says, the second belongs to the scheduler (read-only outside).
+
+    `token_ids` holds prompt and generated tokens where the driver has them; a driver that only knows lengths leaves it
+    None and may give `block_hashes` of the prompt instead (traces with prefix ids).
+    """
+
+    id: str
+    arrival: float
+    prompt_tokens: int
+    max_tokens: int
+    priority: int = 0  # lower is more urgent
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    token_ids: list[int] | None = None
+    salt: bytes = b""  # prefixes are shared only between equal salts
+    block_hashes: list[Hashable] = field(default_factory=list)
+    seed: int = 0
+
+    state: SeqState = SeqState.WAITING
+    computed: int = 0  # tokens whose KV entries are in `blocks`
+    output_tokens: int = 0
+    cached: int = 0  # of `computed`, taken from the prefix cache at the last admission
+    blocks: list[int] = field(default_factory=list)
+    preemptions: int = 0
+    finish: FinishReason | None = None
+    scheduled_at: float | None = None  # first time in a step
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled: 1 while decoding, more in (re)prefill."""
+        return self.prompt_tokens + self.output_tokens - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.output_tokens > 0 and self.remaining == 1
+
+
+class Chunk(NamedTuple):
+    """Prefill tokens `start` to `start + length` of a sequence. `last`: the step samples a token for it."""
+
+    seq: Seq
+    start: int
+    length: int
+    last: bool
+
+
+class Step(NamedTuple):
+    """One iteration: prefill chunks and one token for each of `decodes`, whose lengths add up to `context_sum`."""
+
+    id: int
+    chunks: tuple[Chunk, ...]
+    decodes: tuple[Seq, ...]
+    context_sum: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+
+class Sampled(NamedTuple):
+    """`eos`: the model ended the sequence with this token."""
+
+    seq: Seq
+    token: int
+    eos: bool = False
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+class Added(NamedTuple):
+    seq: Seq
+
+
+class Aborted(NamedTuple):
+    """The client hung up, or a stop string was seen downstream: `reason` says which."""
+
+    seq: Seq
+    reason: FinishReason = FinishReason.ABORT
+
+
+class StepDone(NamedTuple):
+    """`seconds` is what the step took on the device."""
+
+    step_id: int
+    sampled: Sequence[Sampled]
+    seconds: float
+
+
+class Paused(NamedTuple):
+    """No step starts until Resumed. `release_kv`: running sequences give their blocks back and the cache is dropped."""
+
+    release_kv: bool = False
+
+
+class Resumed(NamedTuple):
+    pass
+
+
+class CacheReset(NamedTuple):
+    """Forget cached prefixes that nothing uses."""
+
+
+EngineEvent = Added | Aborted | StepDone | Paused | Resumed | CacheReset
+
+# ---- actions ------------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    step: Step
+
+
+class Emit(NamedTuple):
+    """A token for the client. `finish` is set on the last one."""
+
+    seq: Seq
+    token: int
+    finish: FinishReason | None
+
+
+class Finish(NamedTuple):
+    """The sequence ended without another token."""
+
+    seq: Seq
+    reason: FinishReason
+
+
+class Reject(NamedTuple):
+    """Never queued. `code` is "queue_full" or "too_long"."""
+
+    seq: Seq
+    code: str
+
+
+EngineAction = Start | Emit | Finish | Reject
+
+
+class EngineReply(NamedTuple):
+    """`wake_at`: ask again then, at the latest; None: only on an event."""
+
+    actions: list[EngineAction]
+    wake_at: float | None = None
+
+
+class Sink(Protocol):
+    """Where an executor's results go: on the driver's thread, never from inside `start`."""
+
+    def __call__(self, event: StepDone) -> None: ...
+
+
+class Executor(Protocol):
+    """Runs steps. `start` returns at once; the result arrives later as a StepDone through the sink."""
+
+    def start(self, step: Step) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,7 @@
+"""An engine's scheduler and KV blocks, without tensors, sockets or clocks."""
+
+from controller.engine.blocks import BlockError, BlockManager
+from controller.engine.config import EngineConfig
+from controller.engine.scheduler import EngineScheduler, ProtocolError, Totals
+
+__all__ = ["BlockError", "BlockManager", "EngineConfig", "EngineScheduler", "ProtocolError", "Totals"]

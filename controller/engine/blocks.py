@@ -1,0 +1,145 @@
+"""KV blocks: reference counts, prefix reuse, eviction. Bookkeeping only; the blocks' contents live with an executor.
+
+A block is in exactly one of three places: *in use* (referenced by at least one sequence), *cached* (unreferenced, its
+contents known by hash, evicted least recently used first) or *empty*. Only full blocks are shared, so a shared block is
+never written. vLLM (Kwon et al., SOSP 2023, https://arxiv.org/abs/2309.06180) is the model for block tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
+
+from controller.core.errors import SlacklineError
+from controller.core.steps import Seq
+from controller.engine.hashing import extend_hashes
+
+
+class BlockError(SlacklineError):
+    """The books do not balance: a defect, never a load condition."""
+
+
+class BlockManager:
+    """`free` counts cached blocks too: they can be had at once."""
+
+    def __init__(self, blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.total = blocks
+        self.block_size = block_size
+        self._caching = prefix_caching
+        self._refs = [0] * blocks
+        self._hash_of: list[Hashable | None] = [None] * blocks
+        self._by_hash: dict[Hashable, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._empty = list(range(blocks - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def usage(self) -> float:
+        """0..1, blocks referenced by a sequence."""
+        return 1.0 - self.free / self.total
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def cached_tokens(self, seq: Seq) -> int:
+        """Tokens of a queued sequence whose KV is here already. At least one token is always left to compute."""
+        return len(list(self._prefix(seq))) * self.block_size
+
+    def _prefix(self, seq: Seq) -> Iterator[int]:
+        if not self._caching:
+            return
+        extend_hashes(seq, self.block_size, seq.tokens)
+        for digest in seq.block_hashes[: (seq.tokens - 1) // self.block_size]:
+            block = self._by_hash.get(digest)
+            if block is None:
+                return
+            yield block
+
+    def fits(self, seq: Seq) -> bool:
+        """Whether all present tokens of a queued sequence would find blocks; those it shares are not counted twice."""
+        shared = list(self._prefix(seq))
+        idle = sum(not self._refs[block] for block in shared)
+        return self.blocks_for(seq.tokens) - len(shared) <= self.free - idle
+
+    def take_prefix(self, seq: Seq) -> int:
+        """Give a queued sequence its cached prefix; returns the tokens it covers."""
+        for block in list(self._prefix(seq)):
+            self._cached.pop(block, None)
+            self._refs[block] += 1
+            seq.blocks.append(block)
+        seq.computed = len(seq.blocks) * self.block_size
+        return seq.computed
+
+    def extend(self, seq: Seq, tokens: int) -> bool:
+        """Blocks for `tokens` more computed tokens: all of them, or none and False."""
+        missing = self.blocks_for(seq.computed + tokens) - len(seq.blocks)
+        if missing > self.free:
+            return False
+        for _ in range(missing):
+            block = self._new()
+            self._refs[block] = 1
+            seq.blocks.append(block)
+        return True
+
+    def _new(self) -> int:
+        if self._empty:
+            return self._empty.pop()
+        block, _ = self._cached.popitem(last=False)
+        self._unname(block)
+        return block
+
+    def _unname(self, block: int) -> None:
+        digest, self._hash_of[block] = self._hash_of[block], None
+        if digest is not None:
+            del self._by_hash[digest]
+
+    def seal(self, seq: Seq, was_computed: int) -> None:
+        """Name the blocks that became full since `was_computed`, so that others can share them."""
+        first, last = was_computed // self.block_size, seq.computed // self.block_size
+        if first == last or not self._caching:
+            return
+        extend_hashes(seq, self.block_size, seq.computed)
+        for index in range(first, min(last, len(seq.block_hashes))):
+            digest, block = seq.block_hashes[index], seq.blocks[index]
+            if digest not in self._by_hash:  # computed twice at the same time: the first one stays the shared one
+                self._by_hash[digest] = block
+                self._hash_of[block] = digest
+
+    def release(self, seq: Seq) -> None:
+        """Last block first, so that of one prefix the tail is evicted before the head that others may share."""
+        for block in reversed(seq.blocks):
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._retire(block)
+        seq.blocks.clear()
+        seq.computed = 0
+
+    def _retire(self, block: int) -> None:
+        if self._hash_of[block] is None:
+            self._empty.append(block)
+        else:
+            self._cached[block] = None
+
+    def forget(self) -> None:
+        """Drop every cached prefix. Blocks in use stay, but nobody new shares them."""
+        for digest in list(self._by_hash):
+            self._hash_of[self._by_hash.pop(digest)] = None
+        self._empty.extend(self._cached)
+        self._cached.clear()
+
+    def check(self, holders: Iterable[Seq]) -> None:
+        """Raise BlockError unless every block is in exactly one place and every count matches its holders."""
+        held = Counter(block for seq in holders for block in seq.blocks)
+        places = Counter(self._empty) + Counter(self._cached) + Counter(list(held))
+        if places != Counter(range(self.total)):
+            raise BlockError(f"blocks in no place or in several: {places - Counter(range(self.total))}")
+        if any(self._refs[block] != held[block] for block in range(self.total)):
+            raise BlockError("reference counts differ from holders")
+        named = {digest: block for block, digest in enumerate(self._hash_of) if digest is not None}
+        if named != self._by_hash or any(self._hash_of[block] is None for block in self._cached):
+            raise BlockError("hashes and blocks do not match one to one")
+        if any(self._hash_of[block] is not None for block in self._empty):
+            raise BlockError("an empty block has a name")

@@ -1,0 +1,320 @@
+"""The engine's scheduler: continuous batching over KV blocks, as a state machine without I/O.
+
+It is told what happened and what time it is, and answers with the step to run next and the tokens to hand out. One step
+runs at a time. *Which* tokens run is the batching policy's choice; this class keeps the promises around it: nothing is
+lost or invented, blocks balance, and the most urgent sequence always makes progress. When blocks run out, the least
+urgent running sequence gives its own back and is computed again later (preemption by recompute, as in vLLM); its output
+stays, since what was sampled is part of what is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from controller.core.errors import SlacklineError
+from controller.core.steps import (
+    Aborted,
+    Added,
+    CacheReset,
+    Chunk,
+    Emit,
+    EngineAction,
+    EngineEvent,
+    EngineReply,
+    Finish,
+    FinishReason,
+    Paused,
+    Reject,
+    Resumed,
+    Sampled,
+    Seq,
+    SeqState,
+    Start,
+    Step,
+    StepDone,
+)
+from controller.engine.blocks import BlockManager
+from controller.engine.config import EngineConfig
+from controller.engine.queue import SeqQueue, by_arrival, by_priority
+from controller.policies.batching import Batching
+
+
+class ProtocolError(SlacklineError):
+    """The driver broke the protocol (a result for no step, one id twice)."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start, in tokens unless named otherwise."""
+
+    steps: int = 0
+    preemptions: int = 0  # times
+    rejected: int = 0  # sequences
+    prompt: int = 0  # of sequences that were admitted
+    prompt_cached: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    generated: int = 0
+    step_tokens: int = 0
+
+
+class EngineScheduler:
+    """Also the EngineView its batching policy reads."""
+
+    def __init__(self, config: EngineConfig, batching: Batching) -> None:
+        self.config = config
+        self.batching = batching
+        self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
+        self.totals = Totals()
+        key = by_priority if config.scheduling_policy == "priority" else by_arrival
+        self._waiting = SeqQueue(key)
+        self._running = SeqQueue(key)
+        self._ids: set[str] = set()
+        self._step: Step | None = None
+        self._after_step: list[Seq] = []  # ended while their step ran: their blocks are still being written
+        self._paused: Paused | None = None
+
+    # ---- EngineView ---------------------------------------------------------------------------------------------
+
+    @property
+    def token_budget(self) -> int:
+        return self.config.max_num_batched_tokens
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.config.max_num_seqs
+
+    @property
+    def running(self) -> Sequence[Seq]:
+        return self._running.items()
+
+    def waiting(self) -> Iterator[Seq]:
+        return iter(self._waiting)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def uncached(self, seq: Seq) -> int:
+        return seq.tokens - self.blocks.cached_tokens(seq)
+
+    @property
+    def paused(self) -> bool:
+        return self._paused is not None
+
+    @property
+    def idle(self) -> bool:
+        return self._step is None and not self._running and not self._waiting
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[EngineEvent], now: float) -> EngineReply:
+        actions: list[EngineAction] = []
+        for event in events:
+            self._apply(event, now, actions)
+            self.batching.observe(event, now)
+        if self._step is None and self._paused is None and (self._running or self._waiting):
+            self._step = self._compose(now)
+            if self._step is not None:
+                actions.append(Start(self._step))
+        return EngineReply(actions)
+
+    def _apply(self, event: EngineEvent, now: float, actions: list[EngineAction]) -> None:
+        match event:
+            case StepDone():
+                self._step_done(event, now, actions)
+            case Added(seq):
+                self._add(seq, actions)
+            case Aborted(seq, reason):
+                self._abort(seq, reason, actions)
+            case Paused():
+                self._paused = event
+                self._drop_kv_if_asked()
+            case Resumed():
+                self._paused = None
+            case CacheReset():
+                self.blocks.forget()
+
+    def _add(self, seq: Seq, actions: list[EngineAction]) -> None:
+        if seq.id in self._ids:
+            raise ProtocolError(f"sequence id {seq.id!r} is in use")
+        code = self._refusal(seq)
+        if code is not None:
+            seq.state, self.totals.rejected = SeqState.FINISHED, self.totals.rejected + 1
+            actions.append(Reject(seq, code))
+            return
+        self._ids.add(seq.id)
+        self._waiting.add(seq)
+
+    def _refusal(self, seq: Seq) -> str | None:
+        if seq.tokens >= self.config.max_model_len:
+            return "too_long"
+        bound = self.config.max_waiting
+        if bound is not None and len(self._waiting) >= bound and not self._room_now():
+            return "queue_full"
+        return None
+
+    def _room_now(self) -> bool:
+        """With nothing queued and a free slot a newcomer will not wait, so even a bound of 0 lets it in."""
+        return not self._waiting and len(self._running) < self.config.max_num_seqs
+
+    def _abort(self, seq: Seq, reason: FinishReason, actions: list[EngineAction]) -> None:
+        if seq.state is SeqState.FINISHED:
+            return
+        if seq.state is SeqState.WAITING:
+            self._waiting.remove(seq)
+            self._end(seq, reason)
+        else:
+            self._running.remove(seq)
+            self._end(seq, reason)
+            self._give_back(seq)
+        actions.append(Finish(seq, reason))
+
+    def _end(self, seq: Seq, reason: FinishReason) -> None:
+        seq.state, seq.finish = SeqState.FINISHED, reason
+        self._ids.discard(seq.id)
+
+    def _give_back(self, seq: Seq) -> None:
+        step = self._step
+        if step is not None and (seq in step.decodes or any(chunk.seq is seq for chunk in step.chunks)):
+            self._after_step.append(seq)
+        else:
+            self.blocks.release(seq)
+
+    def _drop_kv_if_asked(self) -> None:
+        if self._step is not None or self._paused is None or not self._paused.release_kv:
+            return
+        for seq in self._running.clear():
+            self._requeue(seq)
+        self.blocks.forget()
+
+    # ---- a step's end -------------------------------------------------------------------------------------------
+
+    def _step_done(self, done: StepDone, now: float, actions: list[EngineAction]) -> None:
+        step = self._step
+        if step is None or step.id != done.step_id:
+            raise ProtocolError(f"step {done.step_id} is not running")
+        self._step = None
+        for chunk in step.chunks:
+            self._advance(chunk.seq, chunk.length)
+        for seq in step.decodes:
+            self._advance(seq, 1)
+        for sampled in done.sampled:
+            if sampled.seq.state is SeqState.RUNNING:
+                actions.append(self._sampled(sampled, now))
+        for seq in self._after_step:
+            self.blocks.release(seq)
+        self._after_step.clear()
+        self._drop_kv_if_asked()
+
+    def _advance(self, seq: Seq, tokens: int) -> None:
+        before = seq.computed
+        seq.computed += tokens
+        self.blocks.seal(seq, before)
+
+    def _sampled(self, sampled: Sampled, now: float) -> Emit:
+        seq, token, eos = sampled
+        seq.output_tokens += 1
+        if seq.token_ids is not None:
+            seq.token_ids.append(token)
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+        seq.last_token_at = now
+        self.totals.generated += 1
+        reason = self._reason(seq, eos)
+        if reason is not None:
+            self._running.remove(seq)
+            self._end(seq, reason)
+            self.blocks.release(seq)
+        return Emit(seq, token, reason)
+
+    def _reason(self, seq: Seq, eos: bool) -> FinishReason | None:
+        if eos and not seq.ignore_eos and seq.output_tokens > seq.min_tokens:
+            return FinishReason.STOP
+        if seq.output_tokens >= seq.max_tokens or seq.tokens >= self.config.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    # ---- the next step ------------------------------------------------------------------------------------------
+
+    def _compose(self, now: float) -> Step | None:
+        planned: dict[Seq, int] = {}
+        preempted = False
+        for seq, tokens in self.batching.compose(self, now):
+            if seq.state is SeqState.RUNNING:
+                preempted |= self._reserve(seq, tokens, planned)
+            elif preempted or not self._admit(seq, tokens):
+                break  # a queued sequence that finds no blocks also holds back those behind it
+            else:
+                planned[seq] = tokens
+        return self._assemble(planned, now) if planned else None
+
+    def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int]) -> bool:
+        """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
+        evicted = False
+        while not self.blocks.extend(seq, tokens):
+            victim = self._running.items()[-1]
+            planned.pop(victim, None)
+            self._running.remove(victim)
+            self._requeue(victim)
+            evicted = True
+            if victim is seq:
+                return True
+        planned[seq] = tokens
+        return evicted
+
+    def _requeue(self, seq: Seq) -> None:
+        self.blocks.release(seq)
+        seq.state = SeqState.WAITING
+        seq.preemptions += 1
+        self.totals.preemptions += 1
+        self._waiting.add(seq)
+
+    def _admit(self, seq: Seq, tokens: int) -> bool:
+        if len(self._running) >= self.config.max_num_seqs or not self.blocks.fits(seq):
+            return False
+        seq.cached = self.blocks.take_prefix(seq)
+        if not self.blocks.extend(seq, tokens):
+            raise ProtocolError(f"{self.batching.name} granted {tokens} tokens beyond the {seq.tokens} of {seq.id!r}")
+        self._waiting.remove(seq)
+        seq.state = SeqState.RUNNING
+        self._running.add(seq)
+        self._count_admission(seq)
+        return True
+
+    def _count_admission(self, seq: Seq) -> None:
+        if seq.preemptions:
+            return  # counted when it first came in
+        totals = self.totals
+        totals.prompt += seq.prompt_tokens
+        totals.prompt_cached += seq.cached
+        if self.config.prefix_caching:
+            totals.prefix_queries += seq.prompt_tokens
+            totals.prefix_hits += seq.cached
+
+    def _assemble(self, planned: dict[Seq, int], now: float) -> Step:
+        chunks: list[Chunk] = []
+        decodes: list[Seq] = []
+        for seq, tokens in planned.items():
+            if seq.scheduled_at is None:
+                seq.scheduled_at = now
+            if seq.decoding:
+                decodes.append(seq)
+            else:
+                chunks.append(Chunk(seq, seq.computed, tokens, tokens == seq.remaining))
+        self.totals.steps += 1
+        step = Step(self.totals.steps, tuple(chunks), tuple(decodes), sum(seq.tokens for seq in decodes))
+        self.totals.step_tokens += step.tokens
+        return step
+
+    # ---- tests and idle loops -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise unless queues, states and blocks agree. Linear in blocks: for tests and idle moments."""
+        self.blocks.check([*self._running, *self._after_step])
+        for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
+            if any(seq.state is not state for seq in queue):
+                raise ProtocolError(f"a sequence in the {state} queue is in another state")
+        if len(self._waiting) + len(self._running) != len(self._ids):
+            raise ProtocolError("ids known and ids queued differ")

@@ -1,0 +1,60 @@
+"""What a batching policy is: which tokens of which sequences run in the next step.
+
+The policy says what it wants, in order; the engine scheduler gives it KV blocks as far as there are any, and evicts or
+stops where there are not. So a policy never allocates, and a block manager never orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from controller.core.registry import Registry
+from controller.core.steps import EngineEvent, Seq
+
+
+class Grant(NamedTuple):
+    """Compute the next `tokens` tokens of `seq` in this step."""
+
+    seq: Seq
+    tokens: int
+
+
+class EngineView(Protocol):
+    """What a policy may read of the engine. Never copied, never written."""
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens one step may compute (max_num_batched_tokens)."""
+        ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def running(self) -> Sequence[Seq]:
+        """Admitted sequences, most urgent first."""
+        ...
+
+    def waiting(self) -> Iterator[Seq]:
+        """Queued sequences, most urgent first."""
+        ...
+
+    def uncached(self, seq: Seq) -> int:
+        """Tokens a queued sequence still needs once the prefix cache has given what it has."""
+        ...
+
+
+class Batching(Protocol):
+    """`compose` changes nothing; what is learned is learned in `observe`."""
+
+    name: ClassVar[str]
+
+    def compose(self, engine: EngineView, now: float) -> list[Grant]:
+        """Grants in order of preference. A queued sequence that is granted tokens is admitted if its blocks fit."""
+        ...
+
+    def observe(self, event: EngineEvent, now: float) -> None: ...
+
+
+BATCHINGS: Registry[Callable[..., Any]] = Registry("batching")

@@ -1,0 +1,176 @@
+"""The live driver: hands events and one clock to the engine scheduler, steps to the executor, tokens to the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from controller.core.steps import (
+    Aborted,
+    Added,
+    CacheReset,
+    Emit,
+    EngineAction,
+    EngineEvent,
+    Executor,
+    Finish,
+    FinishReason,
+    Paused,
+    Reject,
+    Resumed,
+    Seq,
+    Start,
+)
+from controller.engine import EngineConfig, EngineScheduler
+from controller.policies.batching import Batching
+from workers.engine.errors import ApiError
+from workers.engine.metrics import Metrics
+from workers.engine.streams import Stream
+
+
+class LoopTimer:
+    """Monotonic seconds and the running event loop's timers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Callable[[], None]:
+        delay = when - time.monotonic()
+        handle = self._loop.call_later(delay, callback) if delay > 0 else self._loop.call_soon(callback)
+        return handle.cancel
+
+
+class Engine:
+    """All on one event loop. `clock` is the executor's timer's clock."""
+
+    def __init__(self, model: str, config: EngineConfig, batching: Batching, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.scheduler = EngineScheduler(config, batching)
+        self.metrics = Metrics(model, config, self.scheduler)
+        self.closing = False
+        self._clock = clock
+        self._executor: Executor | None = None
+        self._streams: dict[str, Stream] = {}
+        self._idle: asyncio.Future[None] | None = None
+        self._serial = 0
+
+    def attach(self, executor: Executor) -> None:
+        """The executor's sink is `handle`, so it is made after the engine."""
+        self._executor = executor
+
+    def now(self) -> float:
+        return self._clock()
+
+    def next_id(self, name: str) -> str:
+        """Unique whatever names clients choose."""
+        self._serial += 1
+        return f"{name}-{self._serial}"
+
+    # ---- what the server calls ------------------------------------------------------------------------------------
+
+    def submit(self, stream: Stream) -> None:
+        """Queue the stream's sequence, or raise ApiError (503) before anything was queued."""
+        if self.closing:
+            raise ApiError("the engine is shutting down", status=503)
+        self._streams[stream.seq.id] = stream
+        self.handle(Added(stream.seq))
+        if stream.seq.id not in self._streams:
+            raise ApiError("the engine's queue is full (--max-num-queued-reqs)", status=503)
+
+    def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.handle(Aborted(seq, reason))
+
+    def abort_all(self, names: Sequence[str] = ()) -> None:
+        """Abort by client-visible id; no names: everything."""
+        seqs = [stream.seq for stream in self._streams.values()]
+        self._run([Aborted(seq) for seq in seqs if not names or seq.id.rsplit("-", 1)[0] in names])
+
+    def pause(self, release_kv: bool = False) -> None:
+        self.handle(Paused(release_kv))
+
+    def resume(self) -> None:
+        self.handle(Resumed())
+
+    def reset_cache(self) -> None:
+        self.handle(CacheReset())
+
+    async def drained(self) -> None:
+        """Return when no sequence is left."""
+        while self._streams:
+            if self._idle is None or self._idle.done():
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    @property
+    def streams(self) -> int:
+        return len(self._streams)
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
+
+    # ---- the loop ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: EngineEvent) -> None:
+        self._run([event])
+
+    def _run(self, events: Sequence[EngineEvent]) -> None:
+        now = self._clock()
+        totals = self.scheduler.totals
+        before = (totals.prompt, totals.prompt_cached, totals.preemptions)
+        stopped: list[EngineEvent] = []
+        for action in self.scheduler.handle(events, now).actions:
+            self._perform(action, now, stopped)
+        self._count(before)
+        if stopped:
+            self._run(stopped)
+
+    def _count(self, before: tuple[int, int, int]) -> None:
+        totals = self.scheduler.totals
+        prompt, cached, preemptions = before
+        if totals.prompt != prompt:
+            caching = self.config.prefix_caching
+            self.metrics.admitted(totals.prompt - prompt, totals.prompt_cached - cached, caching)
+        if totals.preemptions != preemptions:
+            self.metrics.preempted(totals.preemptions - preemptions)
+
+    def _perform(self, action: EngineAction, now: float, stopped: list[EngineEvent]) -> None:
+        match action:
+            case Emit():
+                self._emit(action, now, stopped)
+            case Start(step):
+                self.metrics.step(step.tokens)
+                if self._executor is None:
+                    raise RuntimeError("no executor is attached")
+                self._executor.start(step)
+            case Finish(seq, reason):
+                stream = self._forget(seq, reason, now)
+                stream.end(reason)
+            case Reject(seq, code):
+                del self._streams[seq.id]
+                if code == "queue_full":
+                    self.metrics.rejected()
+            case _:
+                assert_never(action)
+
+    def _emit(self, action: Emit, now: float, stopped: list[EngineEvent]) -> None:
+        seq, token, finish = action
+        stream = self._streams[seq.id]
+        self.metrics.token(seq, stream.last_at, now)
+        stream.last_at = now
+        if stream.push(token, finish) and finish is None:
+            stopped.append(Aborted(seq, FinishReason.STOP))
+        if finish is not None:
+            self._forget(seq, stream.finish or finish, now)
+
+    def _forget(self, seq: Seq, reason: FinishReason, now: float) -> Stream:
+        self.metrics.finished(seq, reason, now)
+        stream = self._streams.pop(seq.id)
+        if not self._streams and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        return stream

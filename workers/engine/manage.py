@@ -1,0 +1,160 @@
+"""Everything beside generation: models, health, tokenizer, metrics, sleep and pause."""
+
+from __future__ import annotations
+
+import time
+
+from workers.engine import fields, tokenizer
+from workers.engine.config import ServerConfig
+from workers.engine.engine import Engine
+from workers.engine.errors import ApiError
+from workers.engine.generate import Generator
+from workers.engine.http import Exchange, Handler
+from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
+from workers.engine.requests import messages_of, token_ids
+
+VERSION = "0.1.0+slackline"
+PAUSE_MODES = ("abort", "wait", "keep")
+
+
+class Management:
+    """Sleep and pause are always there (vLLM hides them behind its development mode). Both are instant here."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, generator: Generator) -> None:
+        self._engine = engine
+        self._config = config
+        self._generator = generator
+        self._created = int(time.time())
+        self._asleep = 0  # sleep level
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        ping = {"GET": self.health, "POST": self.health}
+        return {
+            "/health": {"GET": self.health},
+            "/ping": ping,
+            "/version": {"GET": self.version},
+            "/load": {"GET": self.load},
+            "/metrics": {"GET": self.metrics},
+            "/v1/models": {"GET": self.models},
+            "/tokenize": {"POST": self.tokenize},
+            "/detokenize": {"POST": self.detokenize},
+            "/sleep": {"POST": self.sleep},
+            "/wake_up": {"POST": self.wake_up},
+            "/is_sleeping": {"GET": self.is_sleeping},
+            "/pause": {"POST": self.pause},
+            "/resume": {"POST": self.resume},
+            "/is_paused": {"GET": self.is_paused},
+            "/abort_requests": {"POST": self.abort_requests},
+            "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
+        }
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 while the process lives, paused and sleeping included."""
+        await exchange.answer(b"")
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.reply({"version": VERSION})
+
+    async def load(self, exchange: Exchange) -> None:
+        await exchange.reply({"server_load": self._generator.in_flight})
+
+    async def metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(self._engine.metrics.render(), content_type=CONTENT_TYPE)
+
+    async def models(self, exchange: Exchange) -> None:
+        card = {
+            "id": self._config.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slackline",
+            "root": self._config.profile.id,
+            "parent": None,
+            "max_model_len": self._config.engine.max_model_len,
+            "permission": [],
+        }
+        await exchange.reply({"object": "list", "data": [card]})
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        body = await exchange.json()
+        if "messages" in body:
+            tokens = tokenizer.encode_chat(messages_of(body))
+        elif isinstance(body.get("prompt"), str):
+            tokens = tokenizer.encode(body["prompt"])
+        else:
+            raise ApiError("prompt must be a string (or give messages)", "prompt")
+        answer = {"count": len(tokens), "max_model_len": self._config.engine.max_model_len, "tokens": tokens}
+        if fields.boolean(body, "return_token_strs"):
+            answer["token_strs"] = [tokenizer.decode([token]) for token in tokens]
+        await exchange.reply(answer)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        tokens = (await exchange.json()).get("tokens")
+        if not isinstance(tokens, list):
+            raise ApiError("tokens must be a list of token ids", "tokens")
+        await exchange.reply({"prompt": tokenizer.decode(token_ids(tokens, "tokens"))})
+
+    # ---- sleep and pause ------------------------------------------------------------------------------------------
+
+    async def sleep(self, exchange: Exchange) -> None:
+        """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it."""
+        level = _choice(exchange, "level", ("0", "1", "2"), "1")
+        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=level != "0")
+        self._asleep = int(level)
+        self._engine.metrics.sleep_state(SLEEP_STATES[self._asleep])
+        await exchange.reply({"status": "sleeping", "level": self._asleep})
+
+    async def wake_up(self, exchange: Exchange) -> None:
+        tags = exchange.query().get("tags", [])
+        for tag in tags:
+            if tag not in ("weights", "kv_cache", "scheduling"):
+                raise ApiError("tags must be weights, kv_cache or scheduling", "tags")
+        if self._engine.scheduler.paused and tags and self._asleep and set(tags) != {"weights", "kv_cache"}:
+            raise ApiError("this engine wakes whole: give no tags, or weights and kv_cache together", "tags")
+        self._awaken()
+        await exchange.reply({"status": "awake", "tags": tags or ["weights", "kv_cache"]})
+
+    async def is_sleeping(self, exchange: Exchange) -> None:
+        """True also when merely paused, as in vLLM."""
+        await exchange.reply({"is_sleeping": self._engine.scheduler.paused})
+
+    async def pause(self, exchange: Exchange) -> None:
+        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=False)
+        await exchange.reply({"status": "paused"})
+
+    async def resume(self, exchange: Exchange) -> None:
+        if self._asleep:
+            raise ApiError("the engine sleeps: POST /wake_up")
+        self._awaken()
+        await exchange.reply({"status": "resumed"})
+
+    async def is_paused(self, exchange: Exchange) -> None:
+        await exchange.reply({"is_paused": self._engine.scheduler.paused})
+
+    async def abort_requests(self, exchange: Exchange) -> None:
+        """By the ids that clients saw; an empty list aborts everything."""
+        names = fields.strings(await exchange.json(), "request_ids", most=100_000)
+        self._engine.abort_all(names)
+        await exchange.reply({"status": "aborted"})
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        self._engine.reset_cache()
+        await exchange.reply({"status": "reset"})
+
+    async def _stop(self, mode: str, release_kv: bool) -> None:
+        if mode == "wait":
+            await self._engine.drained()
+        self._engine.pause(release_kv)
+        if mode == "abort":
+            self._engine.abort_all()
+
+    def _awaken(self) -> None:
+        self._asleep = 0
+        self._engine.metrics.sleep_state(SLEEP_STATES[0])
+        self._engine.resume()
+
+
+def _choice(exchange: Exchange, name: str, valid: tuple[str, ...], default: str) -> str:
+    value = exchange.query().get(name, [default])[-1]
+    if value not in valid:
+        raise ApiError(f"{name} must be one of {', '.join(valid)}, got {value!r}", name)
+    return value

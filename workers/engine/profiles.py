@@ -1,0 +1,102 @@
+"""Latency profiles: how long a model on a device takes, and how many tokens its KV cache holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import ConfigError, UnknownName
+from controller.core.steps import Step
+from controller.core.types import LatencyCoefficients
+
+SHIPPED = Path(__file__).with_name("profiles.json")
+CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+DEFAULT_CAPACITY_TOKENS = 262_144  # for profiles that do not say
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    id: str
+    model: str
+    coefficients: LatencyCoefficients
+    kv_capacity_tokens: int
+
+    def seconds(self, step: Step) -> float:
+        """A mixed step: one constant (the larger of the two), the linear parts added.
+
+        A cached or already computed prefix costs attention only: new * (new + 2 * past) in place of the square.
+        """
+        c = self.coefficients
+        constant = work = 0.0
+        if step.chunks:
+            constant = c.prefill_a
+            for chunk in step.chunks:
+                new = chunk.length
+                work += c.prefill_b * new + c.prefill_c * new * (new + 2 * chunk.start)
+        if step.decodes:
+            constant = max(constant, c.decode_a)
+            work += c.decode_b * step.context_sum + c.decode_c * len(step.decodes)
+        return constant + work
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped id or alias, `constant:5ms` (each step takes that long), or the path of a JSON file of one profile."""
+    match = CONSTANT.fullmatch(name)
+    if match:
+        return _constant(name, float(match["number"]) * UNITS[match["unit"]])
+    if name.endswith(".json"):
+        return _read(Path(name))
+    shipped = shipped_profiles()
+    if name not in shipped:
+        raise UnknownName(
+            f"unknown profile {name!r}; valid: {', '.join(sorted(shipped))}, constant:<number><us|ms|s>, a .json file",
+            field="profile",
+        )
+    return shipped[name]
+
+
+def shipped_profiles() -> dict[str, Profile]:
+    """By id and by alias."""
+    found = {}
+    for raw in json.loads(SHIPPED.read_text())["profiles"]:
+        profile = _parse(raw, "profiles.json")
+        found.update(dict.fromkeys((raw["id"], *raw["aliases"]), profile))
+    return found
+
+
+def _constant(name: str, seconds: float) -> Profile:
+    coefficients = LatencyCoefficients(seconds, 0.0, 0.0, seconds, 0.0, 0.0)
+    return Profile(name, "constant", coefficients, DEFAULT_CAPACITY_TOKENS)
+
+
+def _read(path: Path) -> Profile:
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"profile {path}: {error}", field="profile") from error
+    return _parse(raw, str(path))
+
+
+def _parse(raw: Any, where: str) -> Profile:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"profile {where}: expected an object", field="profile")
+    coefficients = LatencyCoefficients(*_curve(raw, "prefill", where), *_curve(raw, "decode", where))
+    capacity = raw.get("kv_capacity_tokens") or DEFAULT_CAPACITY_TOKENS
+    if not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(f"profile {where}: kv_capacity_tokens must be a positive integer", field="profile")
+    model = str(raw.get("model", "custom"))
+    return Profile(str(raw.get("id", where)), model, coefficients, capacity)
+
+
+def _curve(raw: Mapping[str, Any], part: str, where: str) -> tuple[float, float, float]:
+    curve = raw.get(part)
+    values = tuple(curve.get(key) if isinstance(curve, Mapping) else None for key in "abc")
+    if not all(isinstance(value, int | float) and value >= 0 for value in values):
+        raise ConfigError(f"profile {where}: {part} needs numbers a, b, c of at least 0", field="profile")
+    a, b, c = (float(value) for value in values if value is not None)
+    return a, b, c

@@ -1,0 +1,216 @@
+"""Bodies of the two generation endpoints, checked. Unknown fields are ignored, as vLLM does."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workers.engine import fields, tokenizer
+from workers.engine.errors import ApiError
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+ROLES = ("system", "user", "assistant", "developer", "tool")
+# Fields that would change the answer if this engine could do what they ask.
+UNSUPPORTED = ("echo", "logprobs", "suffix", "use_beam_search", "top_logprobs", "prompt_logprobs")
+SALT_FORBIDDEN = frozenset("@/\\\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One valid request. `max_tokens` is already within the context."""
+
+    name: str
+    chat: bool
+    tokens: list[int]
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stops: tuple[str, ...]
+    seed: int | None
+    priority: int
+    salt: bytes
+    stream: bool
+    include_usage: bool
+
+
+def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], model: str, context: int) -> Generation:
+    _check_model(body, model)
+    return _generation(body, headers, _prompt(body, context), "prompt", context)
+
+
+def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], model: str, context: int) -> Generation:
+    _check_model(body, model)
+    return _generation(body, headers, _chat_tokens(body, context), "messages", context)
+
+
+def _generation(
+    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, context: int
+) -> Generation:
+    chat = source == "messages"
+    _check_supported(body)
+    if len(tokens) >= context:
+        raise too_long(context, len(tokens), source)
+    max_tokens = _max_tokens(body, chat, context, len(tokens))
+    min_tokens = fields.integer(body, "min_tokens", 0, low=0) or 0
+    if min_tokens > max_tokens:
+        raise ApiError(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}", "min_tokens")
+    stream = fields.boolean(body, "stream")
+    return Generation(
+        name=_name(body, headers, chat),
+        chat=chat,
+        tokens=tokens,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=fields.boolean(body, "ignore_eos"),
+        stops=fields.strings(body, "stop", most=16),
+        seed=fields.integer(body, "seed"),
+        priority=_priority(body, headers),
+        salt=_salt(body),
+        stream=stream,
+        include_usage=_include_usage(body, stream),
+    )
+
+
+def _check_model(body: fields.Body, model: str) -> None:
+    asked = fields.string(body, "model", model)
+    if asked != model:
+        raise ApiError(f"The model `{asked}` does not exist.", "model", status=404)
+
+
+def _check_supported(body: fields.Body) -> None:
+    for name in ("n", "best_of"):
+        value = fields.integer(body, name, 1)
+        if value != 1:
+            raise ApiError(f"{name} must be 1: this engine makes one choice a request", name)
+    for name in UNSUPPORTED:
+        if body.get(name) not in (None, False, ""):
+            raise ApiError(f"{name} is not supported by this engine", name)
+    fields.number(body, "temperature", 0.0, 1e9)
+    fields.number(body, "top_p", 0.0, 1.0)
+    fields.number(body, "presence_penalty", -2.0, 2.0)
+    fields.number(body, "frequency_penalty", -2.0, 2.0)
+
+
+def too_long(context: int, tokens: int, param: str) -> ApiError:
+    return ApiError(
+        f"This model's maximum context length is {context} tokens, and one of them must be left for the answer; "
+        f"your request has at least {tokens} input tokens. Please shorten the {param}.",
+        param,
+    )
+
+
+def _prompt(body: fields.Body, context: int) -> list[int]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a batch of one, as some clients always send
+    if isinstance(prompt, str):
+        return text_tokens(prompt, context, "prompt")
+    if isinstance(prompt, list) and prompt:
+        return token_ids(prompt, "prompt")
+    if prompt is None:
+        raise ApiError("prompt is required", "prompt")
+    raise ApiError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
+
+
+def text_tokens(text: str, context: int, param: str) -> list[int]:
+    """Tokens of a prompt; what cannot fit is refused before it is encoded."""
+    if not text:
+        raise ApiError(f"{param} must not be empty", param)
+    if tokenizer.estimate(text) >= context:
+        raise too_long(context, tokenizer.estimate(text), param)
+    return tokenizer.encode(text)
+
+
+def token_ids(values: list[Any], param: str) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ApiError(f"{param} must hold token ids (integers) only; one request has one prompt", param)
+        if not 0 <= value < tokenizer.VOCAB_SIZE:
+            raise ApiError(f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.VOCAB_SIZE - 1})", param)
+    return list(values)
+
+
+def messages_of(body: fields.Body) -> list[tuple[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("messages must be a non-empty list", "messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> tuple[str, str]:
+    if not isinstance(message, dict):
+        raise ApiError(f"{where} must be an object with role and content", "messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", "messages")
+    return role, _content(message.get("content"), where)
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where}.content must be a string or a list of text parts", "messages")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(f'{where}.content may hold parts {{"type": "text", "text": ...}} only', "messages")
+    return "".join(part["text"] for part in content)
+
+
+def _chat_tokens(body: fields.Body, context: int) -> list[int]:
+    messages = messages_of(body)
+    estimate = sum(tokenizer.estimate(content) for _, content in messages)
+    if estimate >= context:
+        raise too_long(context, estimate, "messages")
+    return tokenizer.encode_chat(messages)
+
+
+def _max_tokens(body: fields.Body, chat: bool, context: int, prompt_tokens: int) -> int:
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    room = context - prompt_tokens
+    asked = fields.integer(body, name, low=1)
+    if asked is None:
+        return room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
+    if asked > room:
+        raise ApiError(
+            f"{name} is too large: {asked}. This model's maximum context length is {context} tokens and your request "
+            f"has {prompt_tokens} input tokens ({asked} > {context} - {prompt_tokens}).",
+            name,
+        )
+    return asked
+
+
+def _name(body: fields.Body, headers: Mapping[bytes, bytes], chat: bool) -> str:
+    named = headers.get(b"x-request-id", b"").decode("latin-1") or fields.string(body, "request_id")
+    return f"{'chatcmpl' if chat else 'cmpl'}-{named or uuid.uuid4().hex}"
+
+
+def _priority(body: fields.Body, headers: Mapping[bytes, bytes]) -> int:
+    header = headers.get(b"x-vllm-priority")
+    if header is None:
+        return fields.integer(body, "priority", 0) or 0
+    try:
+        value = int(header)
+    except ValueError:
+        raise ApiError("X-Vllm-Priority must be an integer", "priority") from None
+    return fields.integer({"priority": value}, "priority", 0) or 0
+
+
+def _salt(body: fields.Body) -> bytes:
+    if body.get("cache_salt") is None:
+        return b""
+    salt = fields.string(body, "cache_salt")
+    if not 1 <= len(salt) <= 128 or SALT_FORBIDDEN.intersection(salt):
+        raise ApiError("cache_salt must have 1 to 128 characters without @, /, \\ and NUL", "cache_salt")
+    return salt.encode("utf-8", "surrogatepass")
+
+
+def _include_usage(body: fields.Body, stream: bool) -> bool:
+    options = fields.mapping(body, "stream_options")
+    if options and not stream:
+        raise ApiError("stream_options is only allowed with stream=true", "stream_options")
+    return fields.boolean(options, "include_usage")

@@ -1,0 +1,105 @@
+"""Puts the parts together and serves until a signal says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from controller.policies.batching import BATCHINGS
+from workers.engine.config import ServerConfig
+from workers.engine.emulated import EmulatedExecutor
+from workers.engine.engine import Engine, LoopTimer
+from workers.engine.generate import Generator
+from workers.engine.http import App
+from workers.engine.manage import Management
+
+HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
+BACKLOG = 4096
+logger = logging.getLogger("workers.engine")
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to us, so that a stop asked for ends with exit status 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine]:
+    timer = LoopTimer(loop)
+    engine = Engine(config.model, config.engine, BATCHINGS[config.batching](), timer.now)
+    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle))
+    generator = Generator(engine, config)
+    routes = Management(engine, config, generator).routes()
+    routes["/v1/completions"] = {"POST": generator.completions}
+    routes["/v1/chat/completions"] = {"POST": generator.chat}
+    return App(routes), engine
+
+
+async def serve(config: ServerConfig) -> None:
+    loop = asyncio.get_running_loop()
+    app, engine = build(config, loop)
+    server = Server(
+        uvicorn.Config(
+            app,
+            host=config.host,
+            port=config.port,
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=round(config.shutdown_timeout + HARD_STOP_S),
+        )
+    )
+    stop = Stop(server, engine, config.shutdown_timeout)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.begin)
+    gc.freeze()  # what is loaded now stays: collections need not look at it again
+    await server.serve()
+    engine.close()
+
+
+class Stop:
+    """Running requests get `grace_s`; then they end with finish_reason abort. A second signal skips the wait."""
+
+    def __init__(self, server: Server, engine: Engine, grace_s: float) -> None:
+        self._server = server
+        self._engine = engine
+        self._grace_s = grace_s
+
+    def begin(self) -> None:
+        if self._engine.closing:
+            self._engine.abort_all()
+            return
+        logger.info("stopping: %d requests have %.1f s to finish", self._engine.streams, self._grace_s)
+        self._engine.closing = True
+        if self._engine.scheduler.paused:
+            self._engine.abort_all()
+        self._server.should_exit = True
+        asyncio.get_running_loop().call_later(self._grace_s, self._engine.abort_all)
+
+
+def run(config: ServerConfig) -> None:
+    import uvloop
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if config.startup_delay:
+        logger.info("loading %s for %.1f s", config.model, config.startup_delay)
+        time.sleep(config.startup_delay)  # the port stays closed meanwhile, as a loading vLLM's does
+    logger.info(
+        "%s on http://%s:%d, profile %s, %d KV blocks, %s",
+        *(config.model, config.host, config.port, config.profile.id, config.engine.kv_blocks, config.batching),
+    )
+    uvloop.run(serve(config))

@@ -1,0 +1,83 @@
+"""From sampled tokens to the text one client gets: decoding, stop strings, and a place where the response waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from controller.core.steps import FinishReason, Seq
+from workers.engine.tokenizer import StreamDecoder
+
+
+class StopFilter:
+    """Cuts a text at the first stop string. What could be the start of one is held back until that is settled."""
+
+    __slots__ = ("_held", "_hold", "_stops", "found")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._hold = max(map(len, stops)) - 1
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, text: str, last: bool) -> str:
+        text = self._held + text
+        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if hits:
+            at, self.found = min(hits)
+            return text[:at]
+        keep = 0 if last else min(self._hold, len(text))
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+class Stream:
+    """What one response reads. `pieces` holds one text a token, empty ones included: clients count events."""
+
+    __slots__ = ("_decoder", "_every", "_filter", "_waiter", "finish", "last_at", "pieces", "seq")
+
+    def __init__(self, seq: Seq, stops: Sequence[str], wake_each: bool) -> None:
+        self.seq = seq
+        self.pieces: list[str] = []
+        self.finish: FinishReason | None = None
+        self.last_at: float | None = None  # when the newest token came
+        self._decoder = StreamDecoder()
+        self._filter = StopFilter(stops) if stops else None
+        self._every = wake_each
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self._filter.found if self._filter is not None else None
+
+    def push(self, token: int, finish: FinishReason | None) -> bool:
+        """Take one token; True if a stop string ended the text with it."""
+        text = self._decoder.feed(token, finish is not None)
+        stopped = False
+        if self._filter is not None:
+            text = self._filter.feed(text, finish is not None)
+            stopped = self._filter.found is not None
+        self.pieces.append(text)
+        self.finish = FinishReason.STOP if stopped else finish
+        if self._every or self.finish is not None:
+            self._wake()
+        return stopped
+
+    def end(self, reason: FinishReason) -> None:
+        if self.finish is None:
+            self.finish = reason
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def ready(self) -> None:
+        """Return once there is something to send. One reader."""
+        while not (self.finish is not None or (self._every and self.pieces)):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self) -> list[str]:
+        pieces, self.pieces = self.pieces, []
+        return pieces

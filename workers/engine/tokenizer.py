@@ -1,0 +1,73 @@
+"""`utf8-chunk4`: a tokenizer without a vocabulary file. One token is up to four bytes of UTF-8.
+
+A text is cut every four bytes; only its last token is shorter. Ids are disjoint by length, so every text survives the
+round trip, and any id below VOCAB_SIZE decodes to something. English text gives exactly one token for four characters.
+Each chat message starts on a token boundary of its own, so a conversation that grows keeps its earlier tokens (and
+their cached KV).
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+NAME = "utf8-chunk4"
+CHUNK = 4
+OFFSETS = (0, 0, 256, 256 + 256**2, 256 + 256**2 + 256**3)  # first id of each length, by length
+EOS = OFFSETS[4] + 256**4
+VOCAB_SIZE = EOS + 1
+
+
+def encode(text: str) -> list[int]:
+    data = text.encode("utf-8", "surrogatepass")
+    whole = len(data) // CHUNK * CHUNK
+    words = array("I", data[:whole])
+    if sys.byteorder == "little":
+        words.byteswap()
+    base = OFFSETS[CHUNK]
+    ids = [base + word for word in words]
+    tail = data[whole:]
+    if tail:
+        ids.append(OFFSETS[len(tail)] + int.from_bytes(tail))
+    return ids
+
+
+def token_bytes(token: int) -> bytes:
+    if token == EOS:
+        return b""
+    for length in range(CHUNK, 0, -1):
+        if token >= OFFSETS[length]:
+            return (token - OFFSETS[length]).to_bytes(length)
+    raise ValueError(f"token id {token} is negative")
+
+
+def decode(tokens: Iterable[int]) -> str:
+    return b"".join(map(token_bytes, tokens)).decode("utf-8", "replace")
+
+
+def estimate(text: str) -> int:
+    """A lower bound on the tokens of `text`, without encoding it."""
+    return -(-len(text) // CHUNK)
+
+
+def encode_chat(messages: Sequence[tuple[str, str]]) -> list[int]:
+    """`<role>` and the content of each message, then the header of the answer."""
+    ids: list[int] = []
+    for role, content in messages:
+        ids += encode(f"<{role}>")
+        ids += encode(content)
+    return ids + encode("<assistant>")
+
+
+class StreamDecoder:
+    """Text as tokens come: a character cut by a token boundary appears with its last byte."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int, last: bool = False) -> str:
+        return self._decoder.decode(token_bytes(token), last)
