@@ -18,6 +18,7 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Ordering, Routing
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
+from controller.dispatch.fleet import Fleet
 from controller.dispatch.lane import Lane
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, QueueView, RequestQueue
@@ -25,6 +26,7 @@ from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
 
 ENGINE_RANKS = ("none", "class", "deadline")
+QUIET = frozenset({ev.Progress, ev.Accepted})  # they free no room, and there are thousands a second
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 
 
@@ -39,7 +41,7 @@ class DispatchConfig:
     engine_rank: str = "none"
     max_queue: int = 20_000
     max_attempts: int = 3
-    scan_limit: int = 64
+    scan_limit: int = 32
     refuse_infeasible: bool = True
     infeasible_margin: float = 1.2
     tightest_share: float = 0.05
@@ -74,11 +76,11 @@ class StageDispatcher:
         self._admission = admission
         self._routing = routing
         self._pacing = pacing
-        self._lanes: dict[str, Lane] = {}
-        self._workers: dict[str, Worker] = {}
+        self._fleet = Fleet(self._new_lane)
         self._sent: dict[str, Worker] = {}
         self._serial = 0
         self._now = 0.0
+        self._wake_at = math.inf
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.Arrived: self._arrived,
             ev.Cancelled: self._cancelled,
@@ -86,12 +88,6 @@ class StageDispatcher:
             ev.Progress: self._progress,
             ev.Finished: self._finished,
             ev.Failed: self._failed,
-            ev.Telemetry: self._telemetry,
-            ev.InstanceUp: self._instance_up,
-            ev.InstanceDraining: self._instance_draining,
-            ev.InstanceDown: self._instance_down,
-            ev.RoleChanged: self._role_changed,
-            ev.SharesChanged: self._shares_changed,
             ev.Command: self._command,
         }
 
@@ -101,42 +97,47 @@ class StageDispatcher:
         """Take in what happened, then dispatch what can go. `now` never goes backwards."""
         now = self._now = max(now, self._now)
         actions: list[ev.Action] = []
+        moved = now >= self._wake_at
         for event in events:
+            moved = moved or type(event) not in QUIET
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event, now, actions)
+            else:
+                self._fleet.handle(event)
             for policy in (self._ordering, self._admission, self._routing):
                 policy.observe(event, now)
-        wake = math.inf
-        for lane in self._lanes.values():
-            if len(lane.queue):
-                self._run(lane, now, actions)
-                wake = min(wake, self._wake(lane, now))
-        return ev.Reply(actions, None if math.isinf(wake) else wake)
+        if moved:
+            self._wake_at = math.inf
+            for lane in self._fleet.lanes.values():
+                if len(lane.queue):
+                    self._run(lane, now, actions)
+                    self._wake_at = min(self._wake_at, self._wake(lane, now))
+        return ev.Reply(actions, None if math.isinf(self._wake_at) else self._wake_at)
 
     def queue(self) -> QueueView:
-        return QueueView({model: lane.queue for model, lane in self._lanes.items()}, self._now)
+        return QueueView({model: lane.queue for model, lane in self._fleet.lanes.items()}, self._now)
 
     def waiting(self, request_id: str) -> bool:
         """Is it still in the queue (not sent, not gone)?"""
-        return any(request_id in lane.queue for lane in self._lanes.values())
+        return any(request_id in lane.queue for lane in self._fleet.lanes.values())
 
     def pending_above(self, priority: int) -> bool:
         """Is a request of a higher priority waiting? The contention rule of the priority mapping asks."""
-        return any(lane.queue.pending_above(priority) for lane in self._lanes.values())
+        return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:
-        return [worker.view(now) for worker in self._workers.values()]
+        return [worker.view(now) for worker in self._fleet.workers.values()]
 
     def learned(self) -> dict[str, LatencyCoefficients]:
         """Latency coefficients by instance, as corrected by what was observed."""
-        return {worker.id: worker.latency.coefficients for worker in self._workers.values()}
+        return {worker.id: worker.latency.coefficients for worker in self._fleet.workers.values()}
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def _arrived(self, event: ev.Arrived, now: float, actions: list[ev.Action]) -> None:
         request = event.request
-        lane = self._lane(request.model)
+        lane = self._fleet.lane(request.model)
         if not lane.workers:
             actions.append(_refuse(request, "no_capacity", "no_instance", 5.0, now, {}))
             return
@@ -155,7 +156,7 @@ class StageDispatcher:
         lane.queue.add(Entry(request, cost, now), now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
-        for lane in self._lanes.values():
+        for lane in self._fleet.lanes.values():
             if lane.queue.remove(event.request_id) is not None:
                 return
         worker = self._leave(event.request_id, now)
@@ -191,7 +192,7 @@ class StageDispatcher:
             return
         request = sent.request
         request.attempts += 1
-        lane = self._lane(request.model)
+        lane = self._fleet.lane(request.model)
         figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": worker.id}
         if request.attempts >= self.config.max_attempts or not lane.workers:
             actions.append(_refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
@@ -211,7 +212,7 @@ class StageDispatcher:
         return worker
 
     def _command(self, event: ev.Command, now: float, actions: list[ev.Action]) -> None:
-        for lane in self._lanes.values():
+        for lane in self._fleet.lanes.values():
             for request_id in event.request_ids:
                 if event.kind == "cancel":
                     entry = lane.queue.remove(request_id)
@@ -223,46 +224,6 @@ class StageDispatcher:
                     lane.queue.reprioritise(request_id, event.priority, now)
                 elif event.kind in ("pause", "resume"):
                     lane.queue.pause(request_id, event.kind == "pause", now)
-
-    # ---- instances -------------------------------------------------------------------------------------------------
-
-    def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
-        known = self._workers.get(event.spec.id)
-        if known is not None and known.spec.model == event.spec.model:
-            if event.spec.latency is not None and event.spec.latency != known.spec.latency:
-                known.set_profile(event.spec.latency)
-            known.spec = event.spec
-            known.state = "up"
-            return
-        worker = Worker(event.spec)
-        self._workers[worker.id] = worker
-        self._lane(event.spec.model).workers[worker.id] = worker
-
-    def _instance_draining(self, event: ev.InstanceDraining, now: float, actions: list[ev.Action]) -> None:
-        worker = self._workers.get(event.instance_id)
-        if worker is not None:
-            worker.state = "draining"
-
-    def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
-        worker = self._workers.pop(event.instance_id, None)
-        if worker is not None:
-            worker.state = "down"
-            self._lane(worker.spec.model).workers.pop(worker.id, None)
-
-    def _role_changed(self, event: ev.RoleChanged, now: float, actions: list[ev.Action]) -> None:
-        worker = self._workers.get(event.instance_id)
-        if worker is not None:
-            worker.spec.role = event.role
-
-    def _shares_changed(self, event: ev.SharesChanged, now: float, actions: list[ev.Action]) -> None:
-        worker = self._workers.get(event.instance_id)
-        if worker is not None:
-            worker.share = min(1.0, max(0.0, event.share))
-
-    def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
-        worker = self._workers.get(event.instance_id)
-        if worker is not None:
-            worker.observe_load(event.load)
 
     # ---- dispatching -----------------------------------------------------------------------------------------------
 
@@ -290,6 +251,8 @@ class StageDispatcher:
         room = self._pacing.room(worker, ttft, tpot, now)
         free_tokens = worker.free_tokens()
         idle = not worker.outstanding
+        if not idle and room.tokens <= 1:
+            return 0
         chosen: list[tuple[Entry, float]] = []
         used = kv = skipped = 0
         for _, entry in lane.queue.ready:
@@ -390,13 +353,9 @@ class StageDispatcher:
         rank = round(1000 * (request.targets.ttft_s if kind == "class" else request.ttft_due))
         return rank + HOPELESS_RANK if hopeless else rank
 
-    def _lane(self, model: str) -> Lane:
-        lane = self._lanes.get(model)
-        if lane is None:
-            queue = RequestQueue(self._ordering, self._admission)
-            traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
-            lane = self._lanes[model] = Lane(queue, traffic)
-        return lane
+    def _new_lane(self) -> Lane:
+        queue = RequestQueue(self._ordering, self._admission)
+        return Lane(queue, RecentTargets(self.config.traffic_window_s, self.config.tightest_share))
 
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from controller.core.types import LatencyCoefficients
 
+UNBOUNDED = 1 << 40  # tokens: more than any queue holds
 # A model nobody has profiled: slow enough that the first seconds are careful, corrected online.
 UNPROFILED = LatencyCoefficients(0.01, 2e-4, 0.0, 0.02, 1e-7, 3e-4)
 
@@ -69,11 +70,14 @@ class LatencyModel:
         if decode_s >= tpot_s:
             return 0
         k = self.coefficients
-        seconds = ttft_s * (tpot_s - decode_s) / tpot_s - k.prefill_a
+        if math.isinf(ttft_s):
+            return UNBOUNDED
+        kept = 1.0 if math.isinf(tpot_s) else (tpot_s - decode_s) / tpot_s
+        seconds = ttft_s * kept - k.prefill_a
         if seconds <= 0:
             return 0
         if k.prefill_b <= 0:
-            return 1 << 40
+            return UNBOUNDED
         # Binary floats give 5499.999... for an exact 5500: round up what is within a billionth of the next integer.
         return max(0, math.floor(seconds / k.prefill_b + 1e-6) - waiting_tokens)
 

@@ -1,0 +1,109 @@
+"""Cost of one dispatcher pass with 100, 1,000 and 10,000 queued requests.
+
+    make bench-dispatch        (or: python -m benchmarks.bench_dispatch --policy hyperflexis)
+
+Four classes, 20 % explicit targets, 10 % hopeless from the start. A pass is what the gateway does when something
+happens: a batch of events (one arrival, one request done at an engine) handed to `handle`, which dispatches what fits.
+1,000 passes a size, each with an arrival, so the queue keeps its size. Last line: JSON with `pass_ms` by size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+
+from controller.core import events as ev
+from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Targets
+from controller.dispatch import POLICY_SETS, StageDispatcher, build_dispatcher
+
+SIZES = (100, 1_000, 10_000)
+PASSES = 1_000
+CLASSES = (
+    Targets(0.7, 0.5, None, 600),
+    Targets(1, 0.7, None, 600),
+    Targets(2, 0.9, None, 600),
+    Targets(20, 1, None, 600),
+)
+LATENCY = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B on one A100
+INSTANCES = 8
+
+
+def make_request(rng: random.Random, serial: int, now: float) -> Request:
+    kind = rng.randrange(4)
+    targets = CLASSES[kind]
+    if rng.random() < 0.2:
+        targets = Targets(targets.ttft_s * rng.uniform(0.5, 2), targets.tpot_s * rng.uniform(0.5, 2), None, 600)
+    arrival = now - (targets.ttft_s + 1 if rng.random() < 0.1 else 0)
+    prompt, output = rng.randint(20, 1500), rng.randint(8, 200)
+    return Request(f"r{serial}", arrival, targets, prompt, output, "m", f"t{serial % 5}", f"class-{kind}")
+
+
+class Bench:
+    """A dispatcher with full engines and a queue of the given size."""
+
+    def __init__(self, policy: str, size: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 1_000.0
+        self.serial = 0
+        self.dispatcher: StageDispatcher = build_dispatcher(policy, {"dispatch": {"max_queue": 10**9}})
+        self.at_engine: list[str] = []
+        ups = [ev.InstanceUp(InstanceSpec(f"i{i}", "m", latency=LATENCY, max_num_seqs=64)) for i in range(INSTANCES)]
+        self.dispatcher.handle(ups, self.now)
+        while len(self.dispatcher.queue()) < size:
+            self.step([self.arrival()])
+
+    def arrival(self) -> ev.Arrived:
+        self.serial += 1
+        return ev.Arrived(make_request(self.rng, self.serial, self.now))
+
+    def step(self, events: list[ev.Event]) -> float:
+        """Seconds that `handle` took."""
+        self.now += 1e-6
+        begin = time.perf_counter()
+        reply = self.dispatcher.handle(events, self.now)
+        took = time.perf_counter() - begin
+        self.at_engine.extend(a.request.id for a in reply.actions if isinstance(a, ev.Send))
+        return took
+
+    def one_pass(self) -> float:
+        events: list[ev.Event] = [self.arrival()]
+        if self.at_engine:
+            done = self.at_engine.pop(self.rng.randrange(len(self.at_engine)))
+            events += [ev.FirstToken(done), ev.Finished(done, 20)]
+        return self.step(events)
+
+
+def measure(policy: str, size: int, seed: int) -> tuple[float, float, int]:
+    """Median and p99 milliseconds of 1,000 passes, and requests sent in them."""
+    bench = Bench(policy, size, seed)
+    for _ in range(50):
+        bench.one_pass()
+    gc.collect()
+    before = bench.serial - len(bench.dispatcher.queue())
+    times = sorted(bench.one_pass() for _ in range(PASSES))
+    sent = bench.serial - len(bench.dispatcher.queue()) - before
+    return statistics.median(times) * 1e3, times[int(PASSES * 0.99)] * 1e3, sent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="slackline", choices=sorted(POLICY_SETS))
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(f"policy {args.policy}, {INSTANCES} instances, {PASSES} passes a size, seed {args.seed}")
+    print(f"{'queued':>8} {'median ms':>10} {'p99 ms':>8} {'sent':>6}")
+    medians: dict[str, float] = {}
+    tails: dict[str, float] = {}
+    for size in SIZES:
+        median, p99, sent = measure(args.policy, size, args.seed)
+        medians[str(size)], tails[str(size)] = round(median, 4), round(p99, 4)
+        print(f"{size:>8} {median:>10.4f} {p99:>8.4f} {sent:>6}")
+    print(json.dumps({"pass_ms": medians, "pass_p99_ms": tails, "policy": args.policy, "seed": args.seed}))
+
+
+if __name__ == "__main__":
+    main()
