@@ -12,6 +12,7 @@ QUEUE_KEY = "slackline:queue:{gateway}"  # QueueMessage, newest, TTL 10 s; writt
 LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
 WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
+HEARTBEAT_KEY = "slackline:heartbeat:{process}"  # epoch seconds when worker or beat last acted, TTL 30 s
 COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
 COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
 

@@ -1,0 +1,67 @@
+"""The Celery app: broker settings, queues, limits, and the whole beat schedule in one place.
+
+Queues: `control` (scaler, reconciler, heartbeat: every second, short), `actions` (changes to instances), `analysis`
+(long, bulky work). One worker process of `make up` serves all three; a larger installation runs one per queue.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+
+from celery import Celery
+from celery.signals import after_setup_logger, before_task_publish
+from django.conf import settings
+
+from workers.tasks.logs import quieten
+from workers.tasks.names import HEARTBEAT, PARTITIONS, RECONCILE, RETENTION, SCALE, TASK_MODULES
+
+TICK_S = 1.0
+HEARTBEAT_EVERY_S = 2.0
+HOUR_S = 3600.0
+
+app = Celery("slackline")
+app.conf.update(
+    broker_url=settings.REDIS_URL,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,  # an outage of any length is survived
+    # A Redis that hangs must not hang us: no socket waits longer than this. BRPOP polls each second, far below.
+    broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "health_check_interval": 10},
+    imports=TASK_MODULES,
+    task_default_queue="control",
+    task_ignore_result=True,  # what a task did is in PostgreSQL
+    task_acks_late=False,  # with Redis it would run long tasks twice; the next look repeats what a dead worker left
+    task_time_limit=10,
+    task_soft_time_limit=8,
+    task_serializer="json",
+    accept_content=["json"],
+    worker_prefetch_multiplier=1,
+    worker_max_memory_per_child=200_000,  # kB; the child is renewed between two tasks
+    worker_send_task_events=False,
+    worker_enable_remote_control=False,
+    timezone="UTC",
+    beat_max_loop_interval=5,
+    # Ticks that waited longer than two periods are dropped, or an outage's backlog would run at once.
+    beat_schedule={
+        "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
+        "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S, "queue": "analysis"}},
+        "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S, "queue": "analysis"}},
+    },
+)
+
+
+@after_setup_logger.connect
+def _quieten(**kwargs: object) -> None:
+    quieten()
+
+
+@before_task_publish.connect
+def _beat_lives(sender: str = "", **kwargs: object) -> None:
+    """Runs in the publisher: only beat publishes heartbeats, so a published heartbeat is beat's own sign of life."""
+    if sender == HEARTBEAT:
+        from workers.tasks.heartbeat import sign_of_life
+
+        sign_of_life("beat")

@@ -1,0 +1,10 @@
+"""Task names, so that the schedule and the tasks agree without importing each other."""
+
+from __future__ import annotations
+
+SCALE = "scaling.tick"
+RECONCILE = "instances.reconcile"
+HEARTBEAT = "processes.heartbeat"
+PARTITIONS = "records.partitions"
+RETENTION = "records.retention"
+TASK_MODULES = ("workers.tasks.scaling", "workers.tasks.reconcile", "workers.tasks.heartbeat", "workers.tasks.records")
