@@ -95,13 +95,13 @@ class Fleet:
             self.seats[spec.id] = Seat(spec, backend, self._clock())
             self.backends[spec.id] = backend
             return
-        changed, role_changed = seat.spec != spec, seat.spec.role != spec.role
+        changed = seat.spec != spec
         seat.spec = seat.backend.spec = spec
         if seat.leaving:
             seat.leaving = False
             changed = True
         if changed and seat.up:
-            self.runtime.push(ev.RoleChanged(spec.id, spec.role) if role_changed else ev.InstanceUp(spec))
+            self._announce(seat)
 
     def _set_draining(self, seat: Seat, draining: bool) -> None:
         if draining == seat.draining:
@@ -110,7 +110,13 @@ class Fleet:
         if draining:
             self._drain(seat)
         elif seat.up:
-            self.runtime.push(ev.InstanceUp(seat.spec))
+            self._announce(seat)
+
+    def _announce(self, seat: Seat) -> None:
+        """Up with this specification (role included); what drains stays drained."""
+        self.runtime.push(ev.InstanceUp(seat.spec))
+        if seat.draining or seat.leaving:
+            self._drain(seat)
 
     def _drain(self, seat: Seat) -> None:
         if seat.up:
@@ -133,9 +139,7 @@ class Fleet:
         if not seat.up:
             log.info("instance %s is up", instance_id)
             seat.up = True
-            self.runtime.push(ev.InstanceUp(seat.spec))
-            if seat.draining or seat.leaving:
-                self.runtime.push(ev.InstanceDraining(instance_id))
+            self._announce(seat)
         self.runtime.push(ev.Telemetry(instance_id, load))
 
     def silent(self, instance_id: str, error: EngineError) -> None:

@@ -33,7 +33,6 @@ class Flight:
         "charged_tokens",
         "chat",
         "decisions",
-        "first_sent_at",
         "head",
         "instance",
         "keep_usage",
@@ -42,6 +41,7 @@ class Flight:
         "prompt_chars",
         "request",
         "send",
+        "sends",
         "sent_at",
         "source",
         "streamed",
@@ -77,8 +77,8 @@ class Flight:
         self.phase = Phase.QUEUED
         self.instance = ""
         self.task: asyncio.Task[None] | None = None
-        self.first_sent_at: float | None = None
         self.sent_at: float | None = None
+        self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed
         self.output_tokens = 0
         self.usage: Usage | None = None

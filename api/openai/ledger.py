@@ -87,7 +87,7 @@ class Ledger:
 
 def _tokens(flight: Flight) -> int:
     prompt = flight.usage.prompt_tokens if flight.usage else flight.request.prompt_tokens
-    return prompt + flight.output_tokens if flight.request.attempts else 0
+    return prompt + flight.output_tokens if flight.sends else 0
 
 
 def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int) -> tuple[RequestRecord, str]:
@@ -138,7 +138,7 @@ def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int
         deadline_met=outlook.deadline_met,
         attained=outlook.attained,
         goodput_tokens=outlook.goodput_tokens,
-        attempts=request.attempts,
+        attempts=flight.sends,
         workflow=request.workflow,
         stage=request.stage,
         decisions=flight.decisions or [],

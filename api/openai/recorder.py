@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,8 @@ class Recorder:
 
     async def run(self) -> None:
         while True:
-            try:
+            with suppress(TimeoutError):  # the period is over
                 await asyncio.wait_for(self._full.wait(), FLUSH_S)
-            except TimeoutError:
-                pass  # the period is over
             self._full.clear()
             await self.flush()
 

@@ -79,13 +79,6 @@ class Runtime:
             self._end(flight, Outcome.CANCELLED, code="client_closed", status=499)
             self.push(ev.Cancelled(flight.request.id))
 
-    def cancel(self, flight: Flight) -> None:
-        """An operator cancelled it: the client is told."""
-        started = flight.phase == Phase.STARTED
-        self.push(ev.Cancelled(flight.request.id))
-        error = ApiError("cancelled", "The request was cancelled by an operator.")
-        self._refuse(flight, Outcome.REFUSED, error, started=started)
-
     def instance_down(self, instance_id: str, why: str) -> None:
         """Fail what it was serving; the dispatcher sends elsewhere what has no token yet."""
         self.push(ev.InstanceDown(instance_id))
@@ -183,8 +176,11 @@ class Runtime:
             self._send(flight, action, now)
         elif isinstance(action, ev.Refuse):
             error = ApiError(action.code, _said(action.decision), retry_after_s=action.retry_after_s)
-            outcome = Outcome.FAILED if flight.request.attempts else Outcome.REFUSED
+            outcome = Outcome.FAILED if flight.sends else Outcome.REFUSED
             self._refuse(flight, outcome, error, started=False)
+        elif action.decision.kind == "cancel":
+            error = ApiError("cancelled", "The request was cancelled by an operator.")
+            self._refuse(flight, Outcome.REFUSED, error, started=False)
         else:
             waited = now - flight.request.arrival
             message = f"Not scheduled within its waiting time ({waited:.1f} s): {_said(action.decision)}"
@@ -198,8 +194,7 @@ class Runtime:
         backend = self._backends.get(action.instance_id)
         flight.instance = action.instance_id
         flight.sent_at = now
-        flight.first_sent_at = flight.first_sent_at or now
-        flight.request.attempts += 1
+        flight.sends += 1
         if backend is None:
             self.push(ev.Failed(flight.request.id, True, f"no instance {action.instance_id}"))
             return

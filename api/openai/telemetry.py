@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from api.openai.fleet import Fleet
 from controller.core.types import Load
 from workers.backends.base import EngineError
+from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,6 @@ class TelemetryBoard(Protocol):
     async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None: ...
 
     async def read_telemetry(self, instance_ids: list[str]) -> dict[str, dict[str, Any]]: ...
-
-
-class Unavailable(Exception):
-    """The board cannot be reached."""
 
 
 class Monitor:
@@ -102,7 +99,7 @@ class Monitor:
                 await self._board.publish_telemetry(dict(self._published), ttl_s)
                 return set()
             return self._take(await self._board.read_telemetry(list(self._fleet.seats)))
-        except Unavailable:
+        except LiveUnavailable:
             self.leading = False
             return set()
 
