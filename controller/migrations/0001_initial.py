@@ -1,10 +1,11 @@
 """All tables of the control plane but the partitioned one."""
 
-import controller.models.base
 import django.contrib.postgres.fields
 import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
+
+import controller.models.base
 
 
 class Migration(migrations.Migration):

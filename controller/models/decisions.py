@@ -35,6 +35,7 @@ class Decision(models.Model):
     rejected = models.JSONField(default=dict)
     request_id = models.CharField(max_length=64, blank=True)
     idempotency_key = models.CharField(max_length=200, null=True, unique=True)
+    is_new = True  # not a column: False when a recorded decision was found under the same key
 
     class Meta:
         db_table = "decision"

@@ -1,0 +1,29 @@
+"""Who makes a change."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controller.models import Decision
+
+
+class Actor(NamedTuple):
+    """`name`: a user name, a job's name or a gateway's id."""
+
+    name: str
+    type: str = Decision.ActorType.PERSON
+
+    @classmethod
+    def person(cls, name: str) -> Actor:
+        return cls(name, Decision.ActorType.PERSON)
+
+    @classmethod
+    def job(cls, name: str) -> Actor:
+        return cls(name, Decision.ActorType.JOB)
+
+    @classmethod
+    def gateway(cls, name: str) -> Actor:
+        return cls(name, Decision.ActorType.GATEWAY)
+
+
+SYSTEM = Actor("slackline", Decision.ActorType.SYSTEM)

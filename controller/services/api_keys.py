@@ -1,0 +1,80 @@
+"""API keys: the secret is shown once and stored only as its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from controller.models import ApiKey, Tenant
+from controller.services import change
+from controller.services.actors import Actor
+from controller.services.config import config_raise
+
+SECRET_BYTES = 32
+PREFIX_LENGTH = 11  # "sk-" and eight characters: enough to tell keys apart, useless as a key
+
+
+class NewKey(NamedTuple):
+    """`secret` exists nowhere else: show it now or never."""
+
+    key: ApiKey
+    secret: str
+
+
+def secret_digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def api_key_create(
+    *,
+    actor: Actor,
+    tenant: Tenant,
+    name: str,
+    scopes: Sequence[str] = (ApiKey.Scope.INFERENCE, ApiKey.Scope.READ),
+    expires_at: datetime | None = None,
+    secret: str | None = None,
+) -> NewKey:
+    """`secret` is for a documented demo key alone; without it a random one is made."""
+    secret = secret or f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
+    key = ApiKey(
+        tenant=tenant,
+        name=name,
+        prefix=secret[:PREFIX_LENGTH],
+        sha256=secret_digest(secret),
+        scopes=list(scopes),
+        expires_at=expires_at,
+    )
+    return NewKey(change.create(key, actor=actor, kind="api_key", check=_check), secret)
+
+
+def api_key_revoke(*, actor: Actor, key_id: int) -> ApiKey:
+    """Gateways refuse it within a second. Revoking a revoked key changes nothing."""
+    with transaction.atomic():
+        key = ApiKey.objects.select_for_update().get(pk=key_id)
+        if key.revoked_at is None:
+            key.revoked_at = timezone.now()
+            key.save(update_fields=["revoked_at"])
+            change.audit(actor, "api_key", "revoked", key, {"tenant": key.tenant.name, "prefix": key.prefix})
+            config_raise()
+    return key
+
+
+def api_keys_used(*, key_ids: Iterable[int], at: datetime) -> int:
+    """Note when keys were last used: in batches, by gateways, without audit. Returns how many rows it moved on."""
+    return ApiKey.objects.filter(pk__in=list(key_ids)).exclude(last_used_at__gte=at).update(last_used_at=at)
+
+
+def _check(key: ApiKey) -> None:
+    unknown = sorted(set(key.scopes) - set(ApiKey.Scope.values))
+    if unknown or not key.scopes:
+        valid = ", ".join(ApiKey.Scope.values)
+        raise ValidationError({"scopes": f"{', '.join(unknown) or 'Empty'}: use {valid}."})
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        raise ValidationError({"expires_at": "Must be in the future."})

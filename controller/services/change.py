@@ -1,0 +1,130 @@
+"""What every change has in common: checked, versioned, audited, and announced to gateways, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Model, ProtectedError
+
+from controller.core.errors import SlacklineError
+from controller.services.actors import Actor
+from controller.services.config import config_raise
+from controller.services.decisions import decision_record
+
+M = TypeVar("M", bound=Model)
+HIDDEN = frozenset({"sha256", "created_at", "updated_at"})
+
+
+class VersionConflict(SlacklineError):
+    """Somebody else saved first. `current` is the version stored now, `seen` the one the change was made from."""
+
+    def __init__(self, subject: str, seen: int, current: int) -> None:
+        super().__init__(f"{subject} was changed meanwhile: you edited version {seen}, it is at {current}")
+        self.seen, self.current = seen, current
+
+
+def as_json(row: Model) -> dict[str, Any]:
+    """A row as the audit shows it: plain values, foreign keys by id, no secrets."""
+    values = {}
+    for field in row._meta.concrete_fields:
+        if field.name not in HIDDEN:
+            value = getattr(row, field.attname)
+            values[field.name] = value.isoformat() if isinstance(value, datetime) else value
+    return values
+
+
+def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None = None, gateways: bool = True) -> M:
+    """Check, insert, audit as `<kind>_created`. `gateways`: whether they read this table."""
+    with transaction.atomic():
+        _validate(row, check)
+        row.save(force_insert=True)
+        audit(actor, kind, "created", row, {"after": as_json(row)})
+        if gateways:
+            config_raise()
+    return row
+
+
+def update(
+    table: type[M],
+    pk: Any,
+    *,
+    actor: Actor,
+    kind: str,
+    version: int,
+    changes: Mapping[str, Any],
+    editable: Iterable[str],
+    check: Callable[[M], None] | None = None,
+    gateways: bool = True,
+) -> M:
+    """Change the named fields of a row that still has `version`, audit as `<kind>_updated`.
+
+    Raises DoesNotExist, VersionConflict, or ValidationError (also for a field that is not editable). A change that
+    changes nothing keeps the version and leaves no decision.
+    """
+    _refuse_others(changes, frozenset(editable))
+    with transaction.atomic():
+        row = table._default_manager.select_for_update().get(pk=pk)
+        if row.version != version:
+            raise VersionConflict(str(row), version, row.version)
+        before = as_json(row)
+        for name, value in changes.items():
+            setattr(row, name, value)
+        _validate(row, check)
+        changed = {name: value for name, value in as_json(row).items() if before[name] != value}
+        if not changed:
+            return row
+        row.version += 1
+        row.save(update_fields=[*changes, "version", "updated_at"])
+        audit(actor, kind, "updated", row, {"before": {name: before[name] for name in changed}, "after": changed})
+        if gateways:
+            config_raise()
+    return row
+
+
+def remove(
+    table: type[M], pk: Any, *, actor: Actor, kind: str, version: int | None = None, gateways: bool = True
+) -> None:
+    """Delete, audit as `<kind>_removed`. Raises ValidationError while something else still refers to it."""
+    with transaction.atomic():
+        row = table._default_manager.select_for_update().get(pk=pk)
+        if version is not None and row.version != version:
+            raise VersionConflict(str(row), version, row.version)
+        audit(actor, kind, "removed", row, {"before": as_json(row)})
+        try:
+            row.delete()
+        except ProtectedError as error:
+            users = ", ".join(sorted({str(user) for user in error.protected_objects})[:5])
+            raise ValidationError(f"{row} is still used by {users}") from error
+        if gateways:
+            config_raise()
+
+
+def audit(actor: Actor, kind: str, what: str, row: Model, inputs: Mapping[str, Any]) -> None:
+    decision_record(
+        actor=actor,
+        kind=f"{kind}_{what}",
+        subject_type=kind,
+        subject=str(row),
+        reason=f"{actor.type}_{what}",
+        inputs=inputs,
+        outcome={"id": row.pk, "version": getattr(row, "version", None)},
+    )
+
+
+def _refuse_others(changes: Mapping[str, Any], editable: frozenset[str]) -> None:
+    wrong = sorted(set(changes) - editable)
+    if wrong:
+        raise ValidationError(dict.fromkeys(wrong, "This cannot be changed."))
+
+
+def _validate(row: M, check: Callable[[M], None] | None) -> None:
+    """Fields by their validators, then what several fields say together, then the database's constraints."""
+    row.clean_fields()
+    if check is not None:
+        check(row)
+    row.validate_unique()
+    row.validate_constraints()

@@ -1,0 +1,233 @@
+"""Serving instances: the wish (desired state), and what was seen of it (observed state).
+
+Wishes are decisions and audited; observations are facts and are not. Both reach the gateways, and both are level-based:
+saying the same twice changes nothing. A Celery task carries wishes out through the instance's provisioner.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from controller.models import Device, Host, Instance, InstanceDevice, InstanceInterval, ServedModel
+from controller.models.fleet import Role
+from controller.services import change
+from controller.services.actors import Actor
+from controller.services.config import config_raise
+
+Desired, Observed = Instance.Desired, Instance.Observed
+EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
+
+
+def instance_register(
+    *,
+    actor: Actor,
+    id: str,
+    model: ServedModel,
+    url: str,
+    backend: str = "vllm",
+    role: str = Role.COLLOCATED,
+    host: Host | None = None,
+    device_kind: str = "",
+    tp: int = 1,
+    max_num_seqs: int = 32,
+    unit_cost: float = 1.0,
+    spec: Mapping[str, Any] | None = None,
+) -> Instance:
+    """An endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready."""
+    row = Instance(
+        id=id,
+        model=model,
+        url=url.rstrip("/"),
+        backend=backend,
+        provisioner="static",
+        role=role,
+        host=host,
+        device_kind=device_kind,
+        tp=tp,
+        max_num_seqs=max_num_seqs,
+        unit_cost=unit_cost,
+        spec=dict(spec or {}),
+    )
+    return change.create(row, actor=actor, kind="instance", check=_check)
+
+
+def instance_wish(
+    *,
+    actor: Actor,
+    model: ServedModel,
+    id: str | None = None,
+    backend: str = "reference",
+    provisioner: str = "process",
+    role: str = Role.COLLOCATED,
+    host: Host | None = None,
+    devices: Iterable[Device] = (),
+    device_kind: str = "",
+    tp: int = 1,
+    max_num_seqs: int = 32,
+    unit_cost: float = 1.0,
+    spec: Mapping[str, Any] | None = None,
+) -> Instance:
+    """Want a new instance; its provisioner starts it and finds its url. Holding a device already held is refused."""
+    row = Instance(
+        id=id or f"{backend}-{secrets.token_hex(4)}",
+        model=model,
+        backend=backend,
+        provisioner=provisioner,
+        role=role,
+        host=host,
+        device_kind=device_kind,
+        tp=tp,
+        max_num_seqs=max_num_seqs,
+        unit_cost=unit_cost,
+        spec=dict(spec or {}),
+    )
+    with transaction.atomic():
+        change.create(row, actor=actor, kind="instance", check=_check)
+        for device in devices:
+            holding = InstanceDevice(instance=row, device=device)
+            holding.validate_constraints()
+            holding.save(force_insert=True)
+    return row
+
+
+def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Mapping[str, Any]) -> Instance:
+    return change.update(
+        Instance,
+        instance_id,
+        actor=actor,
+        kind="instance",
+        version=version,
+        changes=changes,
+        editable=EDITABLE,
+        check=_check,
+    )
+
+
+def instance_drain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
+    """Nothing new is sent there; what runs may finish. Stop it when it is empty."""
+    return _wish_state(actor, instance_id, Desired.DRAINING, "drained", version)
+
+
+def instance_undrain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
+    """Take a drain back. Raises ValidationError when it was stopped meanwhile."""
+    return _wish_state(actor, instance_id, Desired.RUNNING, "undrained", version)
+
+
+def instance_stop(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
+    """At once, whatever runs there. Final: a new instance gets a new id."""
+    return _wish_state(actor, instance_id, Desired.STOPPED, "stopped", version)
+
+
+def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Instance:
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        if role == row.role:
+            return row
+        before, row.role = row.role, role
+        row.clean_fields()
+        row.generation, row.version = row.generation + 1, row.version + 1
+        row.save(update_fields=["role", "generation", "version", "updated_at"])
+        if row.observed_state not in (*Instance.GONE, Observed.PENDING):
+            _interval_close(row, timezone.now())
+            _interval_open(row, timezone.now())
+        change.audit(actor, "instance", "role_set", row, {"before": {"role": before}, "after": {"role": role}})
+        config_raise()
+    return row
+
+
+def instance_observe(
+    *,
+    instance_id: str,
+    observed_state: str,
+    url: str | None = None,
+    generation: int | None = None,
+    error: str = "",
+    at: datetime | None = None,
+) -> bool:
+    """Store what a provisioner saw. True when it is news (then gateways are told). `generation`: the wish acted upon."""
+    at = at or timezone.now()
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=instance_id)
+        before = (row.observed_state, row.url, row.error)
+        row.observed_state, row.error, row.observed_at = observed_state, error, at
+        row.url = row.url if url is None else url.rstrip("/")
+        row.observed_generation = max(row.observed_generation, generation or 0)
+        if observed_state == Observed.READY and before[0] != Observed.READY:
+            row.ready_at = at
+        if observed_state in Instance.GONE and before[0] not in Instance.GONE:
+            row.stopped_at = at
+            row.holdings.filter(released_at__isnull=True).update(released_at=at)
+        row.save(update_fields=[
+            "observed_state", "url", "error", "observed_at", "observed_generation", "ready_at", "stopped_at", "updated_at",
+        ])  # fmt: skip
+        _account(row, at)
+        news = before != (row.observed_state, row.url, row.error)
+        if news:
+            config_raise()
+    return news
+
+
+def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
+    """Forget a stopped or failed instance, and its cost history with it."""
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        if row.desired_state != Desired.STOPPED or row.observed_state not in Instance.GONE:
+            raise ValidationError({"desired_state": f"{row} is {row.observed_state}: stop it first."})
+        change.remove(Instance, instance_id, actor=actor, kind="instance")
+
+
+def _wish_state(actor: Actor, instance_id: str, wanted: str, what: str, version: int | None) -> Instance:
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        before = row.desired_state
+        if before == wanted:
+            return row
+        if before == Desired.STOPPED:
+            raise ValidationError({"desired_state": f"{row} was stopped; a new instance gets a new id."})
+        row.desired_state, row.desired_at = wanted, timezone.now()
+        row.generation, row.version = row.generation + 1, row.version + 1
+        row.save(update_fields=["desired_state", "desired_at", "generation", "version", "updated_at"])
+        inputs = {"before": {"desired_state": before}, "after": {"desired_state": wanted}}
+        change.audit(actor, "instance", what, row, inputs)
+        config_raise()
+    return row
+
+
+def _locked(instance_id: str, version: int | None) -> Instance:
+    row = Instance.objects.select_for_update().get(pk=instance_id)
+    if version is not None and row.version != version:
+        raise change.VersionConflict(str(row), version, row.version)
+    return row
+
+
+def _account(row: Instance, at: datetime) -> None:
+    """Provisioned time runs from the first sign of life to the last, in the role it has."""
+    if row.observed_state in Instance.GONE:
+        _interval_close(row, at)
+    elif row.observed_state != Observed.PENDING:
+        _interval_open(row, at)
+
+
+def _interval_open(row: Instance, at: datetime) -> None:
+    if not row.intervals.filter(ended_at__isnull=True).exists():
+        InstanceInterval.objects.create(instance=row, role=row.role, unit_cost=row.unit_cost, started_at=at)
+
+
+def _interval_close(row: Instance, at: datetime) -> None:
+    row.intervals.filter(ended_at__isnull=True).update(ended_at=at)
+
+
+def _check(row: Instance) -> None:
+    if row.url and not row.url.startswith(("http://", "https://")):
+        raise ValidationError({"url": "Must start with http:// or https://."})
+    if row.provisioner == "static" and not row.url:
+        raise ValidationError({"url": "A static instance needs its url."})
+    if not isinstance(row.spec, dict):
+        raise ValidationError({"spec": "Must be an object."})

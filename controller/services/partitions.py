@@ -1,0 +1,55 @@
+"""Day partitions of the request records: made ahead, dropped when old. Days are UTC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+
+from django.db import connection, transaction
+
+DAYS_AHEAD = 7
+_NAME = re.compile(r"request_record_(\d{8})")
+_LIST = """
+SELECT child.relname FROM pg_inherits
+JOIN pg_class child ON child.oid = inhrelid
+JOIN pg_class parent ON parent.oid = inhparent
+WHERE parent.relname = 'request_record' ORDER BY 1
+"""
+
+
+def partitions_ensure(*, days: int = DAYS_AHEAD, today: date | None = None) -> list[date]:
+    """Make the partitions of today and the next `days` days; returns those that were new."""
+    first = today or datetime.now(UTC).date()
+    return partitions_make(days=[first + timedelta(days=ahead) for ahead in range(days + 1)])
+
+
+def partitions_make(*, days: Iterable[date]) -> list[date]:
+    made = []
+    for day in days:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT request_record_partition(%s)", [day])
+            if cursor.fetchone()[0]:
+                made.append(day)
+    return made
+
+
+def partitions() -> list[date]:
+    """The days that have one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LIST)
+        names = [row[0] for row in cursor.fetchall()]
+    return [datetime.strptime(match[1], "%Y%m%d").date() for name in names if (match := _NAME.fullmatch(name))]
+
+
+def records_retain(*, days: int, today: date | None = None) -> list[date]:
+    """Drop the partitions of days more than `days` days ago; returns them. The minute roll-up stays."""
+    if days < 1:
+        raise ValueError("days: at least 1")
+    limit = (today or datetime.now(UTC).date()) - timedelta(days=days)
+    old = [day for day in partitions() if day < limit]
+    for day in old:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '2s'")  # rather tomorrow than all queries waiting behind this one
+            cursor.execute(f"DROP TABLE request_record_{day:%Y%m%d}")
+    return old

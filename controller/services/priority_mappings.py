@@ -1,0 +1,85 @@
+"""Priority-to-SLO mappings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from django.core.exceptions import ValidationError
+
+from controller.core.snapshot import LevelBounds
+from controller.models import PriorityMapping, Tenant
+from controller.services import change
+from controller.services.actors import Actor
+from controller.slo.mapping import CONTENTION_RULES
+
+EDITABLE = ("levels", "window", "window_age_s", "contention")
+LEVELS_MAX = 32
+_BOUNDS = tuple(field.name for field in fields(LevelBounds))
+
+
+def priority_mapping_create(
+    *,
+    actor: Actor,
+    levels: Sequence[Mapping[str, float]],
+    tenant: Tenant | None = None,
+    window: int = 1000,
+    window_age_s: float = 300.0,
+    contention: str = "relax_to_next_higher",
+) -> PriorityMapping:
+    """`levels`: objects with the fields of LevelBounds, the most urgent first."""
+    row = PriorityMapping(
+        tenant=tenant, levels=list(levels), window=window, window_age_s=window_age_s, contention=contention
+    )
+    return change.create(row, actor=actor, kind="priority_mapping", check=_check)
+
+
+def priority_mapping_update(
+    *, actor: Actor, mapping_id: int, version: int, changes: Mapping[str, Any]
+) -> PriorityMapping:
+    return change.update(
+        PriorityMapping,
+        mapping_id,
+        actor=actor,
+        kind="priority_mapping",
+        version=version,
+        changes=changes,
+        editable=EDITABLE,
+        check=_check,
+    )
+
+
+def priority_mapping_remove(*, actor: Actor, mapping_id: int, version: int | None = None) -> None:
+    change.remove(PriorityMapping, mapping_id, actor=actor, kind="priority_mapping", version=version)
+
+
+def _check(row: PriorityMapping) -> None:
+    if row.contention not in CONTENTION_RULES:
+        raise ValidationError({"contention": f"Use one of {', '.join(CONTENTION_RULES)}."})
+    if not isinstance(row.levels, list) or not 1 <= len(row.levels) <= LEVELS_MAX:
+        raise ValidationError({"levels": f"A list of 1 to {LEVELS_MAX} levels."})
+    errors: dict[str, str] = {}
+    row.levels = [_level(index, level, errors) for index, level in enumerate(row.levels)]
+    if errors:
+        raise ValidationError(errors)
+
+
+def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
+    """One level, with all numbers as floats. What is wrong goes into `errors` under `levels.<index>.<field>`."""
+    place = f"levels.{index}"
+    if not isinstance(raw, Mapping) or set(raw) != set(_BOUNDS):
+        errors[place] = f"An object with exactly {', '.join(_BOUNDS)}."
+        return {}
+    for name, value in raw.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            errors[f"{place}.{name}"] = "Must be a number above 0."
+    if any(key.startswith(f"{place}.") for key in errors):
+        return {}
+    level = LevelBounds(**{name: float(value) for name, value in raw.items()})
+    for what in ("ttft", "tpot"):
+        low, start, high = (getattr(level, f"{what}{end}") for end in ("_min_s", "_s", "_max_s"))
+        if not low <= start <= high:
+            errors[f"{place}.{what}_s"] = f"Must lie from {what}_min_s to {what}_max_s."
+    return asdict(level)

@@ -1,0 +1,155 @@
+"""Request records: written in batches, exactly once, with their roll-up by minute.
+
+A batch goes by COPY into a temporary table and from there by INSERT ... ON CONFLICT DO NOTHING, so that a batch whose
+acknowledgement was lost can be sent again. Only rows that were really inserted count in the roll-up, in the same
+transaction. Plain psycopg, for a gateway's writer thread with a connection of its own (`records_connection`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Json
+
+from controller.core.records import FIELDS, RequestRecord
+from controller.core.types import Outcome
+from controller.models import histogram
+from controller.postgres.bounded import BoundedConnection
+
+_COLUMNS = sql.SQL(", ").join(map(sql.Identifier, FIELDS))
+_CREATE = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming (LIKE request_record) ON COMMIT DELETE ROWS"
+_COPY = sql.SQL("COPY incoming ({}) FROM STDIN").format(_COLUMNS)
+_INSERT = sql.SQL(
+    "INSERT INTO request_record ({0}) SELECT {0} FROM incoming ORDER BY arrived_at, id"
+    " ON CONFLICT DO NOTHING RETURNING id, arrived_at"
+).format(_COLUMNS)
+
+_COUNTS = (
+    "finished", "attained", "ttft_met", "tpot_met", "refused", "expired", "failed", "cancelled", "prompt_tokens",
+    "output_tokens", "goodput_tokens",
+)  # fmt: skip
+_HISTOGRAMS = ("ttft_histogram", "tpot_histogram", "e2e_histogram")
+_KEY = ("minute", "tenant", "slo_class", "model")
+_ADD_ARRAYS = (
+    "{0} = (SELECT array_agg(mine + new ORDER BY place) FROM unnest(attainment_minute.{0}, EXCLUDED.{0})"
+    " WITH ORDINALITY AS pair(mine, new, place))"
+)
+_ROLL_UP = sql.SQL(
+    "INSERT INTO attainment_minute ({columns}) VALUES ({values}) ON CONFLICT ({key}) DO UPDATE SET {sums}"
+).format(
+    columns=sql.SQL(", ").join(map(sql.Identifier, (*_KEY, *_COUNTS, *_HISTOGRAMS))),
+    values=sql.SQL(", ").join([sql.Placeholder()] * (len(_KEY) + len(_COUNTS) + len(_HISTOGRAMS))),
+    key=sql.SQL(", ").join(map(sql.Identifier, _KEY)),
+    sums=sql.SQL(", ").join(
+        [sql.SQL("{0} = attainment_minute.{0} + EXCLUDED.{0}").format(sql.Identifier(name)) for name in _COUNTS]
+        + [sql.SQL(_ADD_ARRAYS).format(sql.Identifier(name)) for name in _HISTOGRAMS]
+    ),
+)
+
+
+def records_connection(patience_s: float = 10.0) -> BoundedConnection:
+    """A connection of its own for one writer thread, that gives up on a hanging server after `patience_s`."""
+    from django.db import connection
+
+    params = connection.get_connection_params()
+    kept = ("host", "port", "user", "password", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey")
+    own = BoundedConnection.connect(
+        **{name: params[name] for name in kept if name in params},
+        connect_timeout=5,
+        application_name="slackline-records",
+    )
+    own.patience_s = patience_s
+    return own
+
+
+def records_write(*, connection: psycopg.Connection[Any], records: Sequence[RequestRecord]) -> int:
+    """Store a batch in one transaction; returns how many were new. Raises psycopg.Error, with nothing stored then.
+
+    Makes the partition of a day that has none yet.
+    """
+    if not records:
+        return 0
+    with connection.transaction(), connection.cursor() as cursor:
+        for day in sorted({_at(record.arrived_at).date() for record in records}):
+            cursor.execute("SELECT request_record_partition(%s)", [day])
+        cursor.execute(_CREATE)
+        with cursor.copy(_COPY) as copy:
+            for record in records:
+                copy.write_row(_row(record))
+        cursor.execute(_INSERT)
+        inserted = set(cursor.fetchall())
+        cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(_inserted(records, inserted))])
+    return len(inserted)
+
+
+def _at(epoch_s: float) -> datetime:
+    return datetime.fromtimestamp(epoch_s, UTC)
+
+
+def _row(record: RequestRecord) -> list[Any]:
+    values = [getattr(record, name) for name in FIELDS]
+    values[1] = _at(record.arrived_at)
+    values[-2:] = [Json(record.decisions), Json(record.token_times)]
+    return values
+
+
+def _inserted(records: Iterable[RequestRecord], keys: set[tuple[str, datetime]]) -> Iterable[RequestRecord]:
+    """Each inserted record once, also when the batch names it twice."""
+    left = set(keys)
+    for record in records:
+        key = (record.id, _at(record.arrived_at))
+        if key in left:
+            left.discard(key)
+            yield record
+
+
+@dataclass(slots=True)
+class _Minute:
+    """Sums for one row of the roll-up. Cancelled requests count as cancelled alone."""
+
+    key: tuple[datetime, str, str, str]
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    histograms: dict[str, list[int]] = field(default_factory=lambda: {name: histogram.empty() for name in _HISTOGRAMS})
+
+    def add(self, record: RequestRecord) -> None:
+        if record.outcome == Outcome.CANCELLED:
+            self.counts["cancelled"] += 1
+            return
+        for name, amount in _amounts(record).items():
+            self.counts[name] += amount
+        for name, seconds in zip(_HISTOGRAMS, (record.ttft_s, record.tpot_s, record.e2e_s), strict=True):
+            if seconds is not None:
+                self.histograms[name][histogram.bucket(seconds)] += 1
+
+    def row(self) -> tuple[Any, ...]:
+        return (*self.key, *self.counts.values(), *self.histograms.values())
+
+
+def _amounts(record: RequestRecord) -> Mapping[str, int]:
+    return {
+        "finished": 1,
+        "attained": int(record.attained),
+        "ttft_met": int(record.ttft_met),
+        "tpot_met": int(record.tpot_met),
+        "refused": int(record.outcome == Outcome.REFUSED),
+        "expired": int(record.outcome == Outcome.EXPIRED),
+        "failed": int(record.outcome in (Outcome.FAILED, Outcome.CUT)),
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "goodput_tokens": record.goodput_tokens,
+    }
+
+
+def _minutes(records: Iterable[RequestRecord]) -> list[_Minute]:
+    """In the order of their keys, so that two writers cannot lock each other out."""
+    minutes: dict[tuple[datetime, str, str, str], _Minute] = {}
+    for record in records:
+        minute = _at(record.arrived_at).replace(second=0, microsecond=0)
+        key = (minute, record.tenant, record.slo_class, record.model)
+        minutes.setdefault(key, _Minute(key)).add(record)
+    return [minutes[key] for key in sorted(minutes)]

@@ -1,0 +1,95 @@
+"""Scaling policies, and what the scaler remembers between ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+
+from controller.core.errors import ConfigError
+from controller.models import ScalerState, ScalingPolicy, ServedModel
+from controller.scale.config import ScalingConfig
+from controller.services import change
+from controller.services.actors import Actor
+
+EDITABLE = (
+    "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "enabled",
+)  # fmt: skip
+
+
+def scaling_policy_create(
+    *,
+    actor: Actor,
+    model: ServedModel,
+    role: str = "collocated",
+    min_instances: int = 1,
+    max_instances: int = 4,
+    upper: float = 0.8,
+    lower: float = 0.3,
+    sustain_s: float = 15.0,
+    cooldown_s: float = 10.0,
+    interval_s: float = 1.0,
+    enabled: bool = True,
+) -> ScalingPolicy:
+    row = ScalingPolicy(
+        model=model,
+        role=role,
+        min_instances=min_instances,
+        max_instances=max_instances,
+        upper=upper,
+        lower=lower,
+        sustain_s=sustain_s,
+        cooldown_s=cooldown_s,
+        interval_s=interval_s,
+        enabled=enabled,
+    )
+    return change.create(row, actor=actor, kind="scaling_policy", check=_check, gateways=False)
+
+
+def scaling_policy_update(*, actor: Actor, policy_id: int, version: int, changes: Mapping[str, Any]) -> ScalingPolicy:
+    return change.update(
+        ScalingPolicy,
+        policy_id,
+        actor=actor,
+        kind="scaling_policy",
+        version=version,
+        changes=changes,
+        editable=EDITABLE,
+        check=_check,
+        gateways=False,
+    )
+
+
+def scaling_policy_remove(*, actor: Actor, policy_id: int, version: int | None = None) -> None:
+    change.remove(ScalingPolicy, policy_id, actor=actor, kind="scaling_policy", version=version, gateways=False)
+
+
+def scaling_config(row: ScalingPolicy) -> ScalingConfig:
+    """What the scaler decides by. Raises ConfigError naming the field."""
+    return ScalingConfig(
+        model=row.model.name,
+        role=row.role,
+        min_instances=row.min_instances,
+        max_instances=row.max_instances,
+        upper=row.upper,
+        lower=row.lower,
+        sustain_s=row.sustain_s,
+        cooldown_s=row.cooldown_s,
+        interval_s=row.interval_s,
+    )
+
+
+def scaler_state_save(*, policy: ScalingPolicy, state: Mapping[str, Any]) -> ScalerState:
+    """Store what the decider gave back, in the transaction that records its Decision. Counts ticks."""
+    row, _ = ScalerState.objects.get_or_create(policy=policy)
+    row.state, row.tick = dict(state), row.tick + 1
+    row.save(update_fields=["state", "tick", "updated_at"])
+    return row
+
+
+def _check(row: ScalingPolicy) -> None:
+    try:
+        scaling_config(row)
+    except ConfigError as error:
+        raise ValidationError({error.field or "__all__": str(error)}) from error
