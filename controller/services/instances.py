@@ -22,6 +22,16 @@ from controller.services.actors import Actor
 from controller.services.config import config_raise
 
 Desired, Observed = Instance.Desired, Instance.Observed
+_OBSERVED = (
+    "observed_state",
+    "url",
+    "error",
+    "observed_at",
+    "observed_generation",
+    "ready_at",
+    "stopped_at",
+    "updated_at",
+)
 EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
 
 
@@ -151,7 +161,7 @@ def instance_observe(
     error: str = "",
     at: datetime | None = None,
 ) -> bool:
-    """Store what a provisioner saw. True when it is news (then gateways are told). `generation`: the wish acted upon."""
+    """Store what a provisioner saw; True when it is news (gateways are told). `generation`: the wish acted upon."""
     at = at or timezone.now()
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=instance_id)
@@ -164,9 +174,7 @@ def instance_observe(
         if observed_state in Instance.GONE and before[0] not in Instance.GONE:
             row.stopped_at = at
             row.holdings.filter(released_at__isnull=True).update(released_at=at)
-        row.save(update_fields=[
-            "observed_state", "url", "error", "observed_at", "observed_generation", "ready_at", "stopped_at", "updated_at",
-        ])  # fmt: skip
+        row.save(update_fields=_OBSERVED)
         _account(row, at)
         news = before != (row.observed_state, row.url, row.error)
         if news:

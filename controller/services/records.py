@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
 import psycopg
 from psycopg import sql
-from psycopg.types.json import Json
 
 from controller.core.records import FIELDS, RequestRecord
 from controller.core.types import Outcome
+from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
 
+_INT_MAX = 2**31 - 1
+_TEXT_LENGTHS = {field.attname: field.max_length for field in RecordTable._meta.concrete_fields if field.max_length}
 _COLUMNS = sql.SQL(", ").join(map(sql.Identifier, FIELDS))
 _CREATE = "CREATE TEMPORARY TABLE IF NOT EXISTS incoming (LIKE request_record) ON COMMIT DELETE ROWS"
 _COPY = sql.SQL("COPY incoming ({}) FROM STDIN").format(_COLUMNS)
@@ -92,10 +95,40 @@ def _at(epoch_s: float) -> datetime:
 
 
 def _row(record: RequestRecord) -> list[Any]:
-    values = [getattr(record, name) for name in FIELDS]
-    values[1] = _at(record.arrived_at)
-    values[-2:] = [Json(record.decisions), Json(record.token_times)]
-    return values
+    """Columns in order. One value that PostgreSQL cannot store must not cost the whole batch: it is cut to fit."""
+    values = {name: getattr(record, name) for name in FIELDS}
+    values["arrived_at"] = _at(record.arrived_at)
+    for name, length in _TEXT_LENGTHS.items():
+        values[name] = _text(values[name])[:length]
+    if record.priority is not None:
+        values["priority"] = max(-_INT_MAX, min(_INT_MAX, record.priority))
+    for name in ("decisions", "token_times"):
+        values[name] = _json(values[name])
+    return list(values.values())
+
+
+def _text(raw: str) -> str:
+    """Without NUL and lone surrogates, which PostgreSQL's text does not hold."""
+    return raw.replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def _json(value: Any) -> str:
+    """NaN becomes null; texts are cleaned where they need it."""
+    try:
+        encoded = orjson.dumps(value)
+    except TypeError:  # a lone surrogate
+        encoded = b"\\u0000"
+    return orjson.dumps(_cleaned(value)).decode() if b"\\u0000" in encoded else encoded.decode()
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        return {_text(str(key)): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
 
 
 def _inserted(records: Iterable[RequestRecord], keys: set[tuple[str, datetime]]) -> Iterable[RequestRecord]:
