@@ -133,7 +133,7 @@ class BlockManager:
     def check(self, holders: Iterable[Seq]) -> None:
         """Raise BlockError unless every block is in exactly one place and every count matches its holders."""
         held = Counter(block for seq in holders for block in seq.blocks)
-        places = Counter(self._empty) + Counter(self._cached) + Counter(list(held))
+        places = Counter(self._empty) + Counter(list(self._cached)) + Counter(list(held))
         if places != Counter(range(self.total)):
             raise BlockError(f"blocks in no place or in several: {places - Counter(range(self.total))}")
         if any(self._refs[block] != held[block] for block in range(self.total)):

@@ -21,6 +21,7 @@ from controller.core.steps import (
     Reject,
     Resumed,
     Seq,
+    SeqState,
     Start,
 )
 from controller.engine import EngineConfig, EngineScheduler
@@ -53,10 +54,11 @@ class Engine:
         self.scheduler = EngineScheduler(config, batching)
         self.metrics = Metrics(model, config, self.scheduler)
         self.closing = False
+        self.refusing = False  # paused in a mode that does not queue
         self._clock = clock
         self._executor: Executor | None = None
         self._streams: dict[str, Stream] = {}
-        self._idle: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None  # the next end of a sequence, if somebody waits for one
         self._serial = 0
 
     def attach(self, executor: Executor) -> None:
@@ -75,8 +77,8 @@ class Engine:
 
     def submit(self, stream: Stream) -> None:
         """Queue the stream's sequence, or raise ApiError (503) before anything was queued."""
-        if self.closing:
-            raise ApiError("the engine is shutting down", status=503)
+        if self.closing or self.refusing:
+            raise ApiError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
         self._streams[stream.seq.id] = stream
         self.handle(Added(stream.seq))
         if stream.seq.id not in self._streams:
@@ -100,11 +102,12 @@ class Engine:
         self.handle(CacheReset())
 
     async def drained(self) -> None:
-        """Return when no sequence is left."""
-        while self._streams:
-            if self._idle is None or self._idle.done():
-                self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle)
+        """Return when what is here now has ended; at once if paused, since then nothing ends by itself."""
+        seqs = [stream.seq for stream in self._streams.values()]
+        while not self.scheduler.paused and any(seq.state is not SeqState.FINISHED for seq in seqs):
+            if self._ended is None or self._ended.done():
+                self._ended = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._ended)
 
     @property
     def streams(self) -> int:
@@ -171,6 +174,6 @@ class Engine:
     def _forget(self, seq: Seq, reason: FinishReason, now: float) -> Stream:
         self.metrics.finished(seq, reason, now)
         stream = self._streams.pop(seq.id)
-        if not self._streams and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
         return stream

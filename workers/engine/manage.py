@@ -15,6 +15,7 @@ from workers.engine.requests import messages_of, token_ids
 
 VERSION = "0.1.0+slackline"
 PAUSE_MODES = ("abort", "wait", "keep")
+WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class Management:
@@ -25,7 +26,7 @@ class Management:
         self._config = config
         self._generator = generator
         self._created = int(time.time())
-        self._asleep = 0  # sleep level
+        self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         ping = {"GET": self.health, "POST": self.health}
@@ -96,34 +97,42 @@ class Management:
     # ---- sleep and pause ------------------------------------------------------------------------------------------
 
     async def sleep(self, exchange: Exchange) -> None:
-        """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it."""
-        level = _choice(exchange, "level", ("0", "1", "2"), "1")
-        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=level != "0")
-        self._asleep = int(level)
-        self._engine.metrics.sleep_state(SLEEP_STATES[self._asleep])
-        await exchange.reply({"status": "sleeping", "level": self._asleep})
+        """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it.
+
+        Requests that come meanwhile are queued.
+        """
+        level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
+        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=level > 0)
+        self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
+        self._engine.metrics.sleep_state(SLEEP_STATES[level])
+        await exchange.reply({"status": "sleeping", "level": level})
 
     async def wake_up(self, exchange: Exchange) -> None:
-        tags = exchange.query().get("tags", [])
+        """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing."""
+        tags = exchange.query().get("tags", sorted(self._absent))
         for tag in tags:
-            if tag not in ("weights", "kv_cache", "scheduling"):
-                raise ApiError("tags must be weights, kv_cache or scheduling", "tags")
-        if self._engine.scheduler.paused and tags and self._asleep and set(tags) != {"weights", "kv_cache"}:
-            raise ApiError("this engine wakes whole: give no tags, or weights and kv_cache together", "tags")
-        self._awaken()
-        await exchange.reply({"status": "awake", "tags": tags or ["weights", "kv_cache"]})
+            if tag not in WAKE_TAGS:
+                raise ApiError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
+        self._absent.difference_update(tags)
+        if not self._absent:
+            self._awaken()
+        await exchange.reply({"status": "sleeping" if self._absent else "awake", "tags": tags})
 
     async def is_sleeping(self, exchange: Exchange) -> None:
         """True also when merely paused, as in vLLM."""
         await exchange.reply({"is_sleeping": self._engine.scheduler.paused})
 
     async def pause(self, exchange: Exchange) -> None:
-        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=False)
+        """`keep` freezes and queues; `abort` and `wait` end what runs and refuse what comes until /resume."""
+        mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
+        if mode != "keep":
+            self._engine.refusing = True
+        await self._stop(mode, release_kv=False)
         await exchange.reply({"status": "paused"})
 
     async def resume(self, exchange: Exchange) -> None:
-        if self._asleep:
-            raise ApiError("the engine sleeps: POST /wake_up")
+        if self._absent:
+            raise ApiError("the engine sleeps: POST /wake_up", status=409)
         self._awaken()
         await exchange.reply({"status": "resumed"})
 
@@ -148,8 +157,8 @@ class Management:
             self._engine.abort_all()
 
     def _awaken(self) -> None:
-        self._asleep = 0
         self._engine.metrics.sleep_state(SLEEP_STATES[0])
+        self._engine.refusing = False
         self._engine.resume()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from controller.core.errors import ConfigError, UnknownName
 from controller.core.steps import Step
 from controller.core.types import LatencyCoefficients
+from controller.predict.latency import LatencyModel
 
 SHIPPED = Path(__file__).with_name("profiles.json")
 CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
@@ -27,21 +28,12 @@ class Profile:
     kv_capacity_tokens: int
 
     def seconds(self, step: Step) -> float:
-        """A mixed step: one constant (the larger of the two), the linear parts added.
-
-        A cached or already computed prefix costs attention only: new * (new + 2 * past) in place of the square.
-        """
-        c = self.coefficients
-        constant = work = 0.0
-        if step.chunks:
-            constant = c.prefill_a
-            for chunk in step.chunks:
-                new = chunk.length
-                work += c.prefill_b * new + c.prefill_c * new * (new + 2 * chunk.start)
-        if step.decodes:
-            constant = max(constant, c.decode_a)
-            work += c.decode_b * step.context_sum + c.decode_c * len(step.decodes)
-        return constant + work
+        """The latency model's mixed step; tokens of a chunk that are computed or cached already are its past."""
+        tokens = squares = 0
+        for chunk in step.chunks:
+            tokens += chunk.length
+            squares += chunk.length * (chunk.length + 2 * chunk.start)
+        return LatencyModel(self.coefficients).step(tokens, squares, len(step.decodes), step.context_sum)
 
 
 def load_profile(name: str) -> Profile:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
@@ -27,6 +28,11 @@ logger = logging.getLogger("workers.engine")
 
 class Server(uvicorn.Server):
     """Leaves signals to us, so that a stop asked for ends with exit status 0."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in self.servers[0].sockets if self.servers else ():
+            logger.info("listening on http://%s:%d", *bound.getsockname()[:2])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -99,7 +105,7 @@ def run(config: ServerConfig) -> None:
         logger.info("loading %s for %.1f s", config.model, config.startup_delay)
         time.sleep(config.startup_delay)  # the port stays closed meanwhile, as a loading vLLM's does
     logger.info(
-        "%s on http://%s:%d, profile %s, %d KV blocks, %s",
-        *(config.model, config.host, config.port, config.profile.id, config.engine.kv_blocks, config.batching),
+        "%s, profile %s, %d KV blocks of %d tokens, %s batching",
+        *(config.model, config.profile.id, config.engine.kv_blocks, config.engine.block_size, config.batching),
     )
     uvloop.run(serve(config))
