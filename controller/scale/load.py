@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core.decisions import Figure
 
@@ -25,17 +25,21 @@ LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One instance of the fleet. `outstanding`: requests running or waiting there."""
+    """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop."""
 
     id: str
     state: str  # starting | ready | draining
     utilisation: float = 0.0
     outstanding: int = 0
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FleetObservation:
-    """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown."""
+    """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown.
+
+    `startable` false: there is nothing to make another instance of (no instance of ours to take as the pattern).
+    """
 
     members: tuple[Member, ...]
     age_s: float | None
@@ -44,6 +48,10 @@ class FleetObservation:
     arrival_rate: float = 0.0
     processing_rate: float | None = None
     queued: int = 0
+    startable: bool = True
+
+    def with_processing_rate(self, rate: float | None) -> FleetObservation:
+        return replace(self, processing_rate=rate)
 
     @property
     def stale(self) -> bool:

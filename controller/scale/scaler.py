@@ -97,7 +97,7 @@ def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, no
         return _Verdict("telemetry_stale", [], "scale_hold")
     count = len(seen.members) - len(seen.having("draining"))
     if count < config.min_instances:
-        return _Verdict("below_min", [ScaleOut(config.min_instances - count)], "scale_out")
+        return _start("below_min", config.min_instances - count, seen)
     if count > config.max_instances:
         return _drain(seen, "above_max")
     if seen.load > config.upper:
@@ -115,7 +115,13 @@ def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, coun
         return _Verdict("load_above_upper", [Undrain(kept.id)], "scale_out")
     if seen.having("starting") or _cooldown_left(config, state, now) > 0:
         return _Verdict("settling", [], "scale_hold")
-    return _Verdict("load_above_upper", [ScaleOut(1)], "scale_out")
+    return _start("load_above_upper", 1, seen)
+
+
+def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:
+    if not seen.startable:
+        return _Verdict("nothing_to_start", [], "scale_hold")
+    return _Verdict(reason, [ScaleOut(instances)], "scale_out")
 
 
 def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
@@ -127,8 +133,10 @@ def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count
 
 
 def _drain(seen: FleetObservation, reason: str) -> _Verdict:
-    """The instance with the least to do; one that still starts before any that serves."""
-    candidates = [member for member in seen.members if member.state != "draining"]
+    """The instance with the least to do; one that still starts before any that serves. Fixed ones stay."""
+    candidates = [member for member in seen.members if member.state != "draining" and not member.fixed]
+    if not candidates:
+        return _Verdict(STEADY if reason == "load_below_lower" else "nothing_to_stop", [], "scale_hold")
     victim = min(candidates, key=_least_loss)
     rejected: dict[str, Figure] = {m.id: m.outstanding for m in candidates if m.id != victim.id}
     return _Verdict(reason, [Drain(victim.id)], "scale_in", rejected)

@@ -177,3 +177,18 @@ def test_a_wrong_policy_names_its_field(field, value):
     with pytest.raises(ConfigError) as error:
         replace(CONFIG, **{field: value})
     assert error.value.field == field
+
+
+def test_without_a_pattern_nothing_can_be_started():
+    run = Run()
+    assert run.tick(replace(fleet(0.9), startable=False)) == []
+    assert run.reasons() == ["nothing_to_start"]
+
+
+def test_endpoints_of_somebody_else_are_never_drained():
+    run = Run(replace(CONFIG, sustain_s=0))
+    mixed = fleet(0, Member("theirs", "ready", 0.0, 0, fixed=True), Member("ours", "ready", 0.1, 1))
+    assert run.tick(mixed) == [Drain("ours")]
+    theirs = fleet(0, Member("a", "ready", fixed=True), Member("b", "ready", fixed=True))
+    assert run.tick(theirs) == []
+    assert Run(replace(CONFIG, max_instances=1)).tick(theirs) == []

@@ -1,0 +1,64 @@
+"""From what gateways publish and what the database wants to one look at the fleet of a model and role.
+
+Rates, waits and queue are of the whole gateway: with several models behind one gateway they are shared by all of their
+policies, and only utilisation tells the models apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from controller.core.messages import FleetMessage, InstanceMessage
+from controller.scale.load import STALE_PERIODS, FleetObservation, Member, processing_rate
+
+
+class Row(NamedTuple):
+    """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop."""
+
+    id: str
+    desired: str
+    observed: str
+    fixed: bool
+
+
+def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:
+    """Those not older than three of their periods. `now` is wall time, as `at` is."""
+    return [m for m in messages if now - m["at"] <= STALE_PERIODS * m["period_s"]]
+
+
+def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
+    """Requests running or waiting at each instance, over all gateways."""
+    total: dict[str, int] = {}
+    for message in messages:
+        for item in message["instances"]:
+            total[item["id"]] = total.get(item["id"], 0) + item["running"] + item["waiting"]
+    return total
+
+
+def observe(rows: Iterable[Row], messages: Sequence[FleetMessage], now: float) -> FleetObservation:
+    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
+    current = fresh(messages, now)
+    seen = {item["id"]: item for item in _by_utilisation(current)}
+    todo = outstanding(current)
+    members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in rows if row.desired != "stopped")
+    look = FleetObservation(
+        members=members,
+        age_s=min((now - m["at"] for m in current or messages), default=None),
+        period_s=max((m["period_s"] for m in current or messages), default=1.0),
+        wait_over_slo=max((m["wait_over_slo"] for m in current), default=0.0),
+        arrival_rate=sum(m["arrival_rate"] for m in current),
+        queued=sum(m["queued"] for m in current),
+    )
+    finished = sum(m["service_rate"] for m in current)
+    return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued))
+
+
+def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
+    """Rising, so that the last of an id is its highest."""
+    return sorted((item for m in messages for item in m["instances"]), key=lambda item: item["utilisation"])
+
+
+def _member(row: Row, seen: InstanceMessage | None, todo: int) -> Member:
+    state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
+    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed)
