@@ -5,9 +5,9 @@ While one request decodes from token i to token j, the engine ran j - i steps. A
     elapsed = steps * (a' + b' * context + c' * batch) + b * prefilled tokens + c * their squares
 
 which is linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals
-in 30 numbers; the profile that an instance starts with enters as samples of its own weight, so a few odd intervals
-cannot move it far. The prefill constant `a` is not seen this way (in mixed steps the larger constant is paid once) and
-keeps its profiled value.
+in 30 numbers; the profile that an instance starts with enters as a few intervals of its own, so that the first odd ones
+cannot move it far, and fades as measurements come in. The prefill constant `a` is not seen this way (in mixed steps the
+larger constant is paid once) and keeps its profiled value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import solve_nonnegative
 
 COLUMNS = 5  # a', b', c', b, c
+LEAST_PRIOR = 0.005  # what is left of the profile in the end: enough to hold what the traffic never shows
 
 
 class OnlineFit:
@@ -56,7 +57,7 @@ class OnlineFit:
         matrix = [list(row) for row in self._matrix]
         right = list(self._right)
         for row in _prior_rows(self._prior):
-            weight = self._prior_weight / 5
+            weight = self._prior_weight / 5 * max(LEAST_PRIOR, self._forgetting**self.samples)
             for i in range(COLUMNS):
                 right[i] += weight * row[i]
                 for j in range(COLUMNS):

@@ -1,0 +1,282 @@
+"""The dispatcher as a state machine: Alg. 1 in numbers (H6, H7), its missing branches, failures and commands."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError, UnknownName
+from controller.core.types import Load
+from controller.dispatch import POLICY_SETS, build_dispatcher
+from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, up
+
+
+def test_h7_one_pass():
+    dispatcher = build_dispatcher("hyperflexis")
+    dispatcher.handle([up(slots=64)], 0.0)
+    running = [request(f"x{i}", prompt=10, output=0) for i in range(3)]
+    dispatcher.handle([ev.Arrived(r) for r in running], 0.0)
+    dispatcher.handle([ev.FirstToken(r.id) for r in running], 0.05)
+    (worker,) = dispatcher._fleet.workers.values()
+    worker.spec.kv_capacity_tokens = 800 + worker.context_tokens
+    queue = [
+        request("r1", 9.90, tpot=0.5, prompt=300, output=0),
+        request("r2", 9.91, tpot=0.5, prompt=600, output=0),
+        request("r3", 9.92, tpot=0.7, prompt=450, output=0),
+        request("r4", 9.93, tpot=1.0, prompt=50, output=0),
+    ]
+    reply = dispatcher.handle([ev.Arrived(r) for r in queue], 10.0)
+    assert [name for name, _ in sends(reply)] == ["r1", "r3"]
+    assert reply.wake_at == pytest.approx(10.089473684)
+    assert reply.actions[0].decision.figures["token_budget"] == 6578
+    assert [row["id"] for row in dispatcher.queue().rows(9, 10.0)] == ["r2", "r4"]
+
+
+def test_an_idle_worker_with_nothing_to_do_sleeps_until_an_event():
+    dispatcher = build_dispatcher("hyperflexis")
+    assert dispatcher.handle([up()], 0.0) == ev.Reply([], None)
+
+
+def test_a_prompt_beyond_every_budget_goes_to_an_idle_engine_alone():
+    dispatcher = build_dispatcher("hyperflexis", {"dispatch": {"refuse_infeasible": False}})
+    dispatcher.handle([up()], 0.0)
+    giant = request("giant", ttft=3.0, prompt=29_000)
+    reply = dispatcher.handle([ev.Arrived(giant), ev.Arrived(request("small", ttft=3.0))], 0.0)
+    assert sends(reply)[0] == ("giant", "w")
+
+
+def test_decode_slower_than_tpot_waits_for_an_event_never_for_the_past():
+    dispatcher = build_dispatcher("hyperflexis")
+    dispatcher.handle([up(slots=64)], 0.0)
+    first = [request(f"a{i}", tpot=0.025) for i in range(6)]
+    dispatcher.handle([ev.Arrived(r) for r in first], 0.0)
+    dispatcher.handle([ev.FirstToken(f"a{i}") for i in range(6)], 0.1)
+    late = dispatcher.handle([ev.Arrived(request("b", 0.2, tpot=0.025))], 0.2)
+    assert sends(late) == []
+    assert late.wake_at is None or late.wake_at > 0.2
+    freed = dispatcher.handle([ev.Finished(f"a{i}", 10) for i in range(6)], 0.3)
+    assert sends(freed) == [("b", "w")]
+
+
+def test_no_queueing_delay_while_there_is_room():
+    play = Play("slackline")
+    for i in range(40):
+        play.at(i * 0.1, ev.Arrived(request(f"r{i}", i * 0.1)))
+    play.run()
+    assert all(play.times("send")[f"r{i}"] == pytest.approx(i * 0.1) for i in range(40))
+
+
+def test_hopeless_requests_never_go_first_and_are_never_stuck():
+    play = Play("slackline", instances=1, slots=8)
+    late = request("late", arrival=-5.0, prompt=500, wait=600)
+    play.at(0.0, ev.Arrived(request("warm", prompt=4000)))
+    play.at(0.001, ev.Arrived(late))
+    for i in range(30):
+        play.at(0.002 + i * 0.01, ev.Arrived(request(f"r{i}", 0.002 + i * 0.01, ttft=20.0)))
+    play.run()
+    order = [name for _, kind, name, _ in play.log if kind == "send"]
+    assert order[-1] == "late"
+    assert play.ended["late"] == "finished"
+
+
+def test_waiting_time_ends_a_request_with_its_error():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1)], 0.0)
+    dispatcher.handle([ev.Arrived(request("a"))], 0.0)
+    reply = dispatcher.handle([ev.Arrived(request("b", wait=2.0))], 0.0)
+    assert reply.wake_at is not None
+    assert reply.wake_at <= 2.0
+    assert kinds(dispatcher.handle([ev.Woke()], 1.9), ev.Drop) == []
+    dropped = dispatcher.handle([ev.Woke()], 2.0)
+    assert kinds(dropped, ev.Drop) == ["b"]
+    assert dropped.actions[0].decision.reason == "waiting_time"
+
+
+def test_infeasible_alone_is_refused_at_once_with_figures():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up()], 0.0)
+    reply = dispatcher.handle([ev.Arrived(request("a", ttft=0.2, prompt=20_000))], 0.0)
+    (refusal,) = reply.actions
+    assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
+    assert refusal.decision.figures["prefill_s"] == pytest.approx(2.01)
+    assert len(dispatcher.queue()) == 0
+
+
+def test_no_instance_and_a_full_queue_are_refused():
+    dispatcher = build_dispatcher("slackline", {"dispatch": {"max_queue": 1}})
+    nobody = dispatcher.handle([ev.Arrived(request("a"))], 0.0)
+    assert nobody.actions[0].code == "no_capacity"
+    dispatcher.handle([up(slots=1), ev.Arrived(request("b")), ev.Arrived(request("c"))], 0.0)
+    full = dispatcher.handle([ev.Arrived(request("d")), ev.Arrived(request("e"))], 0.0)
+    assert [a.code for a in full.actions] == ["rate_limit_exceeded"] * len(full.actions)
+    assert full.actions[0].retry_after_s >= 1
+
+
+def test_failure_before_the_first_token_goes_elsewhere():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), up("b")], 0.0)
+    ((_, where),) = sends(dispatcher.handle([ev.Arrived(request("r"))], 0.0))
+    retried = dispatcher.handle([ev.Failed("r", True, "refused")], 0.1)
+    assert sends(retried) == [("r", "b" if where == "a" else "a")]
+    again = dispatcher.handle([ev.Failed("r", True)], 0.2)
+    assert sends(again)[0][0] == "r"
+    given_up = dispatcher.handle([ev.Failed("r", True)], 0.3)
+    assert given_up.actions[0].code == "no_capacity"
+
+
+def test_failure_after_the_first_token_is_the_drivers_to_tell():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), up("b"), ev.Arrived(request("r"))], 0.0)
+    dispatcher.handle([ev.FirstToken("r")], 0.1)
+    assert dispatcher.handle([ev.Failed("r", False)], 0.2).actions == []
+    assert [f.running + f.waiting for f in dispatcher.fleet(0.2)] == [0, 0]
+
+
+def test_cancel_aborts_what_was_sent_and_forgets_what_was_not():
+    dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
+    dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b"))], 0.0)
+    assert dispatcher.handle([ev.Cancelled("b")], 0.1).actions == []
+    assert dispatcher.handle([ev.Cancelled("a")], 0.1).actions == [ev.Abort("a", "w")]
+    assert len(dispatcher.queue()) == 0
+
+
+def test_draining_asleep_and_gone_instances_take_nothing():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), up("b")], 0.0)
+    dispatcher.handle([ev.InstanceDraining("a"), ev.Telemetry("b", Load(0.0, awake=False))], 0.0)
+    assert sends(dispatcher.handle([ev.Arrived(request("r"))], 0.0)) == []
+    woken = dispatcher.handle([ev.Telemetry("b", Load(0.1))], 0.1)
+    assert sends(woken) == [("r", "b")]
+    dispatcher.handle([ev.InstanceDown("b")], 0.2)
+    assert {f.id: f.state for f in dispatcher.fleet(0.2)} == {"a": "draining"}
+
+
+def test_shares_bound_what_one_gateway_sends():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=8), ev.SharesChanged("w", 0.25)], 0.0)
+    reply = dispatcher.handle([ev.Arrived(request(f"r{i}", ttft=20.0, prompt=10)) for i in range(8)], 0.0)
+    assert len(sends(reply)) == 2
+
+
+def test_other_peoples_load_takes_slots():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=8)], 0.0)
+    for at in (1.0, 2.0):
+        dispatcher.handle([ev.Telemetry("w", Load(at, running=6))], at)
+    reply = dispatcher.handle([ev.Arrived(request(f"r{i}", 2.0, ttft=20.0, prompt=10)) for i in range(8)], 2.0)
+    assert len(sends(reply)) == 2
+
+
+def test_commands_cancel_pause_resume_and_reprioritise():
+    dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
+    dispatcher.handle([up(), ev.Arrived(request("a"))], 0.0)
+    dispatcher.handle([ev.Arrived(request(n)) for n in "bcd"], 0.0)
+    cancelled = dispatcher.handle([ev.Command("c1", "op", "cancel", ("b", "gone"))], 0.1)
+    assert kinds(cancelled, ev.Drop) == ["b"]
+    assert cancelled.actions[0].decision.figures["actor"] == "op"
+    dispatcher.handle([ev.Command("c2", "op", "pause", ("c",))], 0.1)
+    assert sends(dispatcher.handle([ev.Finished("a", 1)], 0.2)) == [("d", "w")]
+    assert sends(dispatcher.handle([ev.Finished("d", 1)], 0.3)) == []
+    assert sends(dispatcher.handle([ev.Command("c3", "op", "resume", ("c",))], 0.4)) == [("c", "w")]
+    dispatcher.handle([ev.Arrived(request("e", priority=5))], 0.5)
+    assert dispatcher.pending_above(1) is False
+    dispatcher.handle([ev.Command("c4", "op", "reprioritise", ("e",), 0)], 0.5)
+    assert dispatcher.pending_above(1) is True
+
+
+def test_engine_ranks_by_class_and_by_deadline():
+    by_class = build_dispatcher("engine_priority_class")
+    by_class.handle([up()], 0.0)
+    reply = by_class.handle([ev.Arrived(request("a", 5.0, ttft=0.7)), ev.Arrived(request("b", 1.0, ttft=20))], 5.0)
+    assert {a.request.id: a.rank for a in reply.actions} == {"a": 700, "b": 20_000}
+    by_deadline = build_dispatcher("engine_priority_deadline")
+    by_deadline.handle([up()], 0.0)
+    reply = by_deadline.handle([ev.Arrived(request("a", 5.0)), ev.Arrived(request("b", 1.0))], 5.0)
+    assert {a.request.id: a.rank for a in reply.actions} == {"a": 5700, "b": 1700}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"pacing": {"windw": 3}}, "pacing.windw"),
+        ({"pacing": {"window": 0}}, "window"),
+        ({"order": {}}, "order"),
+        ({"dispatch": {"engine_rank": "fast"}}, "engine_rank"),
+        ({"ordering": {"name": "alphabetical"}}, "ordering"),
+    ],
+)
+def test_bad_overrides_are_refused_by_name(overrides, field):
+    with pytest.raises(ConfigError) as caught:
+        build_dispatcher("fcfs_window", overrides)
+    assert caught.value.field == field
+
+
+def test_unknown_policy_set_lists_the_valid_ones():
+    with pytest.raises(UnknownName, match="hyperflexis"):
+        build_dispatcher("best")
+
+
+def test_the_window_knob_has_its_effect():
+    for window in (1, 3):
+        dispatcher = build_dispatcher("edf_window", {"pacing": {"window": window}})
+        reply = dispatcher.handle([up(), *(ev.Arrived(request(f"r{i}")) for i in range(9))], 0.0)
+        assert len(sends(reply)) == window
+
+
+def test_learned_latency_follows_the_engine():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(), ev.Arrived(request("r", output=2000))], 0.0)
+    dispatcher.handle([ev.FirstToken("r")], 0.1)
+    for i in range(1, 60):
+        dispatcher.handle([ev.Progress("r", 1 + i * 5)], 0.1 + i * 0.25)  # 50 ms a token; the profile says 21
+    assert dispatcher.learned()["w"].decode_a > 1.3 * SPEED.decode_a
+
+
+@pytest.mark.parametrize("policy", sorted(POLICY_SETS))
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.floats(0, 20),
+            st.sampled_from([0.1, 0.7, 2.0, 20.0]),
+            st.sampled_from([0.05, 0.5, 1.0]),
+            st.integers(1, 3000),
+            st.integers(1, 100),
+            st.sampled_from([0.5, 5.0, 60.0]),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_no_policy_loses_duplicates_or_invents_a_request(policy, arrivals):
+    play = Play(policy, overrides={"pacing": {"window": 4}} if "window" in policy else None, slots=4)
+    for i, (at, ttft, tpot, prompt, output, wait) in enumerate(arrivals):
+        play.at(at, ev.Arrived(request(f"r{i}", at, ttft, tpot, prompt, output, wait)))
+    play.run()
+    assert sorted(play.ended) == sorted(f"r{i}" for i in range(len(arrivals)))
+    sent = [name for _, kind, name, _ in play.log if kind == "send"]
+    assert len(sent) == len(set(sent))
+    assert len(play.dispatcher.queue()) == 0
+    assert all(f.running == f.waiting == f.waiting_tokens == 0 for f in play.dispatcher.fleet(play.now))
+    assert all(math.isfinite(at) for at, *_ in play.log)
+
+
+def test_overload_attains_more_than_first_come_first_served():
+    """A simulated result for the default set: two engines, 2.5 times what they can prefill, four classes."""
+
+    def attained(policy):
+        play = Play(policy, overrides={"pacing": {"window": 8}} if "window" in policy else None)
+        wanted = {}
+        for i in range(600):
+            ttft, prompt = ((0.7, 300), (1.0, 400), (2.0, 1200), (20.0, 6000))[i % 4]
+            at = i * 0.04
+            wanted[f"r{i}"] = at + ttft
+            play.at(at, ev.Arrived(request(f"r{i}", at, ttft, 1.0, prompt)))
+        play.run()
+        first = play.times("first")
+        return sum(first.get(name, 1e9) <= due for name, due in wanted.items()) / 600
+
+    slackline = attained("slackline")
+    assert slackline > 1.5 * attained("fcfs_window")
+    assert slackline >= attained("hyperflexis") - 0.03

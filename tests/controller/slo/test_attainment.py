@@ -1,0 +1,95 @@
+"""Judging (H12, C1) and sliding windows."""
+
+import pytest
+
+from controller.core.records import RequestRecord
+from controller.core.types import Outcome, Targets
+from controller.slo.attainment import AttainmentWindows, judge, quantile
+from controller.slo.goodput import PAPER_UNIT_S, cost, deadline_goodput, token_goodput
+
+TARGETS = Targets(0.7, 0.5)
+
+
+def judged(ttft, tpot, tokens=2, **more):
+    times = [ttft] if tokens == 1 else [ttft + i * tpot for i in range(tokens)]
+    return judge(
+        more.pop("targets", TARGETS),
+        more.pop("outcome", Outcome.OK),
+        ttft_s=ttft,
+        tpot_s=None if tokens == 1 else tpot,
+        e2e_s=times[-1],
+        prompt_tokens=10,
+        output_tokens=tokens,
+        token_times=times,
+    )
+
+
+def test_h12_attainment_is_half():
+    cases = [judged(0.6, 0.4), judged(0.8, 0.1), judged(0.5, 0.0, tokens=1), judged(0.6, 0.6)]
+    assert [c.attained for c in cases] == [True, False, True, False]
+    assert [c.ttft_met for c in cases] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
+def test_only_ok_attains(outcome):
+    assert judged(0.1, 0.1, outcome=outcome).attained is False
+
+
+def test_without_token_times_the_end_decides():
+    def whole(e2e):
+        return judge(
+            TARGETS, Outcome.OK, ttft_s=None, tpot_s=None, e2e_s=e2e, prompt_tokens=1, output_tokens=5, token_times=None
+        )
+
+    assert whole(2.7).attained
+    assert not whole(2.71).attained
+
+
+def test_a_deadline_is_a_third_promise():
+    targets = Targets(0.7, 0.5, 1.0)
+    assert judged(0.6, 0.3, targets=targets).attained
+    late = judged(0.6, 0.45, targets=targets)
+    assert (late.ttft_met, late.tpot_met, late.deadline_met, late.attained) == (True, True, False, False)
+
+
+def test_c1_token_goodput():
+    assert token_goodput([1.5, 2.05, 2.25, 2.28, 2.6], 2.0, 0.1) == 3
+    assert deadline_goodput(20.0, 20.0, 93, 318) == 411
+    assert deadline_goodput(20.01, 20.0, 93, 318) == 0
+
+
+def test_h12_cost():
+    assert cost([60, 30]) / PAPER_UNIT_S == pytest.approx(1800)
+
+
+def record(outcome="ok", attained=True, ttft=0.1, tenant="acme", slo_class="chat"):
+    values = dict.fromkeys(RequestRecord.__dataclass_fields__)
+    values.update(
+        id="r", tenant=tenant, slo_class=slo_class, outcome=outcome, attained=attained, ttft_met=attained,
+        tpot_met=True, ttft_s=ttft, tpot_s=0.01, goodput_tokens=5,
+    )  # fmt: skip
+    return RequestRecord(**values)
+
+
+def test_window_counts_and_forgets():
+    windows = AttainmentWindows(window_s=60)
+    windows.observe(record(), "", 0.0)
+    windows.observe(record(attained=False, ttft=2.0), "queue", 10.0)
+    windows.observe(record("cancelled", False), "", 20.0)
+    windows.observe(record("expired", False, None), "queue", 30.0)
+    (row,) = windows.view(40.0, {("acme", "chat"): (3, -0.5)}, {("acme", "chat"): 0.99})
+    assert (row["finished"], row["attained"], row["cancelled"], row["refused"]) == (3, 1, 1, 1)
+    assert (row["miss_reason"], row["queued"], row["oldest_slack_s"], row["target"]) == ("queue", 3, -0.5, 0.99)
+    (later,) = windows.view(75.0, {}, {})
+    assert (later["finished"], later["cancelled"]) == (1, 1)
+    assert windows.view(500.0, {}, {}) == []
+
+
+def test_a_class_with_only_a_queue_is_shown():
+    (row,) = AttainmentWindows().view(0.0, {("a", "b"): (2, 0.1)}, {})
+    assert (row["finished"], row["queued"]) == (0, 2)
+
+
+def test_quantile_is_nearest_rank():
+    values = [float(i) for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.95), quantile([], 0.5)) == (50.0, 95.0, None)

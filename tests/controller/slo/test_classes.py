@@ -1,0 +1,94 @@
+import pytest
+
+from controller.core.snapshot import ClassConfig, LevelBounds, MappingConfig, TenantConfig
+from controller.core.types import CONCORD_DEFAULTS
+from controller.slo.classes import Asked, ClassBook, SloError, parse_asked
+
+CHAT = ClassConfig("chat", None, 0.7, 0.5, None, 30.0, 0.95, 2.0)
+OWN_CHAT = ClassConfig("chat", "acme", 0.3, 0.1, None, 10.0, 0.99, 1.0)
+JOB = ClassConfig("job", None, 2.0, 0.5, 20.0, 30.0, 0.9, 1.0)
+MAPPING = MappingConfig(None, (LevelBounds(0.5, 0.1, 0.4, 0.6, 0.05, 0.2), LevelBounds(2.0, 0.2, 1.5, 2.5, 0.1, 0.3)))
+
+
+def tenant(name="globex", default=None):
+    return TenantConfig(1, name, default)
+
+
+def resolve(asked, who=None, classes=(CHAT, OWN_CHAT, JOB), mappings=(MAPPING,)):
+    return ClassBook(classes, mappings).resolve(asked, who or tenant(), lambda level: False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"target_ttft": "fast"}, "target_ttft"),
+        ({"target_ttft": True}, "target_ttft"),
+        ({"target_ttft": 0}, "target_ttft"),
+        ({"target_tbt": -0.1}, "target_tbt"),
+        ({"deadline": float("inf")}, "deadline"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"deadline": -5}, "deadline"),
+        ({"deadline": 1e9}, "deadline"),
+        ({"waiting_time": [1]}, "waiting_time"),
+        ({"slo_class": 7}, "slo_class"),
+        ({"slo_class": ""}, "slo_class"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": -1}, "priority"),
+        ({"target_ttft": 5, "deadline": 1}, "deadline"),
+    ],
+)
+def test_bad_fields_are_named(body, field):
+    with pytest.raises(SloError) as caught:
+        parse_asked(body)
+    assert caught.value.field == field
+    assert field in str(caught.value)
+
+
+def test_nothing_asked_is_nothing():
+    assert parse_asked({"model": "m", "target_ttft": None}) == Asked()
+
+
+def test_explicit_fields_win_over_the_class():
+    applied = resolve(Asked(slo_class="chat", target_ttft=0.2))
+    assert (applied.targets.ttft_s, applied.targets.tpot_s, applied.source) == (0.2, 0.5, "explicit")
+
+
+def test_a_tenants_own_class_wins_over_the_common_one():
+    assert resolve(Asked(slo_class="chat"), tenant("acme")).targets.ttft_s == 0.3
+    assert resolve(Asked(slo_class="chat")).targets.ttft_s == 0.7
+
+
+def test_priority_goes_through_the_mapping():
+    applied = resolve(Asked(priority=1))
+    assert (applied.targets.ttft_s, applied.slo_class, applied.source) == (2.0, "priority-1", "priority")
+
+
+def test_default_class_then_concord_defaults():
+    assert resolve(Asked(), tenant(default="job")).source == "tenant_default"
+    assert resolve(Asked(), tenant(default="job")).targets.deadline_s == 20.0
+    assert resolve(Asked()).targets == CONCORD_DEFAULTS
+
+
+def test_unknown_class_lists_the_known_ones():
+    with pytest.raises(SloError, match="chat, job"):
+        resolve(Asked(slo_class="caht"))
+
+
+def test_explicit_ttft_after_the_class_deadline_contradicts():
+    with pytest.raises(SloError) as caught:
+        resolve(Asked(slo_class="job", target_ttft=30.0))
+    assert caught.value.field == "target_ttft"
+
+
+def test_a_deadline_bounds_ttft_and_waiting():
+    applied = resolve(Asked(deadline=1.0))
+    assert (applied.targets.ttft_s, applied.targets.waiting_time_s) == (1.0, 1.0)
+
+
+def test_history_survives_a_change_elsewhere():
+    book = ClassBook((CHAT,), (MAPPING,))
+    book.observe("globex", 0, 0.45, 0.1, 0.0, 0.0)
+    kept = book.renewed((CHAT, JOB), (MAPPING,))
+    assert kept.mapping("globex").assign(0, False, 1.0).reference_ttft_s == 0.45
+    other = MappingConfig(None, MAPPING.levels, window=5)
+    assert book.renewed((CHAT,), (other,)).mapping("globex").assign(0, False, 1.0).reason == "no_history"

@@ -1,0 +1,101 @@
+"""Imports go one way: console | api -> workers -> controller (Django half) -> controller (pure half)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PURE = ("core", "slo", "predict", "policies", "engine", "flow", "scale", "dispatch", "simulator")
+DJANGO_HALF = ("models", "services", "selectors", "admin", "migrations", "apps")
+BANNED_IN_PURE = {
+    "django", "celery", "channels", "rest_framework", "torch", "socket", "requests", "aiohttp", "httpx", "redis",
+    "psycopg", "asyncio", "time", "random", "threading", "subprocess", "os", "pathlib", "logging",
+}  # fmt: skip
+LAYERS = {  # what each pure package may import of ours
+    "core": set(),
+    "slo": {"core"},
+    "predict": {"core"},
+    "policies": {"core", "engine"},
+    "engine": {"core", "policies"},
+    "scale": {"core"},
+    "flow": {"core"},
+    "dispatch": {"core", "predict", "policies"},
+}
+
+
+def imports(path):
+    """(module, at module level or not) of every import in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files(*folders):
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def offences(paths, wrong):
+    return [f"{path.relative_to(ROOT)} imports {name}" for path in paths for name in imports(path) if wrong(path, name)]
+
+
+def starts(name, *prefixes):
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def test_controller_package_is_empty():
+    assert (ROOT / "controller/__init__.py").read_text() == ""
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_the_pure_half_does_no_io(package):
+    paths = [p for p in files(f"controller/{package}") if p.name != "__main__.py"]
+    assert offences(paths, lambda _, name: name.split(".")[0] in BANNED_IN_PURE) == []
+    above = ("console", "api", "workers", *(f"controller.{half}" for half in DJANGO_HALF))
+    assert offences(paths, lambda _, name: starts(name, *above)) == []
+
+
+@pytest.mark.parametrize("package", sorted(LAYERS))
+def test_pure_packages_keep_their_layers(package):
+    allowed = {package, *LAYERS[package]}
+
+    def wrong(_, name):
+        parts = name.split(".")
+        return parts[0] == "controller" and len(parts) > 1 and parts[1] in PURE and parts[1] not in allowed
+
+    assert offences(files(f"controller/{package}"), wrong) == []
+
+
+def test_the_django_half_never_looks_up():
+    paths = files(*(f"controller/{half}" for half in DJANGO_HALF[:-1]))
+    assert offences(paths, lambda _, name: starts(name, "console", "api", "workers", "celery", "channels")) == []
+    assert offences(paths, lambda _, name: starts(name, "rest_framework")) == []
+
+
+def test_workers_never_look_up():
+    assert offences(files("workers"), lambda _, name: starts(name, "console", "api")) == []
+
+
+def test_api_and_console_are_siblings():
+    wired = {ROOT / "console/asgi.py", ROOT / "console/urls.py"}
+    console = [p for p in files("console") if p not in wired]
+    assert offences(console, lambda _, name: starts(name, "api")) == []
+    assert offences(files("api"), lambda _, name: starts(name, "console")) == []
+
+
+def test_the_engine_runs_without_django():
+    below = ("workers.backends", "controller.models", "controller.services", "controller.selectors")
+    assert offences(files("workers/engine"), lambda _, name: starts(name, "django", "celery", *below)) == []
+
+
+def test_backends_know_no_orm_and_no_policies():
+    wrong = ("django", "controller.models", "controller.services", "controller.policies", "torch")
+    assert offences(files("workers/backends"), lambda _, name: starts(name, *wrong)) == []
+
+
+def test_files_stay_readable():
+    long = [p for p in files("controller", "workers", "api", "console", "benchmarks") if "migrations" not in p.parts]
+    assert [str(p.relative_to(ROOT)) for p in long if p.read_text().count("\n") > 400] == []
