@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ class Profile:
     decode: list[DecodeSample] = field(default_factory=list)
     points: int = 0
     discarded: int = 0
+    kv_capacity_tokens: int | None = None
 
     def fit(self) -> Fit:
         """Fitted twice: the second time without the samples that the first contradicts by more than OUTLIER."""
@@ -90,12 +92,18 @@ class Profile:
         return fit(prefill, decode)
 
     def as_json(self, model: str, urls: Sequence[str]) -> dict[str, Any]:
-        """Coefficients by name, fit errors, raw samples: readable by the engine's --profile and as instance spec."""
+        """A profile file as `python -m workers.engine --profile` reads it, with coefficients by name (as an instance's
+        spec and LatencyProfile hold them), fit errors and raw samples."""
         fitted = self.fit()
+        k = fitted.coefficients
         return {
+            "id": f"{model}-profiled",
             "model": model,
             "engines": list(urls),
-            "coefficients": fitted.coefficients._asdict(),
+            "kv_capacity_tokens": self.kv_capacity_tokens,
+            "prefill": {"a": k.prefill_a, "b": k.prefill_b, "c": k.prefill_c},
+            "decode": {"a": k.decode_a, "b": k.decode_b, "c": k.decode_c},
+            "coefficients": k._asdict(),
             "fit": {key: value for key, value in asdict(fitted).items() if key != "coefficients"},
             "points": self.points,
             "discarded": self.discarded,
@@ -122,6 +130,7 @@ class EngineProfiler:
 
     async def run(self, limits: Limits, profile: Profile) -> None:
         await self._stream(64, OUTPUT_TOKENS)  # first use of an engine is slow
+        profile.kv_capacity_tokens = await self.kv_capacity()
         deadline = time.monotonic() + limits.budget_s
         for batch, length in limits.points():
             if time.monotonic() > deadline:
@@ -146,6 +155,15 @@ class EngineProfiler:
         sample = decode_sample(streams, length)
         if sample is not None:
             profile.decode.append(sample)
+
+    async def kv_capacity(self) -> int | None:
+        """Tokens the key-value cache holds, from vLLM's `cache_config_info`; None where the engine does not say."""
+        async with self.session.get(f"{self.url}/metrics") as response:
+            text = await response.text() if response.status == 200 else ""
+        line = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")), "")
+        labels = dict(re.findall(r'(\w+)="(\d+)"', line))
+        blocks, size = labels.get("num_gpu_blocks"), labels.get("block_size")
+        return int(blocks) * int(size) if blocks and size else None
 
     async def _stream(self, length: int, output_tokens: int) -> list[float]:
         """Times (monotonic) of the tokens of one request."""

@@ -1,0 +1,240 @@
+"""`make bench-vllm`: Slackline against round robin, least outstanding, EDF and vLLM's own priorities on real vLLM.
+
+Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Every policy
+runs in the same gateway process, started anew for each run with a policy set by name, over the same PostgreSQL, Redis,
+classes and instances, so that only the policy differs; round robin by the client itself, straight at the engines, is
+measured once a load as the control. Policies alternate, within a seed and in another order with each seed. The client
+names its class and its output length (max_tokens with ignore_eos), which the gateway may use as an upper bound as it
+may of any client.
+
+Fixed windows are swept once a load, on the first seed; the best one is used for the other seeds. QUICK=1: one seed, two
+loads, no sweep, the knee from the last full run (or, without one, from the latency profile), within 15 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import (
+    CONTEXT_TOKENS,
+    MAX_NUM_SEQS,
+    MODEL_NAME,
+    VLLM_HOME,
+    EngineFailed,
+    stop_on_sigterm,
+    vllm_missing,
+    vllm_servers,
+)
+from benchmarks.knee import LEVEL, find_knee
+from benchmarks.loadgen import CUTOFF_S
+from benchmarks.profiled import estimated_knee, profile_vllm
+from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.statistics import Score, summary
+from benchmarks.trials import Bench, note
+from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, SEARCH_START, USUAL_WINDOWS, Contender, Load
+from benchmarks.workloads import MIXES, burst
+
+RESULTS = Path(__file__).resolve().parent / "results"
+KNEES = RESULTS / "vllm_knees.json"
+KNEE_SEED = 900
+FIRST_SEED = 1000
+QUICK_BUDGET_S = 14.5 * 60
+QUICK_RUN_OVERHEAD_S = 6.0  # starting a gateway and waiting for idle engines
+QUICK_DRAIN_S = 18.0  # of a burst, on average over the policies
+SHORTEST_SUSTAINED_S = 25.0
+
+
+class Experiment:
+    """All loads over one pair of servers."""
+
+    def __init__(self, bench: Bench, seeds: int, sweep: bool) -> None:
+        self.bench = bench
+        self.seeds = seeds
+        self.sweep = sweep
+
+    def load(self, load: Load, rate: float) -> dict[str, Any]:
+        """One entry of `by_load`."""
+        note(f"{load.name}: {rate:.1f} requests/s")
+        scores: dict[str, list[Score]] = {contender.name: [] for contender in CONTENDERS}
+        windows: dict[str, int] = {}
+        swept: dict[str, dict[str, float]] = {}
+        for turn in range(self.seeds):
+            plan = load.arrivals(rate, FIRST_SEED + 37 * turn + round(1000 * load.times))
+            for contender in (*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]):
+                if contender.windows and contender.name not in windows:
+                    found = self._sweep(contender, load, plan)
+                    windows[contender.name] = max(found, key=lambda window: found[window].attainment)
+                    swept[contender.name] = {str(w): round(s.attainment, 4) for w, s in found.items()}
+                    scores[contender.name].append(found[windows[contender.name]])
+                else:
+                    scores[contender.name].append(self._run(contender, load, plan, windows.get(contender.name)))
+        control = self.bench.direct(load.arrivals(rate, FIRST_SEED + round(1000 * load.times)), load.tasks)
+        entry: dict[str, Any] = {"mix": load.mix, "kind": load.kind, "rate": round(rate, 2), "times_knee": load.times}
+        if load.kind == "sustained":
+            entry["duration_s"] = load.duration_s
+        entry |= {name: summary(of) for name, of in scores.items()}
+        entry |= {"windows": windows, "sweep": swept, "round_robin_direct": summary([control])}
+        return entry
+
+    def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any]) -> dict[int, Score]:
+        tried = contender.windows if self.sweep else [USUAL_WINDOWS[contender.name, load.kind]]
+        return {window: self._run(contender, load, plan, window) for window in tried}
+
+    def _run(self, contender: Contender, load: Load, plan: Sequence[Any], window: int | None) -> Score:
+        found = self.bench.through_gateway(contender.policy_set, contender.overrides(window), plan, load.tasks)
+        classes = " ".join(f"{share:.2f}" for share in found.by_class.values())
+        shown = contender.name + (f"({window})" if window is not None else "")
+        note(
+            f"    {shown:28} {found.attainment:.3f}  [{classes}]  E2E {found.e2e_mean_s:.1f} s  {dict(found.outcomes)}"
+        )
+        return found
+
+
+def search_knee(bench: Bench, mix: str) -> float:
+    """Round robin's knee on a mix, with the paper's 300 requests a task."""
+
+    def attainment(rate: float) -> float:
+        found = bench.through_gateway("round_robin", {}, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
+        note(f"    round robin at {rate:.1f} requests/s: {found.attainment:.3f}")
+        return found.attainment
+
+    note(f"knee of round robin on the {mix} mix")
+    knee, _ = find_knee(attainment, SEARCH_START[mix])
+    return knee
+
+
+def known_knees() -> dict[str, float]:
+    try:
+        return dict(json.loads(KNEES.read_text()))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def knees(bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """By mix: the rate and where it comes from."""
+    found: dict[str, dict[str, Any]] = {}
+    for mix in mixes:
+        if mix in given:
+            found[mix] = {"rate": given[mix], "from": "--knee"}
+        elif quick and mix in known_knees():
+            found[mix] = {"rate": known_knees()[mix], "from": "the last full run on this machine"}
+        elif quick:
+            found[mix] = {"rate": estimated_knee(bench.stack.fleet, MIXES[mix]), "from": "the latency profile"}
+        else:
+            found[mix] = {"rate": search_knee(bench, mix), "from": "measured"}
+            KNEES.parent.mkdir(exist_ok=True)
+            KNEES.write_text(json.dumps({**known_knees(), mix: found[mix]["rate"]}))
+    return found
+
+
+def fit_to_budget(loads: Sequence[Load], rates: Mapping[str, float], spent_s: float) -> list[Load]:
+    """QUICK's loads, the sustained one as long as the 15 minutes allow (at most its 90 s)."""
+    runs = len(CONTENDERS) + 1
+    bursts = [load for load in loads if load.kind == "burst"]
+    seconds = [load.per_task * len(load.tasks) / (rates[load.mix] * load.times) + QUICK_DRAIN_S for load in bursts]
+    left = QUICK_BUDGET_S - spent_s - runs * (sum(seconds) + QUICK_RUN_OVERHEAD_S * len(loads))
+    lasting = max(SHORTEST_SUSTAINED_S, min(90.0, left / runs - CUTOFF_S))
+    return [load.lasting(round(lasting)) if load.kind == "sustained" else load for load in loads]
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"{'load':34}{'policy':28}{'attainment':>11}{'spread':>15}{'mean E2E':>10}  by class"]
+    for entry in entries:
+        load = f"{entry['mix']} {entry['kind']} {entry['times_knee']:g}x = {entry['rate']:.1f}/s"
+        for name in (*(contender.name for contender in CONTENDERS), "round_robin_direct"):
+            row = entry[name]
+            low, high = row["attainment_spread"]
+            classes = " ".join(f"{task} {share:.2f}" for task, share in row["by_class"].items())
+            window = f" ({entry['windows'][name]})" if name in entry["windows"] else ""
+            lines.append(
+                f"{load:34}{name + window:28}{row['attainment']:>11.3f}{f'{low:.3f}-{high:.3f}':>15}"
+                f"{row['e2e_mean_s']:>9.1f}s  {classes}"
+            )
+            load = ""
+        best = max(entry[name]["attainment"] for name in BASELINES)
+        ours, robin = entry["slackline"]["attainment"], entry["round_robin"]["attainment"]
+        ratio = f"{ours / robin:.2f}x round robin" if robin else "round robin met nothing"
+        lines.append(f"{'':34}slackline is {ours / best if best else 0:.2f}x the best baseline, {ratio}")
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description="Policies on real vLLM.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--loads", default="", help=f"only these, comma-separated: {', '.join(x.name for x in LOADS)}")
+    parser.add_argument("--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee, do not search")
+    parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
+    parser.add_argument("--output", type=Path, default=RESULTS / "vllm.json", help="rewritten after every load")
+    arguments = parser.parse_args()
+    names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
+    unknown = sorted(set(names) - {load.name for load in LOADS})
+    if unknown:
+        parser.error(f"--loads: unknown {unknown[0]!r}")
+    arguments.loads = [load for load in LOADS if load.name in names] if names else list(LOADS)
+    arguments.knee = {mix: float(rate) for mix, rate in (text.split("=", 1) for text in arguments.knee)}
+    return arguments
+
+
+def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: float) -> dict[str, Any]:
+    loads = list(QUICK_LOADS) if quick else arguments.loads
+    found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee)
+    rates = {mix: knee["rate"] for mix, knee in found.items()}
+    if quick:
+        loads = fit_to_budget(loads, rates, time.monotonic() - started)
+    experiment = Experiment(bench, 1 if quick else arguments.seeds, sweep=not (quick or arguments.no_sweep))
+    report: dict[str, Any] = {
+        "by_load": [],
+        "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
+        "seeds": experiment.seeds,
+        "quick": quick,
+        "output_length": "the gateway sees max_tokens, which is the output length",
+        "profile": bench.stack.fleet.coefficients,
+    }
+    for load in loads:
+        report["by_load"].append(experiment.load(load, rates[load.mix] * load.times))
+        report |= {"dropped_runs": bench.dropped, "seconds": round(time.monotonic() - started)}
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def main() -> int:
+    arguments = parse()
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    started = time.monotonic()
+    if (missing := vllm_missing()) is not None:
+        print(f"bench-vllm: {missing}", file=sys.stderr)
+        return 1
+    stop_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL runs as another user
+        try:
+            with vllm_servers(2, folder / "logs") as servers:
+                urls = [server.url for server in servers]
+                profile = profile_vllm(urls, VLLM_HOME / "profile.json", quick)
+                classes = [ClassSpec(t.name, t.ttft_s, t.tpot_s) for tasks in MIXES.values() for t in tasks]
+                fleet = Fleet(
+                    MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profile.coefficients, CONTEXT_TOKENS,
+                    profile.kv_capacity_tokens,
+                )  # fmt: skip
+                with Stack(folder / "data", fleet) as stack:
+                    report = measure(Bench(stack), arguments, quick, started)
+        except EngineFailed as error:
+            print(f"bench-vllm: {error}", file=sys.stderr)
+            return 1
+    print(table(report["by_load"]))
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

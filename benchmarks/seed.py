@@ -1,0 +1,57 @@
+"""Fills the database of a benchmark's stack: reads the wish as JSON on standard input, prints the new API key as JSON.
+
+Run by benchmarks/stack.py in a process of its own, so that the load generator needs no Django.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def seed(wish: dict[str, Any]) -> dict[str, str]:
+    """One tenant with a key, classes for all, a model with its latency profile, and the engines as static instances."""
+    from controller.core.types import LatencyCoefficients
+    from controller.services import api_keys, instances, served_models, slo_classes, tenants
+    from controller.services.actors import Actor
+
+    actor = Actor.job("benchmark")
+    model = served_models.served_model_create(actor=actor, name=wish["model"], context_tokens=wish["context_tokens"])
+    for slo_class in wish["classes"]:
+        slo_classes.slo_class_create(actor=actor, **slo_class)
+    tenant = tenants.tenant_create(actor=actor, name=wish["tenant"])
+    spec: dict[str, Any] = {"max_model_len": wish["context_tokens"]}
+    if wish["kv_capacity_tokens"]:
+        spec["kv_capacity_tokens"] = wish["kv_capacity_tokens"]
+    if wish["coefficients"]:
+        spec["latency"] = wish["coefficients"]
+        served_models.latency_profile_set(
+            actor=actor, model=model, device_kind="cpu", coefficients=LatencyCoefficients(**wish["coefficients"])
+        )
+    for index, url in enumerate(wish["urls"]):
+        row = instances.instance_register(
+            actor=actor,
+            id=f"engine-{index}",
+            model=model,
+            url=url,
+            backend=wish["backend"],
+            device_kind="cpu",
+            max_num_seqs=wish["max_num_seqs"],
+            spec=spec,
+        )
+        instances.instance_observe(instance_id=row.id, observed_state="ready")
+    return {"api_key": api_keys.api_key_create(actor=actor, tenant=tenant, name="benchmark").secret}
+
+
+def main() -> None:
+    import django
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    django.setup()
+    print(json.dumps(seed(json.load(sys.stdin))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A gateway with its PostgreSQL and Redis around given engines, for benchmarks and tests.
+
+`Stack` starts embedded servers in a folder of its own, migrates, and seeds one tenant with a key, SLO classes, a model
+and the engines as static instances. `gateway()` starts `python -m api.openai` over it, with a policy set of choice:
+engines, configuration and client stay the same while policies alternate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import ROOT, Engine, free_port, running, spawn
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+
+TENANT = "benchmark"
+READY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSpec:
+    """An SLO class as seeded. Nothing is dropped for its waiting time: every policy keeps what it was given."""
+
+    name: str
+    ttft_s: float
+    tpot_s: float
+    waiting_time_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is seeded. `coefficients`: fitted latency by name, None when unprofiled."""
+
+    model: str
+    urls: Sequence[str]
+    backend: str
+    max_num_seqs: int
+    classes: Sequence[ClassSpec] = field(default_factory=tuple)
+    coefficients: Mapping[str, float] | None = None
+    context_tokens: int = 4096
+    kv_capacity_tokens: int | None = None
+
+
+class Stack:
+    """Owns PostgreSQL and Redis in `folder` while the `with` block lasts."""
+
+    def __init__(self, folder: Path, fleet: Fleet) -> None:
+        self.folder = folder
+        self.fleet = fleet
+        self.api_key = ""
+        self.environment: dict[str, str] = {}
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Stack:
+        with contextlib.ExitStack() as undo:
+            postgres = EmbeddedPostgres(self.folder)
+            undo.callback(postgres.stop)
+            postgres.start()
+            redis = EmbeddedRedis(self.folder)
+            undo.callback(redis.stop)
+            redis.start()
+            self.environment = {
+                "DATABASE_URL": postgres.url,
+                "REDIS_URL": redis.url,
+                "DATA_DIR": str(self.folder),
+                "SECRET_KEY": secrets.token_urlsafe(32),
+                "LOG_LEVEL": "WARNING",
+            }
+            self._manage("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
+            self.api_key = self._seed()
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    def _manage(self, *command: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            input=stdin,
+            text=True,
+            capture_output=True,
+            cwd=ROOT,
+            check=False,
+            env={**os.environ, **self.environment, "SLACKLINE_ROLE": "worker"},
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+        return done.stdout
+
+    def _seed(self) -> str:
+        wish = {**asdict(self.fleet), "tenant": TENANT, "urls": list(self.fleet.urls)}
+        answer = self._manage("-m", "benchmarks.seed", stdin=json.dumps(wish))
+        return str(json.loads(answer.splitlines()[-1])["api_key"])
+
+    @contextlib.contextmanager
+    def gateway(
+        self, policy: str | None = None, overrides: Mapping[str, Any] | None = None, name: str = "gateway"
+    ) -> Iterator[Engine]:
+        """A running gateway that sees all instances; `policy` None is the gateway's own default."""
+        port = free_port()
+        environment = {**self.environment, "SLACKLINE_ROLE": "gateway", "GATEWAY_PORT": str(port)}
+        if policy is not None:
+            environment["DISPATCH_POLICY"] = policy
+        environment["DISPATCH_OVERRIDES"] = json.dumps(overrides or {})
+        command = [sys.executable, "-m", "api.openai", "--port", str(port)]
+        with running([spawn(name, command, port, self.folder / "logs", environment)], "/healthz") as [gateway]:
+            wait_serving(gateway.url, self.api_key, self.fleet)
+            yield gateway
+
+
+def wait_serving(url: str, api_key: str, fleet: Fleet) -> None:
+    """Until every instance has answered through the gateway: one short request after the other, at most 30 s."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    body = {"model": fleet.model, "prompt": [5, 6, 7], "max_tokens": 2, "target_ttft": 30, "waiting_time": 30}
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"},
+    )
+    answered: set[str] = set()
+    while len(answered) < len(fleet.urls):
+        with (
+            contextlib.suppress(urllib.error.URLError, TimeoutError),
+            urllib.request.urlopen(request, timeout=10) as reply,
+        ):
+            answered.add(reply.headers.get("x-slackline-instance", ""))
+        if time.monotonic() > deadline:
+            # A policy may prefer one idle engine: one answer proves that the data path works.
+            if answered:
+                return
+            raise RuntimeError(f"no answer through the gateway at {url} within {READY_TIMEOUT_S:.0f} s")

@@ -1,0 +1,82 @@
+"""What `bench-vllm` compares, and under which loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from benchmarks.workloads import MIXES, Arrival, Task, burst, sustained
+
+Kind = Literal["burst", "sustained"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy set under its name in the report. `windows`: values of its fixed window to sweep; empty: it has none."""
+
+    name: str
+    policy_set: str
+    windows: Sequence[int] = ()
+
+    def overrides(self, window: int | None) -> dict[str, Any]:
+        return {} if window is None else {"pacing": {"window": window}}
+
+
+CONTENDERS = (
+    Contender("round_robin", "round_robin"),
+    Contender("least_outstanding", "least_outstanding"),
+    Contender("edf_best", "edf_window", (6, 12, 20, 28, 40)),
+    Contender("engine_priority_class", "engine_priority_class"),
+    Contender("engine_priority_deadline", "engine_priority_deadline"),
+    Contender("tpot_arrival_best", "tpot_arrival_window", (12, 20, 28)),
+    Contender("slackline", "slackline"),
+)
+BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
+# Where no sweep is made (QUICK): what sweeps found best, by kind of load.
+USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
+    ("edf_best", "burst"): 28,
+    ("edf_best", "sustained"): 28,
+    ("tpot_arrival_best", "burst"): 20,
+    ("tpot_arrival_best", "sustained"): 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load: a mix at `times` the rate where round robin first drops below 0.9 on it."""
+
+    mix: str
+    kind: Kind
+    times: float
+    per_task: int = 300
+    duration_s: float = 90.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.mix} {self.kind} {self.times:g}x"
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return MIXES[self.mix]
+
+    def arrivals(self, rate: float, seed: int) -> list[Arrival]:
+        if self.kind == "burst":
+            return burst(self.tasks, rate, seed, self.per_task)
+        return sustained(self.tasks, rate, seed, self.duration_s)
+
+    def lasting(self, seconds: float) -> Load:
+        return replace(self, duration_s=seconds)
+
+
+LOADS = (
+    Load("4-task", "burst", 1.0),
+    Load("4-task", "burst", 1.7),
+    Load("4-task", "burst", 2.3),
+    Load("4-task", "sustained", 1.2),
+    Load("4-task", "sustained", 1.7),
+    Load("2-task", "burst", 1.3),
+)
+QUICK_LOADS = (LOADS[1], LOADS[4])
+# First guesses of the knee, requests/s, by mix: where the search starts.
+SEARCH_START: Mapping[str, float] = {"4-task": 20.0, "2-task": 8.0}
