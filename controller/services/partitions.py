@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection, transaction
 
+from controller.selectors.partitions import partitions
+
 DAYS_AHEAD = 7
-_NAME = re.compile(r"request_record_(\d{8})")
-_LIST = """
-SELECT child.relname FROM pg_inherits
-JOIN pg_class child ON child.oid = inhrelid
-JOIN pg_class parent ON parent.oid = inhparent
-WHERE parent.relname = 'request_record' ORDER BY 1
-"""
 
 
 def partitions_ensure(*, days: int = DAYS_AHEAD, today: date | None = None) -> list[date]:
@@ -32,14 +26,6 @@ def partitions_make(*, days: Iterable[date]) -> list[date]:
             if cursor.fetchone()[0]:
                 made.append(day)
     return made
-
-
-def partitions() -> list[date]:
-    """The days that have one."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LIST)
-        names = [row[0] for row in cursor.fetchall()]
-    return [datetime.strptime(match[1], "%Y%m%d").date() for name in names if (match := _NAME.fullmatch(name))]
 
 
 def records_retain(*, days: int, today: date | None = None) -> list[date]:

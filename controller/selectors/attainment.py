@@ -1,0 +1,181 @@
+"""Was each class served as promised? Hours and days from the minute roll-up, the last minutes from the records.
+
+"Attained" is TTFT and TPOT (and the deadline where one was promised) met. Refused, expired, failed and cut requests are
+misses; cancelled ones are counted apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import F, Q, QuerySet, Sum
+
+from controller.models import AttainmentMinute, histogram
+
+COUNTS = (
+    "finished", "attained", "ttft_met", "tpot_met", "refused", "expired", "failed", "cancelled", "prompt_tokens",
+    "output_tokens", "goodput_tokens",
+)  # fmt: skip
+GROUPS = ("tenant", "slo_class", "model")
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """One group over one window. A field not grouped by is None. Latencies in seconds, by share (0.5, 0.95, 0.99)."""
+
+    tenant: str | None
+    slo_class: str | None
+    model: str | None
+    finished: int
+    attained: int
+    ttft_met: int
+    tpot_met: int
+    refused: int
+    expired: int
+    failed: int
+    cancelled: int
+    prompt_tokens: int
+    output_tokens: int
+    goodput_tokens: int
+    start: datetime | None = None  # of its bucket, in a series
+    ttft_s: dict[float, float | None] | None = None
+    tpot_s: dict[float, float | None] | None = None
+    e2e_s: dict[float, float | None] | None = None
+
+    @property
+    def share(self) -> float | None:
+        return self.attained / self.finished if self.finished else None
+
+    @property
+    def ttft_share(self) -> float | None:
+        return self.ttft_met / self.finished if self.finished else None
+
+    @property
+    def tpot_share(self) -> float | None:
+        return self.tpot_met / self.finished if self.finished else None
+
+
+def attainment(
+    *,
+    since: datetime,
+    until: datetime,
+    by: Sequence[str] = ("tenant", "slo_class"),
+    tenant: str | None = None,
+    slo_class: str | None = None,
+    quantiles: bool = True,
+) -> list[Attainment]:
+    """From the roll-up, whole minutes of [since, until), by arrival. One query, and one for each latency."""
+    groups = _groups(by)
+    rows = _rolled(since, until, tenant, slo_class)
+    sums = rows.values(*groups).annotate(**{f"sum_{name}": Sum(name) for name in COUNTS}).order_by(*groups)
+    latencies = {what: _histograms(rows, groups, what) if quantiles else {} for what in ("ttft", "tpot", "e2e")}
+    found = []
+    for row in sums:
+        key = tuple(row[name] for name in groups)
+        found.append(
+            Attainment(
+                **{name: row.get(name) for name in GROUPS},
+                **{name: row[f"sum_{name}"] for name in COUNTS},
+                **{f"{what}_s": _quantiles(by_key[key]) for what, by_key in latencies.items() if key in by_key},
+            )
+        )
+    return found
+
+
+def attainment_series(
+    *,
+    since: datetime,
+    until: datetime,
+    bucket: timedelta,
+    by: Sequence[str] = ("slo_class",),
+    tenant: str | None = None,
+    slo_class: str | None = None,
+) -> list[Attainment]:
+    """Counts for each bucket (a whole number of minutes, counted from `since`) in order of time. One query."""
+    if bucket < timedelta(minutes=1) or bucket % timedelta(minutes=1):
+        raise ValueError("bucket: a whole number of minutes, at least one")
+    groups = _groups(by)
+    start = since.replace(second=0, microsecond=0)
+    totals: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(COUNTS, 0))
+    rows = (
+        _rolled(start, until, tenant, slo_class)
+        .values("minute", *groups)
+        .annotate(**{f"sum_{name}": Sum(name) for name in COUNTS})
+    )
+    for row in rows.order_by("minute", *groups):
+        at = start + (row["minute"] - start) // bucket * bucket
+        total = totals[(at, *(row[name] for name in groups))]
+        for name in COUNTS:
+            total[name] += row[f"sum_{name}"]
+    blank = dict.fromkeys(GROUPS)
+    return [
+        Attainment(**{**blank, **dict(zip(groups, key[1:], strict=True))}, **total, start=key[0])
+        for key, total in sorted(totals.items(), key=lambda item: (item[0][0], str(item[0][1:])))
+    ]
+
+
+_NOW = """
+SELECT tenant, slo_class, model,
+    count(*) FILTER (WHERE outcome <> 'cancelled') AS finished,
+    count(*) FILTER (WHERE attained) AS attained,
+    count(*) FILTER (WHERE ttft_met AND outcome <> 'cancelled') AS ttft_met,
+    count(*) FILTER (WHERE tpot_met AND outcome <> 'cancelled') AS tpot_met,
+    count(*) FILTER (WHERE outcome = 'refused') AS refused,
+    count(*) FILTER (WHERE outcome = 'expired') AS expired,
+    count(*) FILTER (WHERE outcome IN ('failed', 'cut')) AS failed,
+    count(*) FILTER (WHERE outcome = 'cancelled') AS cancelled,
+    coalesce(sum(prompt_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS prompt_tokens,
+    coalesce(sum(output_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS output_tokens,
+    coalesce(sum(goodput_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS goodput_tokens,
+    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY ttft_s) AS ttft_s,
+    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY tpot_s) AS tpot_s,
+    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY e2e_s) AS e2e_s
+FROM request_record
+WHERE arrived_at >= %(since)s AND arrived_at < %(until)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
+GROUP BY tenant, slo_class, model ORDER BY tenant, slo_class, model
+"""
+
+
+def attainment_now(*, since: datetime, until: datetime, tenant: str | None = None) -> list[Attainment]:
+    """Exact figures of a short window (minutes) from the records themselves, by tenant, class and model. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(_NOW, {"since": since, "until": until, "tenant": tenant, "shares": list(QUANTILES)})
+        columns = [column.name for column in cursor.description]
+        rows = [dict(zip(columns, values, strict=True)) for values in cursor.fetchall()]
+    for row in rows:
+        for what in ("ttft_s", "tpot_s", "e2e_s"):
+            row[what] = dict(zip(QUANTILES, row[what] or [None] * len(QUANTILES), strict=True))
+    return [Attainment(**row) for row in rows]
+
+
+def _groups(by: Sequence[str]) -> tuple[str, ...]:
+    if not set(by) <= set(GROUPS):
+        raise ValueError(f"by: of {', '.join(GROUPS)}")
+    return tuple(by)
+
+
+def _rolled(since: datetime, until: datetime, tenant: str | None, slo_class: str | None) -> QuerySet[AttainmentMinute]:
+    wanted = Q(minute__gte=since.replace(second=0, microsecond=0), minute__lt=until)
+    if tenant is not None:
+        wanted &= Q(tenant=tenant)
+    if slo_class is not None:
+        wanted &= Q(slo_class=slo_class)
+    return AttainmentMinute.objects.filter(wanted)
+
+
+def _histograms(rows: QuerySet[AttainmentMinute], groups: Sequence[str], what: str) -> dict[tuple[Any, ...], list[int]]:
+    """Bucket-wise sums of one latency's histograms by group: PostgreSQL adds column by column."""
+    columns = {f"bucket_{place}": Sum(F(f"{what}_histogram__{place}")) for place in range(histogram.SIZE)}
+    found = rows.values(*groups).annotate(**columns).order_by()
+    return {tuple(row[name] for name in groups): [row[name] or 0 for name in columns] for row in found}
+
+
+def _quantiles(counts: Iterable[int]) -> dict[float, float | None]:
+    counts = list(counts)
+    return {share: histogram.quantile(counts, share) for share in QUANTILES}

@@ -1,0 +1,65 @@
+"""The audit: newest first, by kind, actor, subject and time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db.models import Q, QuerySet
+
+from controller.models import Decision
+
+ORDER = ("-at", "-id")
+
+
+def search(
+    *,
+    kind: str | None = None,
+    actor: str | None = None,
+    actor_type: str | None = None,
+    subject_type: str | None = None,
+    subject: str | None = None,
+    request_id: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    text: str | None = None,
+    after: tuple[datetime, int] | None = None,
+) -> QuerySet[Decision]:
+    """Slice it. `after`: (at, id) of the last row of the page before. `text`: part of kind, actor, subject, reason."""
+    exact = {
+        "kind": kind,
+        "actor": actor,
+        "actor_type": actor_type,
+        "subject_type": subject_type,
+        "subject": subject,
+        "request_id": request_id,
+        "at__gte": since,
+        "at__lt": until,
+    }
+    rows = Decision.objects.filter(**{name: value for name, value in exact.items() if value is not None})
+    if text:
+        fields = ("kind", "actor", "subject", "reason")
+        rows = rows.filter(Q(*((f"{name}__icontains", text) for name in fields), _connector=Q.OR))
+    if after is not None:
+        at, last = after
+        rows = rows.filter(Q(at__lt=at) | Q(at=at, id__lt=last), at__lte=at)
+    return rows.order_by(*ORDER)
+
+
+def newest(limit: int = 50) -> list[Decision]:
+    return list(search()[:limit])
+
+
+def since_id(last_id: int, limit: int = 200) -> list[Decision]:
+    """What was added after a decision, oldest first: for a live stream that polls."""
+    return list(Decision.objects.filter(pk__gt=last_id).order_by("id")[:limit])
+
+
+def kinds() -> list[str]:
+    """The kinds on record, for a filter: a skip scan over the index, not a read of the table."""
+    found: list[str] = []
+    rows = Decision.objects.order_by("kind").values_list("kind", flat=True)
+    kind = rows.first()
+    while kind is not None:
+        found.append(kind)
+        kind = rows.filter(kind__gt=kind).first()
+    return found

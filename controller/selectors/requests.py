@@ -1,0 +1,59 @@
+"""Finished requests: search, and one request. Never a count and never an OFFSET: the table has millions of rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import QuerySet
+
+from controller.models import RequestRecord
+
+ORDER = ("-arrived_at", "-id")
+
+
+def search(
+    *,
+    id: str | None = None,
+    tenant: str | None = None,
+    slo_class: str | None = None,
+    model: str | None = None,
+    instance: str | None = None,
+    outcome: str | None = None,
+    attained: bool | None = None,
+    workflow: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: tuple[datetime, str] | None = None,
+) -> QuerySet[RequestRecord]:
+    """Newest first; slice it. `after`: (arrived_at, id) of the last row of the page before. None: not asked."""
+    exact = {
+        "id": id,
+        "tenant": tenant,
+        "slo_class": slo_class,
+        "model": model,
+        "instance": instance,
+        "outcome": outcome,
+        "attained": attained,
+        "workflow": workflow,
+        "arrived_at__gte": since,
+        "arrived_at__lt": until,
+    }
+    rows = RequestRecord.objects.filter(**{name: value for name, value in exact.items() if value is not None})
+    if after is not None:
+        at, last = after
+        older = RequestRecord.objects.filter(arrived_at__lt=at) | RequestRecord.objects.filter(
+            arrived_at=at, id__lt=last
+        )
+        rows = rows.filter(arrived_at__lte=at) & older
+    return rows.order_by(*ORDER)
+
+
+def request_record(*, id: str, tenant: str | None = None) -> RequestRecord | None:
+    """By its id over all partitions; `tenant` narrows to one tenant's."""
+    return search(id=id, tenant=tenant).first()
+
+
+def recent_misses(*, limit: int = 50, within: timedelta = timedelta(hours=1)) -> list[RequestRecord]:
+    """The newest requests that were not attained, without their decisions and token times."""
+    rows = search(attained=False, since=datetime.now(UTC) - within).exclude(outcome="cancelled")
+    return list(rows.defer("decisions", "token_times")[:limit])

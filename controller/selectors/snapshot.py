@@ -1,0 +1,140 @@
+"""What a gateway serves from, and the number that says whether it changed."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.utils import timezone
+
+from controller.core.snapshot import (
+    ClassConfig,
+    GatewaySnapshot,
+    KeyConfig,
+    LevelBounds,
+    MappingConfig,
+    ModelConfig,
+    TenantConfig,
+)
+from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from controller.models import (
+    ApiKey,
+    ConfigVersion,
+    Instance,
+    LatencyProfile,
+    PriorityMapping,
+    ServedModel,
+    SLOClass,
+    Tenant,
+)
+
+Speeds = dict[tuple[int, str, int, str], LatencyCoefficients]
+
+
+def config_version() -> int:
+    """One row by its key; 0 before the first migration's row exists."""
+    return ConfigVersion.objects.filter(pk=1).values_list("version", flat=True).first() or 0
+
+
+def gateway_snapshot() -> GatewaySnapshot:
+    """Eight queries. The version is read first: what changes meanwhile makes the next poll read again."""
+    version = config_version()
+    instances = list(Instance.objects.serving().select_related("model"))
+    speeds = _speeds()
+    return GatewaySnapshot(
+        version=version,
+        tenants=tuple(_tenant(row) for row in Tenant.objects.select_related("default_class")),
+        keys=tuple(_key(row) for row in _usable_keys()),
+        classes=tuple(_class(row) for row in SLOClass.objects.select_related("tenant")),
+        mappings=tuple(_mapping(row) for row in PriorityMapping.objects.select_related("tenant")),
+        models=tuple(_model(row) for row in ServedModel.objects.all()),
+        instances=tuple(_instance(row, speeds) for row in instances),
+        draining=tuple(row.id for row in instances if _drains(row)),
+        telemetry_period_s=settings.TELEMETRY_PERIOD_S,
+    )
+
+
+def _usable_keys() -> list[ApiKey]:
+    keys = ApiKey.objects.usable(timezone.now()).filter(tenant__state=Tenant.State.ACTIVE)
+    return list(keys.select_related("tenant"))
+
+
+def _tenant(row: Tenant) -> TenantConfig:
+    return TenantConfig(
+        id=row.pk,
+        name=row.name,
+        default_class=row.default_class.name if row.default_class else None,
+        weight=row.weight,
+        rpm=row.rpm,
+        tpm=row.tpm,
+        max_concurrency=row.max_concurrency,
+        active=row.state == Tenant.State.ACTIVE,
+    )
+
+
+def _key(row: ApiKey) -> KeyConfig:
+    return KeyConfig(
+        id=row.pk,
+        tenant=row.tenant.name,
+        sha256=row.sha256,
+        prefix=row.prefix,
+        scopes=tuple(row.scopes),
+        expires_at=row.expires_at.timestamp() if row.expires_at else None,
+    )
+
+
+def _class(row: SLOClass) -> ClassConfig:
+    return ClassConfig(
+        name=row.name,
+        tenant=row.tenant.name if row.tenant else None,
+        ttft_s=row.ttft_s,
+        tpot_s=row.tpot_s,
+        deadline_s=row.deadline_s,
+        waiting_time_s=row.waiting_time_s,
+        target=row.target,
+        value=row.value,
+        may_defer=row.may_defer,
+    )
+
+
+def _mapping(row: PriorityMapping) -> MappingConfig:
+    return MappingConfig(
+        tenant=row.tenant.name if row.tenant else None,
+        levels=tuple(LevelBounds(**level) for level in row.levels),
+        window=row.window,
+        window_age_s=row.window_age_s,
+        contention=row.contention,
+    )
+
+
+def _model(row: ServedModel) -> ModelConfig:
+    return ModelConfig(
+        name=row.name,
+        aliases=tuple(row.aliases),
+        context_tokens=row.context_tokens,
+        chars_per_token=row.chars_per_token,
+        tokenizer=row.tokenizer,
+    )
+
+
+def _speeds() -> Speeds:
+    rows = LatencyProfile.objects.filter(active=True)
+    return {(row.model_id, row.device_kind, row.tp, row.role): LatencyCoefficients(**row.coefficients) for row in rows}
+
+
+def _instance(row: Instance, speeds: Speeds) -> InstanceSpec:
+    return InstanceSpec(
+        id=row.id,
+        model=row.model.name,
+        url=row.url,
+        backend=row.backend,
+        role=Role(row.role),
+        max_num_seqs=row.max_num_seqs,
+        kv_capacity_tokens=row.spec.get("kv_capacity_tokens"),
+        max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
+        unit_cost=row.unit_cost,
+        latency=speeds.get((row.model_id, row.device_kind, row.tp, row.role)),
+        labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
+    )
+
+
+def _drains(row: Instance) -> bool:
+    return row.desired_state == Instance.Desired.DRAINING or row.observed_state == Instance.Observed.DRAINING
