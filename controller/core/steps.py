@@ -6,7 +6,7 @@ profile or virtual time stand behind a step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -41,7 +41,7 @@ class Seq:
     priority: int = 0  # lower is more urgent
     min_tokens: int = 0
     ignore_eos: bool = False
-    token_ids: list[int] | None = None
+    token_ids: MutableSequence[int] | None = None
     salt: bytes = b""  # prefixes are shared only between equal salts
     block_hashes: list[Hashable] = field(default_factory=list)
     seed: int = 0

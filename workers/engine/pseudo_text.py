@@ -8,7 +8,7 @@ answers in public traces, and nothing a client may rely on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
 from functools import lru_cache
 from hashlib import blake2b
 from statistics import NormalDist
@@ -28,10 +28,10 @@ _MASK = (1 << 64) - 1
 _LENGTHS = NormalDist(math.log(MEDIAN_TOKENS), SIGMA)
 
 
-def seed_of(seed: int, tokens: Sequence[int]) -> int:
+def seed_of(seed: int, tokens: array[int]) -> int:
     """One 64-bit seed for a generation from the request's (or engine's) seed and its prompt."""
     digest = blake2b(digest_size=8, key=(seed & _MASK).to_bytes(8))
-    digest.update(b"".join(token.to_bytes(5) for token in tokens))
+    digest.update(tokens.tobytes())
     return int.from_bytes(digest.digest())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ class Generation:
 
     name: str
     chat: bool
-    tokens: list[int]
+    tokens: array[int]  # eight bytes a token, where a list takes forty
     max_tokens: int
     min_tokens: int
     ignore_eos: bool
@@ -60,7 +61,7 @@ def _generation(
     return Generation(
         name=_name(body, headers, chat),
         chat=chat,
-        tokens=tokens,
+        tokens=array("q", tokens),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=fields.boolean(body, "ignore_eos"),
