@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -60,6 +61,17 @@ class Environment:
 
     def names(self, name: str, default: str = "") -> list[str]:
         return [part.strip() for part in self.text(name, default).split(",") if part.strip()]
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A JSON object; empty when not set."""
+        raw = self.text(name, "{}")
+        try:
+            value = json.loads(raw)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{name}: not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise ImproperlyConfigured(f"{name}: expected a JSON object")
+        return value
 
     def url(self, name: str, default: str, schemes: tuple[str, ...]) -> str:
         value = self.text(name, default)

@@ -40,6 +40,11 @@ TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 10.0, 1.0, 3600.0)
 RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)
 
+# ---- dispatching -----------------------------------------------------------------------------------------------------
+# A name of dispatch.POLICY_SETS and its changes by part, e.g. {"pacing": {"window": 12}}; checked when built.
+DISPATCH_POLICY = _env.text("DISPATCH_POLICY", "slackline")
+DISPATCH_OVERRIDES = _env.mapping("DISPATCH_OVERRIDES")
+
 # ---- database ----------------------------------------------------------------------------------------------------
 # A pool under ASGI, where each request has a thread context (so a connection) of its own; plain connections elsewhere.
 BoundedConnection.patience_s = DATABASE_TIMEOUT_S if ROLE != "manage" else max(DATABASE_TIMEOUT_S, 600.0)

@@ -23,9 +23,9 @@ class Driver(Protocol):
 
     def accepted(self, flight: Flight) -> None: ...
 
-    def first_token(self, flight: Flight) -> None: ...
+    def first_token(self, flight: Flight, now: float) -> None: ...
 
-    def progressed(self, flight: Flight) -> None: ...
+    def progressed(self, flight: Flight, now: float) -> None: ...
 
     def completed(self, flight: Flight, now: float) -> None: ...
 
@@ -52,9 +52,9 @@ async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Dr
 async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> bytes:
     """Relay whole events; the answer is what must still be held back."""
     if chunk.tokens:
-        first = flight.times is None
-        flight.delivered(chunk.tokens, driver.clock())
-        driver.first_token(flight) if first else driver.progressed(flight)
+        first, now = flight.times is None, driver.clock()
+        flight.delivered(chunk.tokens, now)
+        driver.first_token(flight, now) if first else driver.progressed(flight, now)
     if chunk.usage is not None:
         flight.usage = chunk.usage
     if flight.phase == Phase.SENT:

@@ -51,6 +51,7 @@ class Runtime:
         outcomes: Outcomes,
         *,
         suspect: Callable[[str], None] = lambda instance_id: None,
+        heard: Callable[[str, float], None] = lambda instance_id, now: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.dispatcher = dispatcher
@@ -60,6 +61,7 @@ class Runtime:
         self._backends = backends
         self._outcomes = outcomes
         self._suspect = suspect  # told of an instance that cannot be reached
+        self._heard = heard  # told of each token's instance: it lives
         self._events: list[ev.Event] = []
         self._progress: set[str] = set()
         self._soon: asyncio.Handle | None = None
@@ -100,10 +102,12 @@ class Runtime:
     def accepted(self, flight: Flight) -> None:
         self.push(ev.Accepted(flight.request.id))
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: Flight, now: float) -> None:
+        self._heard(flight.instance, now)
         self.push(ev.FirstToken(flight.request.id))
 
-    def progressed(self, flight: Flight) -> None:
+    def progressed(self, flight: Flight, now: float) -> None:
+        self._heard(flight.instance, now)
         self._progress.add(flight.request.id)
         if self._later is None:
             self._later = asyncio.get_running_loop().call_later(PROGRESS_S, self._pass)

@@ -1,0 +1,99 @@
+"""`python -m api.openai --port 8080`: one gateway. Settings come from Django's (see docs); flags only place it.
+
+With `--snapshot FILE` it runs alone: configuration from the file, records into its spool, no PostgreSQL and no Redis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from api.openai.app import OpenAIApp
+from api.openai.gateway import GatewayOptions
+from api.openai.service import Service, Store
+from controller.core.errors import ConfigError
+
+GRACE_S = 20  # running requests may finish for so long after SIGTERM
+OPEN_FILES = 65_536
+SWITCH_S = 0.001  # threads write records: the loop gets the interpreter back within a millisecond
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    os.environ["SLACKLINE_ROLE"] = "gateway"
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    import django
+    from django.conf import settings
+
+    django.setup()
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    sys.setswitchinterval(SWITCH_S)
+    _raise_file_limit()
+    name = arguments.name or f"gateway-{socket.gethostname()}-{arguments.port}"
+    options = GatewayOptions(name, settings.DISPATCH_POLICY, settings.DISPATCH_OVERRIDES)
+    alone = arguments.snapshot is not None
+    store = _store(arguments.snapshot)
+    service = Service(options, store, settings.DATA_DIR, None if alone else settings.REDIS_URL)
+    try:
+        serve(service, arguments.host, arguments.port)
+    except ConfigError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(service: Service, host: str, port: int) -> None:
+    uvicorn.run(
+        OpenAIApp(service.start, service.stop),
+        host=host,
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        backlog=8192,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+def _store(snapshot: Path | None) -> Store:
+    if snapshot is None:
+        from api.openai.storage import Database
+
+        return Database()
+    from api.openai.alone import FileStore
+
+    return FileStore(snapshot)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m api.openai", description="Slackline's data path.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--name", help="id of this gateway (default: from host and port)")
+    parser.add_argument("--snapshot", type=Path, help="run alone from a configuration file")
+    return parser.parse_args(argv)
+
+
+def _raise_file_limit() -> None:
+    """One connection a waiting request: the soft limit of 1,024 is far too small."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

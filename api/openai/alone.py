@@ -1,0 +1,37 @@
+"""The store of a gateway that runs alone: configuration from a JSON file, records left in the spool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from controller.core.errors import SlacklineError
+from controller.core.records import RequestRecord
+from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
+
+
+class NoDatabase(SlacklineError):
+    """There is none to write to; the spool keeps the records."""
+
+
+class FileStore:
+    """The file is read again when it changes; its modification time is the version."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def version(self) -> int:
+        return self._path.stat().st_mtime_ns
+
+    def snapshot(self) -> GatewaySnapshot:
+        raw = orjson.loads(self._path.read_bytes())
+        return snapshot_from_json(raw | {"version": self.version()})
+
+    def write(self, records: Sequence[RequestRecord]) -> int:
+        raise NoDatabase("a gateway that runs alone keeps its records in the spool")
+
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+        raise NoDatabase("a gateway that runs alone keeps no audit")

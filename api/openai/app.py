@@ -1,0 +1,134 @@
+"""The ASGI application: routes, keys, bodies in, answers out. One coroutine a request, and no task while it waits.
+
+After it handed the request over, the coroutine sleeps in `receive`, which returns when the client hangs up or the
+answer is complete: so a hang-up is seen at once, at any stage, for free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from api.openai.asgi import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    header,
+    read_body,
+    respond,
+    respond_error,
+)
+from api.openai.errors import ApiError
+from api.openai.flight import CHAT, COMPLETIONS
+from api.openai.gateway import Gateway
+from api.openai.schemas import Parsed, parse_request
+from api.openai.status import health, metrics
+
+log = logging.getLogger(__name__)
+
+HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: off the loop
+_PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class OpenAIApp:
+    """`start` and `stop` are the lifespan's; they build and close what needs a running loop."""
+
+    def __init__(self, start: Callable[[], Awaitable[Gateway]], stop: Callable[[], Awaitable[None]]) -> None:
+        self._start = start
+        self._stop = stop
+        self._gateway: Gateway | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    self._gateway = await self._start()
+                except Exception as error:
+                    log.exception("the gateway cannot start")
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self._stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self._gateway
+        if gateway is None:
+            await respond_error(send, ApiError("no_capacity", "The gateway is starting.", retry_after_s=1))
+            return
+        try:
+            await self._route(gateway, scope, receive, send)
+        except ApiError as error:
+            gateway.instruments.refused(error.code)
+            await respond_error(send, error)
+        except ClientGone:
+            return
+
+    async def _route(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in (COMPLETIONS, CHAT):
+            _only(method, "POST")
+            await generate(gateway, scope, receive, send, chat=path == CHAT)
+        elif path == "/healthz":
+            status, body = health(gateway)
+            await respond(send, status, orjson.dumps(body))
+        elif path == "/metrics":
+            await respond(send, 200, metrics(gateway), content_type=_PLAIN)
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            _only(method, "GET")
+            gateway.tenant(header(scope, b"authorization"))
+            await respond(send, 200, orjson.dumps(models(gateway, path[len("/v1/models/") :])))
+        else:
+            raise ApiError("not_found", f"There is no {path[:200]!r} here.")
+
+
+def _only(method: str, wanted: str) -> None:
+    if method != wanted:
+        raise ApiError("method_not_allowed", f"Use {wanted}.")
+
+
+async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
+    """Completions and chat completions, streamed and not."""
+    tenant = gateway.tenant(header(scope, b"authorization"))
+    raw = await read_body(scope, receive)
+    arrival = gateway.clock()
+    if len(raw) > HEAVY_BYTES:
+        parsed: Parsed = await asyncio.to_thread(parse_request, raw, gateway.models, chat=chat)
+    else:
+        parsed = parse_request(raw, gateway.models, chat=chat)
+    del raw  # the waiting request keeps its upstream form alone
+    flight = gateway.submit(parsed, tenant, send, arrival, chat=chat)
+    del parsed
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    gateway.runtime.hang_up(flight)
+
+
+def models(gateway: Gateway, name: str) -> dict[str, object]:
+    """All models, or one by name or alias."""
+    if name:
+        model = gateway.models.get(name)
+        if model is None:
+            raise ApiError("model_not_found", f"The model {name[:100]!r} does not exist.", param="model")
+        return _card(name, model.context_tokens)
+    cards = [_card(name, model.context_tokens) for name, model in sorted(gateway.models.items())]
+    return {"object": "list", "data": cards}
+
+
+def _card(name: str, context_tokens: int) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "slackline", "max_model_len": context_tokens}

@@ -1,0 +1,145 @@
+"""All parts of one gateway, put together, and the one way in for a request."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from api.openai.asgi import Send
+from api.openai.auth import KeyRing
+from api.openai.errors import ApiError
+from api.openai.fleet import Fleet
+from api.openai.flight import Flight
+from api.openai.instruments import Instruments
+from api.openai.ledger import Ledger, RateMeter, RecordSink
+from api.openai.quotas import Quotas
+from api.openai.runtime import Runtime
+from api.openai.schemas import Parsed
+from api.openai.telemetry import Monitor, TelemetryBoard
+from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
+from controller.core.types import Outcome, Request
+from controller.dispatch import StageDispatcher, build_dispatcher
+from controller.slo.classes import Applied, SloError
+from workers.backends.base import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """`name` is this gateway's id; `overrides` as for `build_dispatcher`."""
+
+    name: str
+    policy: str = "slackline"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+class Gateway:
+    """Everything on the loop; nothing here blocks."""
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        session: aiohttp.ClientSession,
+        sink: RecordSink,
+        board: TelemetryBoard | None = None,
+    ) -> None:
+        self.options = options
+        self.clock = time.monotonic
+        self.quotas = Quotas()
+        self.instruments = Instruments()
+        self.ledger = Ledger(sink, self.quotas, self.instruments)
+        self.dispatcher: StageDispatcher = build_dispatcher(options.policy, dict(options.overrides))
+        self.fleet = Fleet(session, options.limits, self.clock)
+        self.monitor = Monitor(self.fleet, board, self.clock)
+        self.runtime = Runtime(
+            self.dispatcher, self.fleet.backends, self.ledger, suspect=self.monitor.probe, heard=self.fleet.heard
+        )
+        self.fleet.bind(self.runtime)
+        self.arrivals = RateMeter()
+        self.snapshot: GatewaySnapshot | None = None
+        self.keys = KeyRing(GatewaySnapshot(version=0))
+        self.models: dict[str, ModelConfig] = {}
+        self.closing = False
+
+    def configure(self, snapshot: GatewaySnapshot) -> None:
+        """A new configuration, effective for the next request. What is learned and counted stays."""
+        self.snapshot = snapshot
+        self.keys = KeyRing(snapshot)
+        names = {model.name: model for model in snapshot.models}
+        aliases = {alias: model for model in snapshot.models for alias in model.aliases}
+        self.models = aliases | names
+        self.ledger.models = names
+        self.ledger.book = self.ledger.book.renewed(snapshot.classes, snapshot.mappings)
+        self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
+        self.fleet.apply(snapshot)
+        for instance_id, seat in self.fleet.seats.items():
+            if not seat.up:
+                self.monitor.probe(instance_id)
+
+    def tenant(self, authorization: bytes | None) -> TenantConfig:
+        """Raises ApiError."""
+        if self.snapshot is None:
+            raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
+        if self.closing:
+            raise ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
+        return self.keys.tenant(authorization, time.time())[0]
+
+    def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
+        """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
+        request = self._request(parsed, tenant, arrival)
+        flight = Flight(
+            request[0],
+            parsed.head,
+            send,
+            time.time() - (self.clock() - arrival),
+            chat=chat,
+            streamed=parsed.streamed,
+            keep_usage=parsed.keep_usage,
+            prompt_chars=parsed.prompt_chars,
+            source=request[1].source,
+        )
+        self._charge(flight, tenant)
+        self.arrivals.tick(arrival)
+        self.runtime.arrive(flight)
+        return flight
+
+    def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
+        model = parsed.model
+        try:
+            applied = self.ledger.book.resolve(parsed.asked, tenant, self.dispatcher.pending_above, arrival)
+        except SloError as error:
+            raise ApiError("invalid_slo", str(error), param=error.field) from None
+        prompt = parsed.prompt_tokens
+        if parsed.prompt_chars:
+            prompt = self.ledger.estimates.tokens(model, prompt, parsed.prompt_chars)
+        expected = self.ledger.lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
+        request = Request(
+            id=f"req-{secrets.token_hex(12)}",
+            arrival=arrival,
+            targets=applied.targets,
+            prompt_tokens=max(1, min(prompt, model.context_tokens)),
+            output_tokens=max(1, min(expected, model.context_tokens)),
+            model=model.name,
+            tenant=tenant.name,
+            slo_class=applied.slo_class,
+            priority=applied.priority,
+            value=applied.value,
+            max_tokens=parsed.max_tokens,
+            workflow=parsed.workflow,
+            stage=parsed.stage,
+        )
+        return request, applied
+
+    def _charge(self, flight: Flight, tenant: TenantConfig) -> None:
+        request = flight.request
+        flight.charged_tokens = request.prompt_tokens + request.output_tokens
+        try:
+            self.quotas.admit(tenant, flight.charged_tokens, request.arrival)
+        except ApiError as error:
+            self.ledger.note(flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
+            raise

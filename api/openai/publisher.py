@@ -1,0 +1,191 @@
+"""The gateway's state for scaler and pages, in the background: Redis away or hanging never touches the data path.
+
+Once a period the fleet message goes to its key. While somebody watches, merged updates go out at most four times a
+second, the queue only then. Refusals of ten seconds become one decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, Protocol
+
+from api.openai import status
+from api.openai.flight import Phase
+from api.openai.gateway import Gateway
+from api.openai.offloop import OffLoop
+from controller.core.events import Command
+from controller.core.messages import (
+    LIVE_DECISIONS,
+    LIVE_OVERVIEW,
+    LIVE_QUEUE,
+    ClassWindow,
+    CommandAnswer,
+    CommandMessage,
+    DecisionMessage,
+    FleetMessage,
+    QueueMessage,
+)
+from workers.live import LiveUnavailable
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+WINDOWS_S = 1.0  # attainment over a minute of heavy traffic costs milliseconds: once a second is enough
+KEPT_PERIODS = 3
+REFUSALS_S = 10.0
+WRITE_S = 5.0
+
+
+class Board(Protocol):
+    """The part of workers.live.LiveState that is used here."""
+
+    async def watched(self, topics: list[str]) -> set[str]: ...
+
+    async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None: ...
+
+    async def publish_queue(self, message: QueueMessage) -> None: ...
+
+    async def send(self, topic: str, data: Any) -> None: ...
+
+    async def answer(self, answer: CommandAnswer) -> None: ...
+
+
+class Publisher:
+    """`record_refusals` stores one decision about a batch of refusals and answers its id; blocking."""
+
+    def __init__(
+        self, gateway: Gateway, board: Board, record_refusals: Callable[[str, Mapping[str, Any]], str]
+    ) -> None:
+        self._gateway = gateway
+        self._board = board
+        self._record_refusals = record_refusals
+        self._seq = count(1)
+        self._windows: list[ClassWindow] = []
+        self._windows_at = 0.0
+        self._published_at = 0.0
+        self._refusals_at = gateway.clock()
+        self._thread = OffLoop("refusals")
+        self._away = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(min(TICK_S, self._gateway.monitor.period_s))
+            await self.tick()
+
+    async def tick(self) -> None:
+        now = self._gateway.clock()
+        try:
+            watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
+            await self._fleet(now, LIVE_OVERVIEW in watched)
+            if LIVE_QUEUE in watched:
+                message = status.queue_message(self._gateway, next(self._seq))
+                await self._board.publish_queue(message)
+                await self._board.send(LIVE_QUEUE, message)
+            self._away = False
+        except LiveUnavailable as error:
+            if not self._away:
+                log.warning("nothing is published: %s", error)
+            self._away = True
+        if now - self._refusals_at >= REFUSALS_S:
+            self._refusals_at = now
+            await self._refusals()
+
+    async def _fleet(self, now: float, watched: bool) -> None:
+        period_s = self._gateway.monitor.period_s
+        due = now - self._published_at >= period_s - TICK_S / 10
+        if not (due or watched):
+            return
+        if now - self._windows_at >= WINDOWS_S:
+            self._windows, self._windows_at = status.windows(self._gateway, now), now
+        message = status.fleet_message(self._gateway, next(self._seq), self._windows)
+        if due:
+            self._published_at = now
+            await self._board.publish_fleet(message, max(KEPT_PERIODS * period_s, 1.0))
+        if watched:
+            await self._board.send(LIVE_OVERVIEW, message)
+
+    # ---- refusals -------------------------------------------------------------------------------------------------
+
+    async def _refusals(self) -> None:
+        """One decision row a batch; with PostgreSQL away the batch waits for the next one. The records have each."""
+        refused = self._gateway.ledger.refusals
+        if not refused:
+            return
+        batch, self._gateway.ledger.refusals = refused, []
+        figures = _figures(batch)
+        try:
+            found = await self._thread.call(lambda: self._record_refusals(self._gateway.options.name, figures), WRITE_S)
+        except Exception as error:  # whatever it was, the batch is kept
+            log.warning("%d refusals are not yet in the audit: %r", len(batch), error)
+            self._gateway.ledger.refusals[:0] = batch
+            return
+        try:
+            await self._board.send(LIVE_DECISIONS, _refusal_message(found, self._gateway.options.name, figures))
+        except LiveUnavailable as error:
+            log.info("decision %s was not shown live: %s", found, error)
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def command(self, message: CommandMessage) -> None:
+        """From the console: applied to what is queued, answered either way. An expired one changes nothing."""
+        answer = self.apply(message)
+        self._gateway.runtime.spawn(self._answer(answer))
+
+    def apply(self, message: CommandMessage) -> CommandAnswer:
+        late = message["expires_at"] < time.time()
+        answer = CommandAnswer(
+            command=message["id"], gateway=self._gateway.options.name, applied=[], gone=[], too_late=[]
+        )
+        for request_id in message["request_ids"]:
+            flight = self._gateway.runtime.flights.get(request_id)
+            if flight is None:
+                answer["gone"].append(request_id)
+            elif late or flight.phase != Phase.QUEUED:
+                answer["too_late"].append(request_id)
+            else:
+                answer["applied"].append(request_id)
+        if answer["applied"]:
+            ids = tuple(answer["applied"])
+            kind: Any = message["kind"]
+            self._gateway.runtime.push(Command(message["id"], message["actor"], kind, ids, message["priority"]))
+        return answer
+
+    async def _answer(self, answer: CommandAnswer) -> None:
+        try:
+            await self._board.answer(answer)
+        except LiveUnavailable as error:
+            log.warning("the answer to command %s was not delivered: %s", answer["command"], error)
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+def _figures(batch: list[tuple[str, str, str]]) -> dict[str, Any]:
+    codes = Counter(code for _, _, code in batch)
+    classes = Counter(f"{tenant}/{name}" for tenant, name, _ in batch)
+    return {
+        "commonest": min(codes, key=lambda code: (-codes[code], code)),
+        "requests": len(batch),
+        "seconds": REFUSALS_S,
+        "by_code": dict(sorted(codes.items())),
+        "by_class": dict(sorted(classes.items())),
+    }
+
+
+def _refusal_message(found: str, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+    codes = ", ".join(f"{number} {code.replace('_', ' ')}" for code, number in figures["by_code"].items())
+    return DecisionMessage(
+        id=found,
+        at=time.time(),
+        kind="refusals",
+        actor=gateway,
+        subject=gateway,
+        reason=str(figures["commonest"]),
+        sentence=f"{gateway} refused {figures['requests']} requests: {codes}",
+        figures=dict(figures),
+    )

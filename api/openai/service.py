@@ -1,0 +1,125 @@
+"""A gateway process: builds the parts on a running loop, keeps its background tasks alive, and takes it all down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+
+from api.openai import status
+from api.openai.gateway import Gateway, GatewayOptions
+from api.openai.publisher import Publisher
+from api.openai.recorder import Recorder, Spool
+from api.openai.snapshot import SnapshotFile, SnapshotSource
+from controller.core.records import RequestRecord
+from controller.core.snapshot import GatewaySnapshot
+from workers.live import LiveState, LiveUnavailable, follow
+
+log = logging.getLogger(__name__)
+
+FIRST_POLL_S = 1.5
+RESTART_S = 1.0
+
+
+class Store(Protocol):
+    """The blocking side: PostgreSQL, or a file for a gateway that runs alone."""
+
+    def version(self) -> int: ...
+
+    def snapshot(self) -> GatewaySnapshot: ...
+
+    def write(self, records: Sequence[RequestRecord]) -> int: ...
+
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str: ...
+
+
+class Service:
+    """`redis_url` None: alone, nothing is published."""
+
+    def __init__(self, options: GatewayOptions, store: Store, data_dir: Path, redis_url: str | None) -> None:
+        self._options = options
+        self._store = store
+        self._data_dir = data_dir
+        self._redis_url = redis_url
+        self._tasks: list[asyncio.Task[None]] = []
+        self.gateway: Gateway | None = None
+
+    async def start(self) -> Gateway:
+        self._session = _session()
+        self._recorder = Recorder(self._store.write, Spool(self._data_dir / "spool" / self._options.name))
+        self._live = LiveState(self._redis_url, self._options.name) if self._redis_url else None
+        gateway = self.gateway = Gateway(self._options, self._session, self._recorder, self._live)
+        gateway.instruments.watch(lambda: [*status.gauges(gateway), *self._backlog()])
+        file = SnapshotFile(self._data_dir / f"{self._options.name}.snapshot.json")
+        self._config = SnapshotSource(self._store, file, gateway.configure)
+        await self._config.start()
+        await gateway.monitor.settle(FIRST_POLL_S)
+        self._keep("recorder", self._recorder.run)
+        self._keep("configuration", self._config.run)
+        self._keep("telemetry", gateway.monitor.run)
+        if self._live is not None:
+            self._publish(gateway, self._live)
+        return gateway
+
+    def _publish(self, gateway: Gateway, live: LiveState) -> None:
+        publisher = self._publisher = Publisher(gateway, live, self._store.refusals)
+        self._keep("publisher", publisher.run)
+        self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
+
+    async def stop(self) -> None:
+        """Nothing new comes in any more; what is recorded reaches the database or the spool."""
+        if self.gateway is not None:
+            self.gateway.closing = True
+            await self.gateway.runtime.drain(2.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._recorder.close()
+        self._config.close()
+        if self._live is not None:
+            self._publisher.close()
+            try:
+                await self._live.leave()
+            except LiveUnavailable as error:
+                log.info("left without saying so: %s", error)
+            await self._live.close()
+        await self._session.close()
+
+    def _backlog(self) -> list[status.Gauge]:
+        recorder, age_s = self._recorder, self._config.age_s()
+        return [
+            ("records_buffered", "Request records in memory.", {}, recorder.waiting),
+            ("records_spool_files", "Batches of records waiting on disk.", {}, len(recorder.spool.files())),
+            ("records_written_total", "Records the database took.", {}, recorder.written),
+            (
+                "config_age_seconds",
+                "Since the database confirmed the configuration.",
+                {},
+                -1 if age_s is None else age_s,
+            ),
+        ]
+
+    def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(_forever(name, work), name=name))
+
+
+async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """A background task that fails is reported and started again: a gateway without it would go blind in silence."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("%s failed and is started again", name)
+        await asyncio.sleep(RESTART_S)
+
+
+def _session() -> aiohttp.ClientSession:
+    """No limit on connections: the dispatcher decides how much an engine gets. Bytes are relayed as they come."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0, ttl_dns_cache=30)
+    return aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+    )

@@ -1,0 +1,157 @@
+"""What a gateway says of itself: /healthz, /metrics, and the message that scaler and pages read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from api.openai.gateway import Gateway
+from controller.core.messages import (
+    QUEUE_ROWS_PUBLISHED,
+    ClassWindow,
+    FleetMessage,
+    InstanceMessage,
+    QueueMessage,
+)
+from controller.core.snapshot import FleetState
+
+Gauge = tuple[str, str, dict[str, str], float]
+
+
+def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
+    """503 until there is a configuration, and while shutting down."""
+    ready = gateway.snapshot is not None and not gateway.closing
+    seats = gateway.fleet.seats
+    body = {
+        "status": "ok" if ready else "unavailable",
+        "gateway": gateway.options.name,
+        "policy": gateway.dispatcher.name,
+        "config_version": gateway.snapshot.version if gateway.snapshot else None,
+        "instances": {name: "up" if seat.up else "down" for name, seat in sorted(seats.items())},
+        "queued": len(gateway.dispatcher.queue()),
+        "open": len(gateway.runtime.flights),
+        "telemetry": "leading" if gateway.monitor.leading else "following",
+    }
+    return (200 if ready else 503), body
+
+
+def windows(gateway: Gateway, now: float) -> list[ClassWindow]:
+    """Attainment by (tenant, class) over the last minute. Costs milliseconds under load: not for every message."""
+    ledger = gateway.ledger
+    queued = gateway.dispatcher.queue().by_class()
+    snapshot = gateway.snapshot
+    names = [tenant.name for tenant in snapshot.tenants] if snapshot else []
+    classes = {config.name for config in snapshot.classes} if snapshot else set()
+    targets = {(tenant, name): ledger.book.attainment_target(tenant, name) for tenant in names for name in classes}
+    return ledger.windows.view(now, queued, targets)
+
+
+def instance_message(state: FleetState, up: bool) -> InstanceMessage:
+    return InstanceMessage(
+        id=state.id,
+        model=state.model,
+        role=state.role,
+        state=state.state if up else "down",
+        running=state.running,
+        waiting=state.waiting,
+        waiting_tokens=state.waiting_tokens,
+        kv_usage=state.kv_usage,
+        slots=state.slots,
+        utilisation=state.utilisation,
+        telemetry_age_s=state.telemetry_age_s,
+        sent_total=state.sent_total,
+    )
+
+
+def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
+    """Those the dispatcher knows, and those that are configured but do not answer."""
+    known = {state.id: instance_message(state, True) for state in gateway.dispatcher.fleet(now)}
+    for name, seat in gateway.fleet.seats.items():
+        if name not in known:
+            spec = seat.spec
+            state = FleetState(name, spec.model, spec.role.value, "down", slots=spec.max_num_seqs)
+            known[name] = instance_message(state, False)
+    return [known[name] for name in sorted(known)]
+
+
+def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> FleetMessage:
+    now = gateway.clock()
+    queue = gateway.dispatcher.queue()
+    return FleetMessage(
+        gateway=gateway.options.name,
+        at=time.time(),
+        seq=seq,
+        period_s=gateway.monitor.period_s,
+        instances=instances(gateway, now),
+        queued=len(queue),
+        queued_tokens=queue.tokens,
+        in_flight=len(gateway.runtime.flights) - len(queue),
+        arrival_rate=gateway.arrivals.rate(now),
+        service_rate=gateway.ledger.finished.rate(now),
+        wait_over_slo=_wait_over_slo(gateway, now),
+        classes=classes,
+        policy=gateway.dispatcher.name,
+    )
+
+
+def _wait_over_slo(gateway: Gateway, now: float) -> float:
+    """Largest wait, as a share of its TTFT target, among the most urgent queued requests."""
+    rows = gateway.dispatcher.queue().rows(QUEUE_ROWS_PUBLISHED, now)
+    return max((row["waited_s"] / row["ttft_s"] for row in rows if row["ttft_s"] > 0), default=0.0)
+
+
+def queue_message(gateway: Gateway, seq: int) -> QueueMessage:
+    now = gateway.clock()
+    queue = gateway.dispatcher.queue()
+    by_class = [
+        {"tenant": tenant, "slo_class": name, "count": count, "oldest_slack_s": slack}
+        for (tenant, name), (count, slack) in sorted(queue.by_class().items())
+    ]
+    return QueueMessage(
+        gateway=gateway.options.name,
+        at=time.time(),
+        seq=seq,
+        total=len(queue),
+        by_class=by_class,
+        rows=queue.rows(QUEUE_ROWS_PUBLISHED, now),
+    )
+
+
+def metrics(gateway: Gateway) -> bytes:
+    return gateway.instruments.page()
+
+
+def gauges(gateway: Gateway) -> Iterator[Gauge]:
+    """Read at each scrape: attainment, queue, fleet, decisions."""
+    now = gateway.clock()
+    for window in windows(gateway, now):
+        who = {"tenant": window["tenant"], "slo_class": window["slo_class"]}
+        if window["finished"]:
+            share = window["attained"] / window["finished"]
+            yield "attainment_ratio", "Attained share of requests over the last minute.", who, share
+        yield "attainment_target_ratio", "Wanted share.", who, window["target"]
+        yield (
+            "goodput_tokens_per_second",
+            "Token goodput, last minute.",
+            who,
+            window["goodput_tokens"] / window["window_s"],
+        )
+        yield "queued_requests", "Requests waiting in the gateway.", who, window["queued"]
+        if window["oldest_slack_s"] is not None:
+            yield "least_slack_seconds", "Smallest time to a first-token deadline.", who, window["oldest_slack_s"]
+    for instance in instances(gateway, now):
+        where = {"instance": instance["id"]}
+        yield "instance_up", "1 when requests may be sent there.", where, float(instance["state"] == "up")
+        yield "instance_running", "Requests decoding there.", where, instance["running"]
+        yield "instance_waiting", "Requests waiting for prefill there.", where, instance["waiting"]
+        yield "instance_kv_usage_ratio", "KV cache in use.", where, instance["kv_usage"]
+    for (kind, reason), count in gateway.runtime.decided.items():
+        yield "decisions_total", "Dispatcher decisions.", {"kind": kind, "reason": reason}, count
+    yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.flights)
+    yield (
+        "config_version",
+        "Version of the configuration in use.",
+        {},
+        gateway.snapshot.version if gateway.snapshot else 0,
+    )
