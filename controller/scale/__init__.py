@@ -2,12 +2,13 @@
 
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member, load_metric, processing_rate
-from controller.scale.scaler import Drain, ScaleOut, Scaler, ScalerState, Undrain
+from controller.scale.scaler import Drain, ScaleAction, ScaleOut, Scaler, ScalerState, Undrain
 
 __all__ = [
     "Drain",
     "FleetObservation",
     "Member",
+    "ScaleAction",
     "ScaleOut",
     "Scaler",
     "ScalerState",

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from controller.core.messages import FleetMessage, InstanceMessage
 from controller.scale.load import STALE_PERIODS, FleetObservation, Member, processing_rate
 
+LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacity, and nothing to wait for
+
 
 class Row(NamedTuple):
     """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop."""
@@ -36,12 +38,15 @@ def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
     return total
 
 
-def observe(rows: Iterable[Row], messages: Sequence[FleetMessage], now: float) -> FleetObservation:
+def observe(
+    rows: Iterable[Row], messages: Sequence[FleetMessage], now: float, startable: bool = True
+) -> FleetObservation:
     """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
-    members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in rows if row.desired != "stopped")
+    here = [row for row in rows if row.desired != "stopped" and row.observed not in LOST]
+    members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
         members=members,
         age_s=min((now - m["at"] for m in current or messages), default=None),
@@ -49,6 +54,7 @@ def observe(rows: Iterable[Row], messages: Sequence[FleetMessage], now: float) -
         wait_over_slo=max((m["wait_over_slo"] for m in current), default=0.0),
         arrival_rate=sum(m["arrival_rate"] for m in current),
         queued=sum(m["queued"] for m in current),
+        startable=startable,
     )
     finished = sum(m["service_rate"] for m in current)
     return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued))

@@ -20,14 +20,22 @@ from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
 WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
-OPTIONS = ("profile", "role", "model", "seed", "max_num_seqs", "max_model_len", "kv_blocks", "block_size")
+# What a wish may say and the reference engine understands; anything else is the wisher's own note.
+OPTIONS = (
+    *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
+    *("block_size", "scheduling_policy", "batching", "startup_delay"),
+)
+BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
 
 
 def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
-    """Command line of the reference engine for the options of a wish; unknown ones are the wisher's own notes."""
+    """Command line of the reference engine for the options of a wish."""
     argv = [sys.executable, "-m", "workers.engine", "--host", HOST, "--port", str(port)]
+    capacity = options.get("kv_capacity_tokens")
+    if isinstance(capacity, int) and "kv_blocks" not in options:
+        options = {**options, "kv_blocks": max(1, capacity // int(str(options.get("block_size") or BLOCK_SIZE)))}
     for name in OPTIONS:
         if options.get(name) is not None:
             argv += [f"--{name.replace('_', '-')}", str(options[name])]

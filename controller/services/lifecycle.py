@@ -1,0 +1,167 @@
+"""Records what the reconciler saw and decided about instances: one Decision a transition, however often it is said."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from controller.models import Decision, Instance, InstanceInterval
+from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
+from controller.services.actors import Actor
+from controller.services.decisions import decision_once, decision_record
+from controller.services.instances import instance_observe, instance_stop, instance_wish
+from controller.services.scaling import STARTABLE, like
+
+RECONCILER = Actor.job("reconciler")
+FAILURES_WINDOW = timedelta(minutes=5)
+KINDS = {
+    "starting": "instance_started",
+    "ready": "instance_ready",
+    "draining": "instance_draining",
+    "unreachable": "instance_unreachable",
+    "stopped": "instance_gone",
+}
+
+
+def wanted_instances(outstanding: Mapping[str, int] | None) -> list[Wanted]:
+    """Every live row. `outstanding` None: no gateway tells; an instance that none names has nothing to do."""
+    runs = dict(
+        InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
+    )  # a row's run began no later than its open interval
+    return [_wanted(row, runs.get(row.pk), outstanding) for row in Instance.objects.live()]
+
+
+def instance_mark(*, step: Mark) -> Decision | None:
+    """The recorded state follows what was seen. None: it did already (compared under the row's lock)."""
+    at = timezone.now()
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=step.id)
+        again = step.again and _close_former_run(row, step)
+        if row.observed_state == step.state and row.url == (step.url or row.url) and not again:
+            return None
+        waited_s = round((at - row.desired_at).total_seconds(), 2)
+        inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_wish_s": waited_s}
+        instance_observe(
+            instance_id=row.pk,
+            observed_state=step.state,
+            url=step.url or None,
+            generation=row.generation,
+            error=step.error,
+            at=at,
+        )
+        return decision_record(
+            actor=RECONCILER,
+            kind=KINDS[step.state],
+            subject_type="instance",
+            subject=row.pk,
+            reason=step.reason,
+            inputs=inputs,
+        )
+
+
+def instance_replace(*, step: Replace) -> Decision | None:
+    """The instance has failed for good: another of its kind is wished for, later the more failed lately."""
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().select_related("model", "host").get(pk=step.id)
+        failures = _recent_failures(row) + 1
+        pause = pause_before_start(failures)
+        new_id = f"{row.backend}-{secrets.token_hex(3)}"
+        inputs = {"error": step.error, "failures_5min": failures, "pause_s": pause, "was": row.observed_state}
+        decision = _decide(row, "instance_replaced", step.reason, "replaced", inputs, {"replacement": new_id})
+        if decision is None:
+            return None
+        instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=step.error)
+        instance_stop(actor=RECONCILER, instance_id=row.pk)
+        pattern = like(row)
+        if pause:
+            pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
+        instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)
+    return decision
+
+
+def instance_end_drain(*, step: StopWanted) -> Decision | None:
+    """What was drained is stopped, unless somebody wants it again since."""
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=step.id)
+        if row.desired_state != Instance.Desired.DRAINING:
+            return None
+        inputs = {"drained_for_s": round((timezone.now() - row.desired_at).total_seconds(), 2)}
+        decision = _decide(row, "instance_drained", step.reason, f"end_drain:{row.generation}", inputs)
+        if decision is not None:
+            instance_stop(actor=RECONCILER, instance_id=row.pk)
+    return decision
+
+
+def instances_seen(*, ids: Iterable[str]) -> int:
+    """They were there just now: what a restart after an outage takes as the end of the former run."""
+    return Instance.objects.filter(pk__in=list(ids)).update(observed_at=timezone.now())
+
+
+def instance_spec(row: Instance) -> dict[str, Any]:
+    """What its provisioner needs to know."""
+    return {
+        **row.spec,
+        "id": row.pk,
+        "model": row.model.name,
+        "role": row.role,
+        "max_num_seqs": row.max_num_seqs,
+        "url": row.url,
+    }
+
+
+def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] | None) -> Wanted:
+    return Wanted(
+        id=row.pk,
+        desired=row.desired_state,
+        state=row.observed_state,
+        since=max(row.desired_at.timestamp(), float(row.spec.get("start_after") or 0.0)),
+        url=row.url,
+        run=run.timestamp() if run else None,
+        replaceable=row.provisioner in STARTABLE,
+        outstanding=None if outstanding is None else outstanding.get(row.pk, 0),
+    )
+
+
+def _close_former_run(row: Instance, step: Mark) -> bool:
+    """Its provisioned time ends when it was last seen, not when somebody looked again. False: it is closed already."""
+    if step.started_at is None:
+        return False
+    started = datetime.fromtimestamp(step.started_at, UTC)
+    interval = row.intervals.filter(ended_at__isnull=True, started_at__lt=started).first()
+    if interval is None:
+        return False
+    interval.ended_at = min(started, max(interval.started_at, row.observed_at or interval.started_at))
+    interval.save(update_fields=["ended_at"])
+    InstanceInterval.objects.create(instance=row, role=row.role, unit_cost=row.unit_cost, started_at=started)
+    return True
+
+
+def _recent_failures(row: Instance) -> int:
+    since = timezone.now() - FAILURES_WINDOW
+    failed = Instance.objects.filter(model=row.model, role=row.role, observed_state=Instance.Observed.FAILED)
+    return failed.filter(stopped_at__gte=since).count()
+
+
+def _decide(
+    row: Instance,
+    kind: str,
+    reason: str,
+    key: str,
+    inputs: Mapping[str, Any],
+    outcome: Mapping[str, Any] | None = None,
+) -> Decision | None:
+    return decision_once(
+        actor=RECONCILER,
+        kind=kind,
+        subject_type="instance",
+        subject=row.pk,
+        reason=reason,
+        inputs=inputs,
+        outcome=outcome,
+        idempotency_key=f"instance:{row.pk}:{row.generation}:{key}",
+    )

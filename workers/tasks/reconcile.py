@@ -1,0 +1,89 @@
+"""Desired against observed instances: look, record, then act through the provisioners. Once a second by beat.
+
+Each step is a small transaction that compares under the row's lock, and calls to provisioners follow their records; so
+two looks at once do no harm, and whatever a killed worker left undone is seen and done by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from celery import shared_task
+from django.conf import settings
+from django.db import Error
+
+from controller.core.errors import ConfigError
+from controller.models import Instance
+from controller.scale.lifecycle import CallStart, CallStop, Mark, Replace, Seen, Step, StopWanted, converge
+from controller.scale.observation import fresh, outstanding
+from controller.services import lifecycle
+from workers.provisioners import Observed, ProcessProvisioner, Provisioner, StaticProvisioner
+from workers.tasks.announce import announce
+from workers.tasks.names import RECONCILE
+from workers.tasks.scaling import fleet_or_nothing
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name=RECONCILE, queue="control", soft_time_limit=7, time_limit=9)
+def reconcile() -> None:
+    look_and_act(provisioners(Path(settings.DATA_DIR)), time.time())
+
+
+def provisioners(data_dir: Path) -> dict[str, Provisioner]:
+    """By name. Static endpoints are the rows themselves; process instances need a supervisor's folder here."""
+    static = Instance.objects.live().filter(provisioner="static").exclude(url="").values_list("pk", "url")
+    found: dict[str, Provisioner] = {"static": StaticProvisioner(dict(static))}
+    folder = data_dir / "engines"
+    if folder.is_dir():
+        found["process"] = ProcessProvisioner(folder)
+    return found
+
+
+def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
+    """One look; returns the steps taken."""
+    seen = {observed.id: observed for provisioner in by_name.values() for observed in provisioner.observe()}
+    fleet = fresh(fleet_or_nothing(), now)
+    wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
+    steps = converge(wanted, {id: _seen(observed) for id, observed in seen.items()}, now)
+    for step in steps:
+        try:
+            take(step, by_name)
+        except (Error, ConfigError):  # the other instances must not wait for this one
+            log.exception("instance %s: %s failed", step.id, type(step).__name__)
+    lifecycle.instances_seen(ids=_running(seen.values()))
+    return steps
+
+
+def take(step: Step, by_name: dict[str, Provisioner]) -> None:
+    match step:
+        case Mark():
+            announce(lifecycle.instance_mark(step=step))
+        case Replace():
+            announce(lifecycle.instance_replace(step=step))
+        case StopWanted():
+            announce(lifecycle.instance_end_drain(step=step))
+        case CallStart(id):
+            row = Instance.objects.select_related("model").get(pk=id)
+            _provisioner(by_name, row.provisioner).start(id, lifecycle.instance_spec(row))
+        case CallStop(id, grace_s):
+            name = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
+            _provisioner(by_name, name or "process").stop(id, grace_s)
+
+
+def _provisioner(by_name: dict[str, Provisioner], name: str) -> Provisioner:
+    if name not in by_name:
+        raise ConfigError(f"provisioner {name!r} is not available here; available: {', '.join(sorted(by_name))}")
+    return by_name[name]
+
+
+def _seen(observed: Observed) -> Seen:
+    return Seen(observed.state, observed.url, observed.started_at, observed.exit_code, observed.error)
+
+
+def _running(observed: Iterable[Observed]) -> list[str]:
+    """Those whose life was seen, not just wished."""
+    return [o.id for o in observed if o.state in ("ready", "stopping") or (o.state == "starting" and o.started_at)]

@@ -1,0 +1,27 @@
+"""Request records: partitions made ahead, old ones dropped."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+from django.conf import settings
+
+from controller.services.partitions import partitions_ensure, records_retain
+from workers.tasks.names import PARTITIONS, RETENTION
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name=PARTITIONS, queue="analysis", time_limit=60)
+def ensure_partitions() -> None:
+    made = partitions_ensure()
+    if made:
+        log.info("made partitions for %s", ", ".join(map(str, made)))
+
+
+@shared_task(name=RETENTION, queue="analysis", time_limit=300, soft_time_limit=280)
+def drop_old_records() -> None:
+    dropped = records_retain(days=settings.RECORDS_KEPT_DAYS)
+    if dropped:
+        log.info("dropped the records of %s", ", ".join(map(str, dropped)))

@@ -1,0 +1,37 @@
+"""The scaler's tick: once a second by beat, each policy on its own lock and in its own transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from celery import shared_task
+from django.db import Error
+
+from controller.core.messages import FleetMessage
+from controller.models import ScalingPolicy
+from controller.services.scaling import scaler_tick
+from workers.live import LiveUnavailable, read_fleet
+from workers.tasks.announce import announce
+from workers.tasks.names import SCALE
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name=SCALE, queue="control", soft_time_limit=6, time_limit=8)
+def tick() -> None:
+    fleet = fleet_or_nothing()
+    for policy_id in ScalingPolicy.objects.filter(enabled=True).values_list("pk", flat=True):
+        try:
+            announce(scaler_tick(policy_id=policy_id, fleet=fleet, now=time.time()))
+        except Error:  # one policy's trouble is not the others'; the next tick tries again
+            log.exception("scaling policy %s: tick failed", policy_id)
+
+
+def fleet_or_nothing() -> list[FleetMessage]:
+    """Without Redis there is no telemetry, which the scaler records as stale, once."""
+    try:
+        return read_fleet()
+    except LiveUnavailable as error:
+        log.warning("no telemetry: %s", error)
+        return []
