@@ -1,0 +1,60 @@
+"""Real PostgreSQL and Redis from wheels, started once a session and only when a test needs them.
+
+A test that uses pytest-django's `db` gets PostgreSQL; mark `db` gives both servers. Both stop with the session.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
+
+# Nothing in a test's database must survive the machine.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@pytest.fixture(scope="session")
+def service_dir() -> Path:
+    return Path(settings.DATA_DIR)
+
+
+@pytest.fixture(scope="session")
+def postgres(service_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """A running PostgreSQL with the empty database `slackline`; pytest-django's tables are in `test_slackline`."""
+    server = EmbeddedPostgres(service_dir, options=FAST)
+    server.start()
+    os.environ["DATABASE_URL"] = server.url
+    yield server
+    connections.close_all()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(service_dir: Path) -> Iterator[EmbeddedRedis]:
+    """A running Redis; settings.REDIS_URL and the channel layer point to it."""
+    server = EmbeddedRedis(service_dir)
+    server.start()
+    os.environ["REDIS_URL"] = settings.REDIS_URL = server.url
+    settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [server.url]
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
+    """pytest-django asks this before it makes the test database."""
+    for where in (settings.DATABASES["default"], connections["default"].settings_dict):
+        where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_marked_tests(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("db"):
+        request.getfixturevalue("postgres")
+        request.getfixturevalue("redis_server")
