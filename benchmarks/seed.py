@@ -26,7 +26,6 @@ def seed(wish: dict[str, Any]) -> dict[str, str]:
     if wish["kv_capacity_tokens"]:
         spec["kv_capacity_tokens"] = wish["kv_capacity_tokens"]
     if wish["coefficients"]:
-        spec["latency"] = wish["coefficients"]
         served_models.latency_profile_set(
             actor=actor, model=model, device_kind="cpu", coefficients=LatencyCoefficients(**wish["coefficients"])
         )

@@ -1,0 +1,158 @@
+"""`make bench-overhead`: what the gateway adds to a direct call, at 50, 200 and 500 requests/s.
+
+A reference engine whose steps take a constant time answers the same requests directly and through the gateway, in
+alternating 10 s blocks with Poisson arrivals; dispatch, authentication and records are on, PostgreSQL and Redis real.
+Added latency = percentile through the gateway minus percentile direct, pair by pair of blocks; reported is the median
+over the pairs. Latency is from sending to the last byte, over kept-alive connections, streamed and not in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+import uvloop
+
+from benchmarks.engines import reference_engines, stop_on_sigterm
+from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.statistics import percentile
+from benchmarks.trials import note
+
+RATES = (50, 200, 500)
+BLOCK_S = 10.0
+PAIRS = 4
+STEP = "constant:2ms"
+OUTPUT_TOKENS = 4
+PROMPT_TOKENS = 64
+MODEL = "constant"
+CLASS = ClassSpec("interactive", 5.0, 0.5)
+MAX_NUM_SEQS = 256
+
+
+class BlockFailed(RuntimeError):
+    """A request of a block was not answered with 200: its latency would mean nothing."""
+
+
+async def block(url: str, headers: Mapping[str, str], rate: float, seconds: float, seed: int) -> list[float]:
+    """Latencies (seconds) of all requests that arrive within the block."""
+    rng = np.random.default_rng(seed)
+    gaps = rng.exponential(1 / rate, math.ceil(rate * seconds * 1.5) + 50)
+    dues = [due for due in np.cumsum(gaps) if due < seconds]
+    latencies: list[float] = []
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        start = time.perf_counter() + 0.05
+
+        async def one(due: float, body: bytes) -> None:
+            await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
+            sent = time.perf_counter()
+            async with session.post(f"{url}/v1/completions", data=body) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    raise BlockFailed(f"{url} answered {response.status}: {answer[:300]!r}")
+            latencies.append(time.perf_counter() - sent)
+
+        bodies = [_body(rng, streamed=index % 2 == 0) for index in range(len(dues))]
+        await asyncio.gather(*(one(due, body) for due, body in zip(dues, bodies, strict=True)))
+    return latencies
+
+
+def _body(rng: np.random.Generator, *, streamed: bool) -> bytes:
+    return orjson.dumps(
+        {
+            "model": MODEL,
+            "prompt": rng.integers(3, 1000, PROMPT_TOKENS).tolist(),
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "stream": streamed,
+        }
+    )
+
+
+def compare(direct_url: str, gateway_url: str, api_key: str, rate: int, pairs: int, block_s: float) -> dict[str, Any]:
+    """Figures of one rate, milliseconds."""
+    keyed = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
+    plain = {"Content-Type": "application/json"}
+    measured: list[tuple[list[float], list[float]]] = []
+    for pair in range(-1, pairs):
+        seconds = block_s if pair >= 0 else 2.0  # the first pair warms up and is not counted
+        runs = [(direct_url, plain), (gateway_url, keyed)]
+        order = (0, 1) if pair % 2 == 0 else (1, 0)
+        found: dict[int, list[float]] = {}
+        for which in order:
+            url, headers = runs[which]
+            found[which] = uvloop.run(block(url, headers, rate, seconds, 1000 * rate + pair + 1))
+        if pair >= 0:
+            measured.append((found[0], found[1]))
+    return figures(measured)
+
+
+def figures(measured: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
+    """From pairs of (direct, gateway) latencies in seconds to milliseconds: medians over the pairs, spread of p50."""
+    result: dict[str, Any] = {"requests": sum(len(direct) + len(through) for direct, through in measured)}
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        pairs = [(1e3 * percentile(direct, share), 1e3 * percentile(through, share)) for direct, through in measured]
+        added = [through - direct for direct, through in pairs]
+        result[f"direct_{name}_ms"] = round(statistics.median(direct for direct, _ in pairs), 3)
+        result[f"gateway_{name}_ms"] = round(statistics.median(through for _, through in pairs), 3)
+        result[f"added_{name}_ms"] = round(statistics.median(added), 3)
+        result[f"added_{name}_spread_ms"] = [round(min(added), 3), round(max(added), 3)]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_overhead", description="Latency added.")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of blocks a rate")
+    parser.add_argument("--block", type=float, default=BLOCK_S, help="seconds a block")
+    arguments = parser.parse_args()
+    stop_on_sigterm()
+    by_rate: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL runs as another user
+        engine_options = ("--profile", STEP, "--model", MODEL, "--max-num-seqs", str(MAX_NUM_SEQS))
+        with reference_engines(1, folder / "logs", *engine_options) as [engine]:
+            fleet = Fleet(MODEL, [engine.url], "reference", MAX_NUM_SEQS, [CLASS], constant_profile())
+            with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
+                for rate in RATES:
+                    note(f"{rate} requests/s: {arguments.pairs} pairs of {arguments.block:g} s blocks")
+                    by_rate[str(rate)] = compare(
+                        engine.url, gateway.url, stack.api_key, rate, arguments.pairs, arguments.block
+                    )
+    print(table(by_rate))
+    added = {key: {rate: row[key] for rate, row in by_rate.items()} for key in ("added_p50_ms", "added_p99_ms")}
+    print(json.dumps({**added, "by_rate": by_rate}))
+    return 0
+
+
+def constant_profile() -> dict[str, float]:
+    """The latency model of STEP: what a profiler would find."""
+    return {"prefill_a": 2e-3, "prefill_b": 0.0, "prefill_c": 0.0, "decode_a": 2e-3, "decode_b": 0.0, "decode_c": 0.0}
+
+
+def table(by_rate: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [f"{'requests/s':>10} {'':>5} {'direct':>10} {'gateway':>10} {'added':>9} {'spread over pairs':>20}"]
+    for rate, row in by_rate.items():
+        for name in ("p50", "p90", "p99"):
+            spread = "{:.2f} to {:.2f}".format(*row[f"added_{name}_spread_ms"])
+            lines.append(
+                f"{rate if name == 'p50' else '':>10} {name:>5} {row[f'direct_{name}_ms']:>7.2f} ms "
+                f"{row[f'gateway_{name}_ms']:>7.2f} ms {row[f'added_{name}_ms']:>6.2f} ms {spread:>20}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
