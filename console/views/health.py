@@ -109,7 +109,7 @@ def heartbeat_state(redis: Component, process: str) -> Component:
 
 
 def engines_state(postgres: Component, gateway: Component) -> Component:
-    """Ready: those the gateway can send to. Enough of them: as many as the scaling policies' lower bounds, at least one.
+    """Ready: those the gateway can send to. Enough: as many as the scaling policies' lower bounds, at least one.
 
     Not all that are wanted: an instance that the scaler has just asked for must not turn a serving fleet unready.
     """

@@ -1,0 +1,61 @@
+"""The image and compose files read as what they should be; nothing is built or pulled."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+DOCKER = Path(__file__).resolve().parents[2] / "docker"
+
+
+@pytest.fixture(scope="module")
+def services():
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+
+
+def roles():
+    script = (DOCKER / "entrypoint.sh").read_text()
+    return set(re.findall(r"^  (\w+)\)$", script, re.MULTILINE))
+
+
+def test_entry_point_is_valid_shell_and_executable():
+    script = DOCKER / "entrypoint.sh"
+    done = subprocess.run(["sh", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert script.stat().st_mode & 0o111
+
+
+def test_compose_has_every_process(services):
+    wanted = {"postgres", "redis", "gateway", "console", "worker", "beat", "engine-1", "engine-2", "migrate"}
+    assert wanted <= set(services)
+
+
+def test_commands_name_roles_of_the_entry_point(services):
+    named = {service["command"][0] for service in services.values() if service["image"].startswith("slackline")}
+    assert named <= roles()
+    assert {"gateway", "console", "worker", "beat", "engine", "migrate"} <= named
+
+
+def test_no_image_floats(services):
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    images = [service["image"] for service in services.values()]
+    images += re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    assert len(images) > 8
+    for image in images:
+        assert ":" in image, f"{image} has no tag"
+        assert not image.endswith(":latest")
+
+
+def test_no_secret_has_a_default(services):
+    text = (DOCKER / "compose.yaml").read_text()
+    for name in ("POSTGRES_PASSWORD", "SECRET_KEY"):
+        assert re.search(rf"\$\{{{name}:\?", text)
+        assert f"{name}:-" not in text
+
+
+def test_unknown_role_is_refused_with_the_list():
+    done = subprocess.run(["sh", str(DOCKER / "entrypoint.sh"), "gatway"], capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "gateway" in done.stderr

@@ -1,0 +1,72 @@
+"""Wish files: what the provisioner writes and reads, and that saying things twice changes nothing."""
+
+import json
+
+import pytest
+
+from controller.core.errors import ConfigError
+from workers.provisioners import PROVISIONERS, ProcessProvisioner
+
+SPEC = {"profile": "constant:5ms", "seed": 3}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "engines").mkdir()
+    return tmp_path / "engines"
+
+
+def state(folder, id, **fields):
+    (folder / f"{id}.state.json").write_text(json.dumps({"id": id, **fields}))
+
+
+def test_a_start_is_a_wish_and_counts_as_starting(folder):
+    provisioner = ProcessProvisioner(folder)
+    provisioner.start("a", SPEC)
+    assert json.loads((folder / "a.wish.json").read_text()) == SPEC
+    assert [(o.id, o.state, o.started_at) for o in provisioner.observe()] == [("a", "starting", None)]
+
+
+def test_starting_twice_keeps_the_first_wish(folder):
+    provisioner = ProcessProvisioner(folder)
+    provisioner.start("a", SPEC)
+    provisioner.start("a", {"profile": "constant:9ms"})
+    assert json.loads((folder / "a.wish.json").read_text()) == SPEC
+
+
+def test_the_supervisors_answer_is_what_is_observed(folder):
+    provisioner = ProcessProvisioner(folder)
+    provisioner.start("a", SPEC)
+    state(folder, "a", state="exited", pid=7, url="http://127.0.0.1:1", started_at=5.0, exit_code=-9, error="gone")
+    [seen] = provisioner.observe()
+    assert (seen.state, seen.exit_code, seen.error, seen.url) == ("exited", -9, "gone", "http://127.0.0.1:1")
+
+
+def test_stop_leaves_its_grace_and_takes_the_wish_back(folder):
+    provisioner = ProcessProvisioner(folder)
+    provisioner.start("a", SPEC)
+    provisioner.stop("a", 4.5)
+    provisioner.stop("a", 9.0)
+    assert not (folder / "a.wish.json").exists()
+    assert json.loads((folder / "a.stop.json").read_text()) == {"grace_s": 4.5}
+
+
+def test_stopping_what_is_gone_leaves_nothing(folder):
+    ProcessProvisioner(folder).stop("a", 1.0)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("id", ["../a", "", "a/b", ".hidden", "a..b", "x" * 64])
+def test_an_id_that_could_be_a_path_is_refused(folder, id):
+    with pytest.raises(ConfigError) as error:
+        ProcessProvisioner(folder).start(id, SPEC)
+    assert error.value.field == "id"
+
+
+def test_without_a_supervisors_folder_it_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="make up"):
+        ProcessProvisioner(tmp_path / "none").start("a", SPEC)
+
+
+def test_both_are_registered():
+    assert list(PROVISIONERS) == ["process", "static"]
