@@ -7,14 +7,19 @@ keys, and keys of a suspended tenant, get one and the same answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
 
+from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
-from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
+from controller.models import ApiKey
+from controller.selectors.catalogue import key_of_secret
+from controller.services.api_keys import api_keys_used
+
 KEYWORD = "Bearer"
-SECRET_LENGTH_MAX = 200
+USE_NOTED_EVERY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,6 @@ class TenantPrincipal:
     key_id: int
     tenant_id: int
     tenant: str
-    scopes: tuple[str, ...]
     is_authenticated: bool = True
     is_active: bool = True
     is_superuser: bool = False
@@ -41,15 +45,19 @@ class PeopleSessionAuthentication(SessionAuthentication):
 class BearerKeyAuthentication(BaseAuthentication):
     """A tenant's API key. First in line, so that a missing login answers 401 and not 403."""
 
-    def authenticate(self, request: Request) -> tuple[TenantPrincipal, Any] | None:
+    def authenticate(self, request: Request) -> tuple[TenantPrincipal, ApiKey] | None:
         word, _, secret = request.headers.get("Authorization", "").partition(" ")
         if word.lower() != KEYWORD.lower():
             return None
-        key = key_of_secret(secret.strip())
+        now = timezone.now()
+        key = key_of_secret(secret=secret.strip(), now=now)
         if key is None:
             raise AuthenticationFailed("This API key is unknown, expired or revoked.")
-        principal = TenantPrincipal(key.pk, key.tenant_id, key.tenant.name, tuple(key.scopes))
-        return principal, key
+        if ApiKey.Scope.READ not in key.scopes:
+            raise PermissionDenied(f"This API key lacks the scope {ApiKey.Scope.READ.value!r}.")
+        if key.last_used_at is None or now - key.last_used_at > USE_NOTED_EVERY:
+            api_keys_used(key_ids=[key.pk], at=now)
+        return TenantPrincipal(key.pk, key.tenant_id, key.tenant.name), key
 
     def authenticate_header(self, request: Request) -> str:
         return f'{KEYWORD} realm="slackline"'

@@ -107,8 +107,9 @@ def _generation(operation: str, summary: str, body: Fragment) -> Fragment:
         "security": [{"apiKey": []}],
         "requestBody": body,
         "responses": {"200": _ok("The completion, whole or streamed."), **_errors(tuple(ERROR_CODES))},
+        "servers": [GATEWAY_SERVER],
     }
-    return {"servers": [GATEWAY_SERVER], "post": post}
+    return {"post": post}
 
 
 def _models() -> Fragment:
@@ -119,8 +120,9 @@ def _models() -> Fragment:
         "tags": ["data path"],
         "security": [{"apiKey": []}],
         "responses": {"200": {"description": "The list.", "content": whole}, **_errors((401,))},
+        "servers": [GATEWAY_SERVER],
     }
-    return {"servers": [GATEWAY_SERVER], "get": get}
+    return {"get": get}
 
 
 MESSAGES: Fragment = {"type": "array", "minItems": 1, "items": {"type": "object", "additionalProperties": True}}

@@ -18,20 +18,21 @@ is empty where no single field is at fault. The data path has its own, OpenAI's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.core.exceptions import ValidationError as ModelValidationError
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError
 from django.http import Http404
-from redis.exceptions import RedisError
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import set_rollback
 
 from controller.core.errors import ConfigError
+from controller.services.change import VersionConflict
+from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class LiveDataUnavailable(ApiError):
     default_detail = "No gateway answers at the moment. Try again shortly."
 
 
+TAKEN = ("unique", "unique_together")  # Django's codes for a name or pair that another row has
+
 # DRF's codes that say less than ours.
 CODES = {
     "invalid": "validation_failed",
@@ -91,35 +94,74 @@ def error_response(code: int, name: str, message: str, fields: Fields | None = N
     return Response({"error": {"code": name, "message": message, "fields": fields or {}}}, status=code)
 
 
+Rule = Callable[[Exception], Response]
+
+
 def _answer(exc: Exception, context: Mapping[str, Any]) -> Response:
-    match exc:
-        case exceptions.APIException():
-            return _from_drf(exc)
-        case Http404() | ObjectDoesNotExist():
-            return error_response(404, "not_found", "There is no such object.")
-        case PermissionDenied():
-            return error_response(403, "permission_denied", str(exc) or "You may not do this.")
-        case ModelValidationError():
-            fields = _flat(exc.message_dict if hasattr(exc, "error_dict") else {"": exc.messages})
-            return error_response(400, "validation_failed", _first(fields), _named(fields))
-        case ConfigError():
-            fields = {exc.field: [str(exc)]} if exc.field else {}
-            return error_response(400, "validation_failed", str(exc), fields)
-        case DataError():
-            return error_response(400, "validation_failed", "A value cannot be stored: out of range or not text.")
-        case IntegrityError():
-            return error_response(409, "conflict", _constraint(exc))
-        case OperationalError() | InterfaceError():
-            log.warning("PostgreSQL is away: %s", exc, extra={"action": "database_unavailable"})
-            return error_response(503, "database_unavailable", "PostgreSQL does not answer. Try again shortly.")
-        case RedisError():
-            log.warning("Redis is away: %s", exc, extra={"action": "redis_unavailable"})
-            return error_response(503, "live_data_unavailable", "Redis does not answer. Try again shortly.")
-        case _:
-            return _defect(exc, context)
+    """The first rule whose exceptions include this one; what no rule knows is a defect of ours."""
+    removing = getattr(context.get("request"), "method", "") == "DELETE"
+    for kinds, rule in RULES:
+        if isinstance(exc, kinds):
+            response = rule(exc)
+            # A removal carries no values that could be wrong: what speaks against it is what is stored.
+            return _as_conflict(response) if removing and isinstance(exc, ModelValidationError) else response
+    return _defect(exc, context)
 
 
-def _from_drf(exc: exceptions.APIException) -> Response:
+def _not_found(exc: Exception) -> Response:
+    return error_response(404, "not_found", "There is no such object.")
+
+
+def _forbidden(exc: Exception) -> Response:
+    return error_response(403, "permission_denied", str(exc) or "You may not do this.")
+
+
+def _stale_version(exc: Exception) -> Response:
+    return error_response(409, "version_conflict", str(exc), {"version": [str(exc)]})
+
+
+def _from_service(exc: Any) -> Response:
+    """What a service refused. A name that is taken is a conflict, whatever else is also wrong is not."""
+    details = exc.error_dict if hasattr(exc, "error_dict") else {"": exc.error_list}
+    fields = _flat({name: [str(text) for one in errors for text in one.messages] for name, errors in details.items()})
+    response = error_response(400, "validation_failed", _first(fields), _named(fields))
+    taken = all(one.code in TAKEN for errors in details.values() for one in errors)
+    return _as_conflict(response) if taken else response
+
+
+def _as_conflict(response: Response) -> Response:
+    error = response.data["error"]
+    return error_response(409, "conflict", error["message"], error["fields"])
+
+
+def _from_policy(exc: Exception) -> Response:
+    field = getattr(exc, "field", None)
+    return error_response(400, "validation_failed", str(exc), {field: [str(exc)]} if field else {})
+
+
+def _unstorable(exc: Exception) -> Response:
+    return error_response(400, "validation_failed", "A value cannot be stored: out of range or not text.")
+
+
+def _broken_rule(exc: Exception) -> Response:
+    """Two writers at once: the database decided where the checks of both had passed."""
+    diag = getattr(exc.__cause__, "diag", None)
+    name = getattr(diag, "constraint_name", None)
+    message = f"This breaks the rule {name!r} of the database." if name else "This contradicts what is stored."
+    return error_response(409, "conflict", message)
+
+
+def _database_away(exc: Exception) -> Response:
+    log.warning("PostgreSQL is away: %s", exc, extra={"action": "database_unavailable"})
+    return error_response(503, "database_unavailable", "PostgreSQL does not answer. Try again shortly.")
+
+
+def _redis_away(exc: Exception) -> Response:
+    log.warning("Redis is away: %s", exc, extra={"action": "redis_unavailable"})
+    return error_response(503, "live_data_unavailable", "Redis does not answer. Try again shortly.")
+
+
+def _from_drf(exc: Any) -> Response:
     headers = {"WWW-Authenticate": exc.auth_header} if getattr(exc, "auth_header", None) else {}
     if isinstance(exc, exceptions.Throttled) and exc.wait is not None:
         headers["Retry-After"] = str(max(1, round(exc.wait + 0.5)))
@@ -174,7 +216,15 @@ def _named(fields: Fields) -> Fields:
     return {name: messages for name, messages in fields.items() if name}
 
 
-def _constraint(exc: IntegrityError) -> str:
-    diag = getattr(exc.__cause__, "diag", None)
-    name = getattr(diag, "constraint_name", None)
-    return f"This breaks the rule {name!r} of the database." if name else "This contradicts what is stored."
+RULES: tuple[tuple[tuple[type[Exception], ...], Rule], ...] = (
+    ((exceptions.APIException,), _from_drf),
+    ((Http404, ObjectDoesNotExist), _not_found),
+    ((PermissionDenied,), _forbidden),
+    ((VersionConflict,), _stale_version),
+    ((ModelValidationError,), _from_service),
+    ((ConfigError,), _from_policy),
+    ((DataError,), _unstorable),
+    ((IntegrityError,), _broken_rule),
+    ((OperationalError, InterfaceError), _database_away),
+    ((LiveUnavailable,), _redis_away),
+)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: served at `/api/schema`, shown at `/api/docs`, written to `docs/openapi.yaml` by `make openapi`.
+"""The OpenAPI document: served at `/api/schema`, shown at `/api/docs`, kept in `docs/openapi.yaml` (`make openapi`).
 
 The pages load nothing from elsewhere and need no inline script or style, so that the console's content security policy
 holds for them too.
@@ -12,30 +12,6 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from api.data_path_schema import COMPONENTS, PATHS
-
-SETTINGS: dict[str, Any] = {
-    "TITLE": "Slackline",
-    "VERSION": "1",
-    "DESCRIPTION": (
-        "Control API (`/api/v1`): what Slackline promises to whom, on which fleet, and why it decided what it did. "
-        "Data path (`/v1`): OpenAI's API with SLO fields.\n\n"
-        "Lists are keyset pages: `items` and `next_cursor`. Objects that can be changed carry a `version`; a change "
-        "names the version it was made from, in the body or as `If-Match`, and answers 409 `version_conflict` when "
-        "somebody was faster. Every change leaves a decision record with its actor. Errors have one shape: "
-        "`error.code`, `error.message`, `error.fields`."
-    ),
-    "SERVE_INCLUDE_SCHEMA": False,
-    "SERVE_AUTHENTICATION": [],
-    "SCHEMA_PATH_PREFIX": r"/api/v1",
-    "COMPONENT_SPLIT_REQUEST": True,
-    "SWAGGER_UI_DIST": "SIDECAR",
-    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "persistAuthorization": False, "docExpansion": "none"},
-    "POSTPROCESSING_HOOKS": [
-        "drf_spectacular.hooks.postprocess_schema_enums",
-        "api.schema.add_data_path",
-    ],
-}
 
 
 class BearerKeyScheme(OpenApiAuthenticationExtension):

@@ -78,6 +78,8 @@ _PAGE_APPS = [
 INSTALLED_APPS = _DATA_APPS if ROLE in ("gateway", "worker", "beat") else [*_DATA_APPS, *_PAGE_APPS]
 
 MIDDLEWARE = [
+    "console.middleware.request_timing",
+    "console.middleware.security_headers",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -85,6 +87,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "console.middleware.DatabaseAway",
 ]
 ROOT_URLCONF = "console.urls"
 ASGI_APPLICATION = "console.asgi.application"
@@ -98,6 +101,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "console.navigation.navigation",
             ],
         },
     }
@@ -120,6 +124,7 @@ SESSION_COOKIE_NAME = f"slackline_session_{CONSOLE_PORT}"  # two copies on one h
 CSRF_COOKIE_NAME = f"slackline_csrf_{CONSOLE_PORT}"
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE_COOKIES else None
 X_FRAME_OPTIONS = "DENY"
+CSRF_FAILURE_VIEW = "console.views.problems.csrf_failed"
 
 # ---- live pages and API ------------------------------------------------------------------------------------------
 CHANNEL_LAYERS = {
@@ -134,13 +139,28 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
 }
 SPECTACULAR_SETTINGS = {
-    "TITLE": "Slackline control API",
-    "DESCRIPTION": "Tenants, SLO classes, fleet, scaling, decisions and requests.",
+    "TITLE": "Slackline",
     "VERSION": "1",
+    "DESCRIPTION": (
+        "Control API (`/api/v1`): what Slackline promises to whom, on which fleet, and why it decided what it did. "
+        "Data path (`/v1`): OpenAI's API with SLO fields.\n\n"
+        "Lists are keyset pages: `items` and `next_cursor`. Objects that can be changed carry a `version`; a change "
+        "names the version it was made from, in the body or as `If-Match`, and is answered 409 `version_conflict` "
+        "when somebody was faster. Every change leaves a decision with its actor. Errors have one shape: "
+        "`error.code`, `error.message`, `error.fields`."
+    ),
     "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "docExpansion": "none"},
+    "ENUM_NAME_OVERRIDES": {
+        "TenantState": "controller.models.Tenant.State",
+        "LinkState": "controller.models.Link.State",
+        "ComponentState": "api.control.health.STATES",
+    },
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],
 }
 
 # ---- time, language, logs ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import count
@@ -32,6 +32,7 @@ from controller.core.messages import (
     CONFIG_CHANNEL,
     FLEET_KEY,
     GATEWAYS_KEY,
+    HEARTBEAT_KEY,
     LEASE_KEY,
     LIVE_DECISIONS,
     LIVE_TYPE,
@@ -285,6 +286,13 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
 
 def mark_watched(topic: str) -> None:
     _run(lambda client: client.set(WATCHED_KEY.format(topic=topic), b"1", ex=WATCHED_S))
+
+
+def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
+    """When each process (worker, beat) last acted, epoch seconds; one that is not heard of is missing."""
+    keys = [HEARTBEAT_KEY.format(process=name) for name in processes]
+    values: list[bytes | None] = _run(lambda client: client.mget(keys))  # type: ignore[assignment,arg-type,return-value]
+    return {name: float(value) for name, value in zip(processes, values, strict=True) if value is not None}
 
 
 def notify_config(version: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from django.db.models import QuerySet
 from drf_spectacular.openapi import AutoSchema
 from rest_framework import serializers, status
+from rest_framework.exceptions import NotFound
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
 from rest_framework.permissions import BasePermission
@@ -21,6 +22,7 @@ from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, 
 from api.errors import ApiError, exception_handler
 from api.permissions import IsTenantKey, IsViewer
 from api.throttle import KeyThrottle, PersonThrottle
+from controller.services.actors import Actor
 
 VERSION_MAX = 2**31 - 1
 
@@ -70,6 +72,17 @@ class ControlView(APIView):
         user = self.request.user
         return user.tenant_id if isinstance(user, TenantPrincipal) else None
 
+    @property
+    def tenant_name(self) -> str | None:
+        """The same as the name that records carry."""
+        user = self.request.user
+        return user.tenant if isinstance(user, TenantPrincipal) else None
+
+    @property
+    def actor(self) -> Actor:
+        """The person who makes a change, for the audit. Keys of tenants change nothing."""
+        return Actor.person(self.request.user.get_username())
+
     def query(self, serializer: type[serializers.Serializer]) -> dict[str, Any]:
         """The checked query parameters; a wrong or unknown one is an error that names it."""
         return _valid(serializer, self.request.query_params.dict())
@@ -86,6 +99,13 @@ class ControlView(APIView):
         page = paginate(rows, order, query["limit"], query.get("cursor"))
         return Response({"items": output(page.items, many=True).data, "next_cursor": page.next_cursor})
 
+    def found(self, rows: QuerySet[Any], pk: Any) -> Any:
+        """The row of this key among those the caller may see; another tenant's answers 404 like one that is not."""
+        row = rows.filter(pk=pk).first()
+        if row is None:
+            raise NotFound("There is no such object.")
+        return row
+
     def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
         """One object; its version travels as ETag too, to be sent back as If-Match."""
         response = Response(output(row).data, status=code)
@@ -97,22 +117,40 @@ class ControlView(APIView):
 
 def claimed_version(request: Request, data: dict[str, Any]) -> int:
     """The version a change was made from: `version` in the body (taken out of it) or If-Match."""
-    stated = data.pop("version", None)
-    header = request.headers.get("If-Match", "").strip()
-    if header:
-        matched = _version_of(header)
-        if stated is not None and stated != matched:
-            raise VersionRequired("`version` and If-Match name different versions.")
-        return matched
-    if stated is None:
+    stated, matched = data.pop("version", None), matched_version(request)
+    if stated is None and matched is None:
         raise VersionRequired("Say which version you change: `version` in the body, or If-Match with the ETag.")
-    return int(stated)
+    if stated is not None and matched is not None and stated != matched:
+        raise VersionRequired("`version` and If-Match name different versions.")
+    return int(stated if matched is None else matched)
+
+
+def matched_version(request: Request) -> int | None:
+    """The version in If-Match, where there is one; a removal without it removes whatever is there."""
+    header = request.headers.get("If-Match", "").strip()
+    return _version_of(header) if header else None
+
+
+def filtered(rows: QuerySet[Any], query: Mapping[str, Any], lookups: Mapping[str, str]) -> QuerySet[Any]:
+    """Narrow by those query parameters that were given; an empty text asks for rows that refer to nothing."""
+    for name, lookup in lookups.items():
+        value = query.get(name)
+        if value == "" and "__" in lookup:
+            rows = rows.filter(**{f"{lookup.split('__')[0]}__isnull": True})
+        elif value is not None:
+            rows = rows.filter(**{lookup: value})
+    return rows
+
+
+def without_page(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Only the filters."""
+    return {name: value for name, value in query.items() if name not in ("limit", "cursor")}
 
 
 def _version_of(header: str) -> int:
     digits = header.removeprefix("W/").strip('"')
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= VERSION_MAX):
-        raise VersionRequired("If-Match must carry the ETag of the object, for example \"3\".")
+        raise VersionRequired('If-Match must carry the ETag of the object, for example "3".')
     return int(digits)
 
 

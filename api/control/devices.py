@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import VersionField
+from api.control.references import host_named
+from api.permissions import IsAdmin, IsViewer
 from controller.models import Device
+from controller.selectors.catalogue import devices
+from controller.services.topology import device_create, device_remove, device_update
 
 INDEX_MAX = 32_767
 BYTES_MAX = 2**50
@@ -45,3 +54,44 @@ class DeviceOutput(serializers.ModelSerializer):
         model = Device
         fields = ("id", "host", "index", "kind", "memory_bytes", "version", "created_at", "updated_at")
         read_only_fields = fields
+
+
+class DeviceList(ControlView):
+    """All devices the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": IsViewer, "POST": IsAdmin}
+
+    @operation("device_list", "List devices", query=DeviceQuery, answer=page_of(DeviceOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(DeviceQuery)
+        rows = filtered(devices(), query, {"host": "host__name", "kind": "kind"})
+        return self.page(rows, ("id",), DeviceOutput, query)
+
+    @operation("device_create", "Create a device", body=DeviceInput, answer=DeviceOutput, status=201, errors=CREATED)
+    def post(self, request: Request) -> Response:
+        data = self.body(DeviceInput)
+        data["host"] = host_named(data["host"], "host")
+        row = device_create(actor=self.actor, **data)
+        return self.one(row, DeviceOutput, status.HTTP_201_CREATED)
+
+
+class DeviceDetail(ControlView):
+    """One device."""
+
+    access: ClassVar = {"GET": IsViewer, "PATCH": IsAdmin, "DELETE": IsAdmin}
+
+    @operation("device_get", "Read a device", answer=DeviceOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(devices(), pk), DeviceOutput)
+
+    @operation("device_update", "Change a device", body=DevicePatch, answer=DeviceOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(DevicePatch, partial=True)
+        version = claimed_version(request, data)
+        row = device_update(actor=self.actor, device_id=pk, version=version, changes=data)
+        return self.one(row, DeviceOutput)
+
+    @operation("device_remove", "Remove a device", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        device_remove(actor=self.actor, device_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -19,6 +19,11 @@ ERRORS = {
     503: "PostgreSQL or Redis does not answer; see `Retry-After`.",
 }
 
+LISTED = (400, 401, 403, 429, 503)
+CREATED = (400, 401, 403, 409, 429, 503)
+FOUND = (401, 403, 404, 429, 503)
+CHANGED = (400, 401, 403, 404, 409, 429, 503)
+
 
 class ErrorBody(serializers.Serializer):
     """What went wrong."""
@@ -61,7 +66,7 @@ def operation(
     body: type[serializers.Serializer] | None = None,
     answer: type[serializers.Serializer] | None = None,
     status: int = 200,
-    errors: tuple[int, ...] = (400, 401, 403, 429, 503),
+    errors: tuple[int, ...] = LISTED,
 ) -> Callable[[Any], Any]:
     """Describe one method of a view. `name` is the operation's id in generated clients."""
     answers: dict[int, Any] = {status: answer if answer is not None else OpenApiResponse(description="Done.")}
@@ -74,8 +79,3 @@ def operation(
         request=body,
         responses=answers,
     )
-
-
-LISTED = (400, 401, 403, 429, 503)
-FOUND = (400, 401, 403, 404, 429, 503)
-CHANGED = (400, 401, 403, 404, 409, 429, 503)

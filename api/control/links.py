@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import VersionField
+from api.control.references import host_named
+from api.permissions import IsAdmin, IsViewer
 from controller.models import Link
+from controller.selectors.catalogue import links
+from controller.services.topology import link_create, link_remove, link_update
 
 BANDWIDTH_MAX = 1e15
 LATENCY_MAX_S = 3600
+LOOKUPS = {"source": "source__name", "target": "target__name", "state": "state"}
 
 
 class LinkQuery(PageQuery):
@@ -53,3 +63,45 @@ class LinkOutput(serializers.ModelSerializer):
             "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class LinkList(ControlView):
+    """All links the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": IsViewer, "POST": IsAdmin}
+
+    @operation("link_list", "List links", query=LinkQuery, answer=page_of(LinkOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(LinkQuery)
+        rows = filtered(links(), query, LOOKUPS)
+        return self.page(rows, ("id",), LinkOutput, query)
+
+    @operation("link_create", "Create a link", body=LinkInput, answer=LinkOutput, status=201, errors=CREATED)
+    def post(self, request: Request) -> Response:
+        data = self.body(LinkInput)
+        for end in ("source", "target"):
+            data[end] = host_named(data[end], end)
+        row = link_create(actor=self.actor, **data)
+        return self.one(row, LinkOutput, status.HTTP_201_CREATED)
+
+
+class LinkDetail(ControlView):
+    """One link."""
+
+    access: ClassVar = {"GET": IsViewer, "PATCH": IsAdmin, "DELETE": IsAdmin}
+
+    @operation("link_get", "Read a link", answer=LinkOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(links(), pk), LinkOutput)
+
+    @operation("link_update", "Change a link", body=LinkPatch, answer=LinkOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(LinkPatch, partial=True)
+        version = claimed_version(request, data)
+        row = link_update(actor=self.actor, link_id=pk, version=version, changes=data)
+        return self.one(row, LinkOutput)
+
+    @operation("link_remove", "Remove a link", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        link_remove(actor=self.actor, link_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

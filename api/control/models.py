@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import NameField, VersionField
+from api.permissions import IsAdmin
 from controller.models import ServedModel
+from controller.selectors.catalogue import served_models
+from controller.services.served_models import served_model_create, served_model_remove, served_model_update
 
 ALIASES_MAX = 20
 CONTEXT_MAX = 10_000_000
@@ -51,3 +59,50 @@ class ServedModelOutput(serializers.ModelSerializer):
             "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class ServedModelList(ControlView):
+    """All models the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "POST": IsAdmin}
+
+    @operation("served_model_list", "List models", query=ServedModelQuery, answer=page_of(ServedModelOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(ServedModelQuery)
+        rows = filtered(served_models(), query, {"name": "name"})
+        return self.page(rows, ("name",), ServedModelOutput, query)
+
+    @operation(
+        "served_model_create",
+        "Create a model",
+        body=ServedModelInput,
+        answer=ServedModelOutput,
+        status=201,
+        errors=CREATED,
+    )
+    def post(self, request: Request) -> Response:
+        data = self.body(ServedModelInput)
+        row = served_model_create(actor=self.actor, **data)
+        return self.one(row, ServedModelOutput, status.HTTP_201_CREATED)
+
+
+class ServedModelDetail(ControlView):
+    """One model."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PATCH": IsAdmin, "DELETE": IsAdmin}
+
+    @operation("served_model_get", "Read a model", answer=ServedModelOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(served_models(), pk), ServedModelOutput)
+
+    @operation("served_model_update", "Change a model", body=ServedModelPatch, answer=ServedModelOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(ServedModelPatch, partial=True)
+        version = claimed_version(request, data)
+        row = served_model_update(actor=self.actor, model_id=pk, version=version, changes=data)
+        return self.one(row, ServedModelOutput)
+
+    @operation("served_model_remove", "Remove a model", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        served_model_remove(actor=self.actor, model_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

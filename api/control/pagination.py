@@ -1,7 +1,7 @@
 """Keyset pages: `limit` rows after `cursor`, never an OFFSET and never a count of a large table.
 
-A page is `{"items": [...], "next_cursor": "..." | null}`. The cursor is opaque to callers: the sort values of the last row
-of the page, so a page costs the same wherever it lies, and rows added meanwhile shift nothing.
+A page is `{"items": [...], "next_cursor": "..." | null}`. The cursor is opaque to callers: the sort values of the last
+row of the page, so a page costs the same wherever it lies, and rows added meanwhile shift nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,15 @@ def _decode(cursor: str, model: type[Model], order: Sequence[str]) -> list[Any]:
         if not isinstance(raw, list) or len(raw) != len(order):
             raise InvalidCursor
         return [_typed(model, name.lstrip("-"), text) for name, text in zip(order, raw, strict=True)]
-    except (binascii.Error, UnicodeError, ValueError, TypeError, OverflowError, ValidationError, RecursionError) as error:
+    except (
+        binascii.Error,
+        UnicodeError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        ValidationError,
+        RecursionError,
+    ) as error:
         raise InvalidCursor from error
 
 

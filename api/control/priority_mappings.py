@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import SecondsField, VersionField
+from api.control.references import tenant_named
+from api.permissions import IsOperator
 from controller.models import PriorityMapping
+from controller.selectors.catalogue import priority_mappings
+from controller.services.priority_mappings import (
+    priority_mapping_create,
+    priority_mapping_remove,
+    priority_mapping_update,
+)
 from controller.slo.mapping import CONTENTION_RULES
 
 LEVELS_MAX = 16
@@ -66,3 +79,62 @@ class PriorityMappingOutput(serializers.ModelSerializer):
             "id", "tenant", "levels", "window", "window_age_s", "contention", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class PriorityMappingList(ControlView):
+    """All priority mappings the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "POST": IsOperator}
+
+    @operation(
+        "priority_mapping_list",
+        "List priority mappings",
+        query=PriorityMappingQuery,
+        answer=page_of(PriorityMappingOutput),
+    )
+    def get(self, request: Request) -> Response:
+        query = self.query(PriorityMappingQuery)
+        rows = filtered(priority_mappings(of=self.tenant_id), query, {"tenant": "tenant__name"})
+        return self.page(rows, ("id",), PriorityMappingOutput, query)
+
+    @operation(
+        "priority_mapping_create",
+        "Create a priority mapping",
+        body=PriorityMappingInput,
+        answer=PriorityMappingOutput,
+        status=201,
+        errors=CREATED,
+    )
+    def post(self, request: Request) -> Response:
+        data = self.body(PriorityMappingInput)
+        data["tenant"] = tenant_named(data.get("tenant"), "tenant")
+        row = priority_mapping_create(actor=self.actor, **data)
+        return self.one(row, PriorityMappingOutput, status.HTTP_201_CREATED)
+
+
+class PriorityMappingDetail(ControlView):
+    """One priority mapping."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PATCH": IsOperator, "DELETE": IsOperator}
+
+    @operation("priority_mapping_get", "Read a priority mapping", answer=PriorityMappingOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(priority_mappings(of=self.tenant_id), pk), PriorityMappingOutput)
+
+    @operation(
+        "priority_mapping_update",
+        "Change a priority mapping",
+        body=PriorityMappingPatch,
+        answer=PriorityMappingOutput,
+        errors=CHANGED,
+    )
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(PriorityMappingPatch, partial=True)
+        version = claimed_version(request, data)
+        row = priority_mapping_update(actor=self.actor, mapping_id=pk, version=version, changes=data)
+        return self.one(row, PriorityMappingOutput)
+
+    @operation("priority_mapping_remove", "Remove a priority mapping", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        priority_mapping_remove(actor=self.actor, mapping_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import VersionField
+from api.control.references import model_named
+from api.permissions import IsOperator, IsViewer
 from controller.models import ScalingPolicy
 from controller.models.fleet import Role
+from controller.selectors.catalogue import scaling_policies
+from controller.services.scaling_policies import (
+    scaling_policy_create,
+    scaling_policy_remove,
+    scaling_policy_update,
+)
 
 INSTANCES_MAX = 1000
 LOAD_MAX = 100
@@ -24,10 +37,10 @@ class ScalingPolicyQuery(PageQuery):
 class _ScalingFields(serializers.Serializer):
     min_instances = serializers.IntegerField(min_value=0, max_value=INSTANCES_MAX, required=False)
     max_instances = serializers.IntegerField(min_value=1, max_value=INSTANCES_MAX, required=False)
-    scale_out_above = serializers.FloatField(
+    upper = serializers.FloatField(
         min_value=0, max_value=LOAD_MAX, required=False, help_text="Load; 1.0 is a fleet exactly full."
     )
-    scale_in_below = serializers.FloatField(min_value=0, max_value=LOAD_MAX, required=False)
+    lower = serializers.FloatField(min_value=0, max_value=LOAD_MAX, required=False)
     sustain_s = serializers.FloatField(
         min_value=0, max_value=SECONDS_MAX, required=False, help_text="Load must stay low for this long."
     )
@@ -61,7 +74,63 @@ class ScalingPolicyOutput(serializers.ModelSerializer):
     class Meta:
         model = ScalingPolicy
         fields = (
-            "id", "model", "role", "min_instances", "max_instances", "scale_out_above", "scale_in_below", "sustain_s",
+            "id", "model", "role", "min_instances", "max_instances", "upper", "lower", "sustain_s",
             "cooldown_s", "interval_s", "enabled", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class ScalingPolicyList(ControlView):
+    """All scaling policies the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
+
+    @operation(
+        "scaling_policy_list", "List scaling policies", query=ScalingPolicyQuery, answer=page_of(ScalingPolicyOutput)
+    )
+    def get(self, request: Request) -> Response:
+        query = self.query(ScalingPolicyQuery)
+        rows = filtered(scaling_policies(), query, {"model": "model__name", "enabled": "enabled"})
+        return self.page(rows, ("id",), ScalingPolicyOutput, query)
+
+    @operation(
+        "scaling_policy_create",
+        "Create a scaling policy",
+        body=ScalingPolicyInput,
+        answer=ScalingPolicyOutput,
+        status=201,
+        errors=CREATED,
+    )
+    def post(self, request: Request) -> Response:
+        data = self.body(ScalingPolicyInput)
+        data["model"] = model_named(data["model"], "model")
+        row = scaling_policy_create(actor=self.actor, **data)
+        return self.one(row, ScalingPolicyOutput, status.HTTP_201_CREATED)
+
+
+class ScalingPolicyDetail(ControlView):
+    """One scaling policy."""
+
+    access: ClassVar = {"GET": IsViewer, "PATCH": IsOperator, "DELETE": IsOperator}
+
+    @operation("scaling_policy_get", "Read a scaling policy", answer=ScalingPolicyOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(scaling_policies(), pk), ScalingPolicyOutput)
+
+    @operation(
+        "scaling_policy_update",
+        "Change a scaling policy",
+        body=ScalingPolicyPatch,
+        answer=ScalingPolicyOutput,
+        errors=CHANGED,
+    )
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(ScalingPolicyPatch, partial=True)
+        version = claimed_version(request, data)
+        row = scaling_policy_update(actor=self.actor, policy_id=pk, version=version, changes=data)
+        return self.one(row, ScalingPolicyOutput)
+
+    @operation("scaling_policy_remove", "Remove a scaling policy", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        scaling_policy_remove(actor=self.actor, policy_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

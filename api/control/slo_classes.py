@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from rest_framework import serializers
+from typing import ClassVar
 
-from api.control.base import PageQuery
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import NameField, SecondsField, VersionField
+from api.control.references import tenant_named
+from api.permissions import IsOperator
 from controller.models import SLOClass
+from controller.selectors.catalogue import slo_classes
+from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 
 VALUE_MAX = 1_000_000
 
@@ -62,3 +71,46 @@ class SLOClassOutput(serializers.ModelSerializer):
             "may_defer", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class SLOClassList(ControlView):
+    """All SLO classes the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "POST": IsOperator}
+
+    @operation("slo_class_list", "List SLO classes", query=SLOClassQuery, answer=page_of(SLOClassOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(SLOClassQuery)
+        rows = filtered(slo_classes(of=self.tenant_id), query, {"name": "name", "tenant": "tenant__name"})
+        return self.page(rows, ("name", "id"), SLOClassOutput, query)
+
+    @operation(
+        "slo_class_create", "Create an SLO class", body=SLOClassInput, answer=SLOClassOutput, status=201, errors=CREATED
+    )
+    def post(self, request: Request) -> Response:
+        data = self.body(SLOClassInput)
+        data["tenant"] = tenant_named(data.get("tenant"), "tenant")
+        row = slo_class_create(actor=self.actor, **data)
+        return self.one(row, SLOClassOutput, status.HTTP_201_CREATED)
+
+
+class SLOClassDetail(ControlView):
+    """One SLO class."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PATCH": IsOperator, "DELETE": IsOperator}
+
+    @operation("slo_class_get", "Read an SLO class", answer=SLOClassOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(slo_classes(of=self.tenant_id), pk), SLOClassOutput)
+
+    @operation("slo_class_update", "Change an SLO class", body=SLOClassPatch, answer=SLOClassOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(SLOClassPatch, partial=True)
+        version = claimed_version(request, data)
+        row = slo_class_update(actor=self.actor, slo_class_id=pk, version=version, changes=data)
+        return self.one(row, SLOClassOutput)
+
+    @operation("slo_class_remove", "Remove an SLO class", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        slo_class_remove(actor=self.actor, slo_class_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
-from drf_spectacular.utils import extend_schema
-from rest_framework import serializers
+from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import SIGNED_IN, ControlView, PageQuery, actor_of, claimed_version, page_of
+from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import NameField, VersionField
-from api.errors import ErrorOutput
+from api.control.references import class_named
 from api.permissions import IsAdmin
 from controller.models import Tenant
+from controller.selectors.catalogue import tenants
+from controller.services.tenants import tenant_create, tenant_remove, tenant_update
 
 QUOTA_MAX = 2**31 - 1
 
@@ -32,7 +34,11 @@ class _TenantChange(serializers.Serializer):
     )
     weight = serializers.FloatField(min_value=0.001, max_value=1000, required=False)
     rpm = serializers.IntegerField(
-        min_value=1, max_value=QUOTA_MAX, allow_null=True, required=False, help_text="Requests a minute; null: no limit."
+        min_value=1,
+        max_value=QUOTA_MAX,
+        allow_null=True,
+        required=False,
+        help_text="Requests a minute; null: no limit.",
     )
     tpm = serializers.IntegerField(
         min_value=1, max_value=QUOTA_MAX, allow_null=True, required=False, help_text="Tokens a minute; null: no limit."
@@ -65,3 +71,47 @@ class TenantOutput(serializers.ModelSerializer):
             "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class TenantList(ControlView):
+    """All tenants the caller may see, and new ones."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "POST": IsAdmin}
+
+    @operation("tenant_list", "List tenants", query=TenantQuery, answer=page_of(TenantOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(TenantQuery)
+        rows = filtered(tenants(of=self.tenant_id), query, {"name": "name", "state": "state"})
+        return self.page(rows, ("name",), TenantOutput, query)
+
+    @operation("tenant_create", "Create a tenant", body=TenantInput, answer=TenantOutput, status=201, errors=CREATED)
+    def post(self, request: Request) -> Response:
+        data = self.body(TenantInput)
+        if data.get("default_class"):
+            data["default_class"] = class_named(data["default_class"], "default_class", tenant=None)
+        row = tenant_create(actor=self.actor, **data)
+        return self.one(row, TenantOutput, status.HTTP_201_CREATED)
+
+
+class TenantDetail(ControlView):
+    """One tenant."""
+
+    access: ClassVar = {"GET": SIGNED_IN, "PATCH": IsAdmin, "DELETE": IsAdmin}
+
+    @operation("tenant_get", "Read a tenant", answer=TenantOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(tenants(of=self.tenant_id), pk), TenantOutput)
+
+    @operation("tenant_update", "Change a tenant", body=TenantPatch, answer=TenantOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: int) -> Response:
+        data = self.body(TenantPatch, partial=True)
+        version = claimed_version(request, data)
+        if data.get("default_class"):
+            data["default_class"] = class_named(data["default_class"], "default_class", self.found(tenants(), pk))
+        row = tenant_update(actor=self.actor, tenant_id=pk, version=version, changes=data)
+        return self.one(row, TenantOutput)
+
+    @operation("tenant_remove", "Remove a tenant", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: int) -> Response:
+        tenant_remove(actor=self.actor, tenant_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)

@@ -1,0 +1,82 @@
+"""The state of every component, for whoever is signed in. Load balancers ask `/healthz`, which needs no login."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView
+from api.control.documented import operation
+from api.control.gateways import is_fresh
+from controller.selectors.health import database_health
+from workers import live
+
+PROCESSES = ("worker", "beat")
+HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
+STATES = ("ok", "down", "stale", "unknown")
+
+
+class ComponentOutput(serializers.Serializer):
+    """One component. `stale`: it lives, but what it says is old."""
+
+    name = serializers.CharField()
+    state = serializers.ChoiceField(choices=STATES)
+    detail = serializers.CharField(allow_blank=True)
+    age_s = serializers.FloatField(allow_null=True, help_text="Of its newest sign of life.")
+
+
+class HealthOutput(serializers.Serializer):
+    """`ok` when every component is."""
+
+    status = serializers.ChoiceField(choices=("ok", "degraded"))
+    components = ComponentOutput(many=True)
+
+
+class HealthView(ControlView):
+    """Answers 200 whatever the components' states; they are in the body."""
+
+    access: ClassVar = {"GET": SIGNED_IN}
+
+    @operation("health", "State of all components", answer=HealthOutput, errors=(401, 403, 429, 503))
+    def get(self, request: Request) -> Response:
+        components = [_postgres(), *_live_components(time.time())]
+        ok = all(component["state"] == "ok" for component in components)
+        return Response(HealthOutput({"status": "ok" if ok else "degraded", "components": components}).data)
+
+
+def _postgres() -> dict[str, Any]:
+    health = database_health()
+    return _component("postgres", "ok" if health.ok else "down", health.error)
+
+
+def _live_components(now: float) -> list[dict[str, Any]]:
+    try:
+        fleets, seen = live.read_fleet(), live.read_heartbeats(PROCESSES)
+    except live.LiveUnavailable as error:
+        unknown = [_component(name, "unknown", "Redis is away") for name in ("gateway", *PROCESSES)]
+        return [_component("redis", "down", str(error)), *unknown]
+    gateways = [
+        _aged(f"gateway {fleet['gateway']}", now - fleet["at"], is_fresh(fleet["at"], fleet["period_s"], now))
+        for fleet in fleets
+    ]
+    processes = [_process(name, seen.get(name), now) for name in PROCESSES]
+    return [_component("redis", "ok"), *(gateways or [_component("gateway", "down", "none publishes")]), *processes]
+
+
+def _process(name: str, last: float | None, now: float) -> dict[str, Any]:
+    if last is None:
+        return _component(name, "down", "no sign of life")
+    return _aged(name, now - last, now - last <= HEARTBEAT_OLD_S)
+
+
+def _aged(name: str, age_s: float, fresh: bool) -> dict[str, Any]:
+    age_s = round(max(0.0, age_s), 1)
+    return _component(name, "ok" if fresh else "stale", "" if fresh else f"last seen {age_s} s ago", age_s)
+
+
+def _component(name: str, state: str, detail: str = "", age_s: float | None = None) -> dict[str, Any]:
+    return {"name": name, "state": state, "detail": detail, "age_s": age_s}

@@ -1,0 +1,226 @@
+"""Instances: serving engines. What is wished here a provisioner brings about; `observed_state` says what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.core.validators import RegexValidator
+from rest_framework import serializers, status
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
+from api.control.fields import JsonObjectField, VersionField
+from api.control.references import host_named, model_named
+from api.permissions import IsOperator, IsViewer
+from controller.models import Instance
+from controller.models.fleet import Role
+from controller.selectors.catalogue import instances
+from controller.services.instances import (
+    instance_drain,
+    instance_register,
+    instance_remove,
+    instance_stop,
+    instance_undrain,
+    instance_update,
+    instance_wish,
+)
+
+BACKENDS = ("reference", "vllm")
+PROVISIONERS = ("process", "static")
+LOOKUPS = {
+    "model": "model__name",
+    "host": "host__name",
+    "role": "role",
+    "desired_state": "desired_state",
+    "observed_state": "observed_state",
+}
+
+ID = RegexValidator(
+    r"\A[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\Z",
+    "Use letters, digits and . _ - and start with a letter or digit.",
+)
+
+
+class InstanceQuery(PageQuery):
+    """Filters of the list."""
+
+    model = serializers.CharField(max_length=120, required=False, help_text="A model's name.")
+    host = serializers.CharField(max_length=120, required=False, help_text="A host's name.")
+    role = serializers.ChoiceField(choices=Role.choices, required=False)
+    desired_state = serializers.ChoiceField(choices=Instance.Desired.choices, required=False)
+    observed_state = serializers.ChoiceField(choices=Instance.Observed.choices, required=False)
+    live = serializers.BooleanField(
+        required=False, allow_null=True, default=None, help_text="True: wanted, or still there."
+    )
+
+
+class _InstanceFields(serializers.Serializer):
+    host = serializers.CharField(max_length=120, allow_null=True, required=False, help_text="A host's name.")
+    device_kind = serializers.CharField(max_length=64, allow_blank=True, required=False)
+    tp = serializers.IntegerField(min_value=1, max_value=1024, required=False, help_text="Tensor parallel degree.")
+    max_num_seqs = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
+    unit_cost = serializers.FloatField(
+        min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
+    )
+    spec = JsonObjectField(required=False, help_text="What the provisioner and the engine need to know.")
+
+
+class InstanceInput(_InstanceFields):
+    """A new instance: one that its provisioner starts, or an endpoint that runs already (`static`, with its url)."""
+
+    id = serializers.CharField(max_length=63, validators=[ID], required=False, help_text="Chosen here if absent.")
+    model = serializers.CharField(max_length=120, help_text="A model's name.")
+    backend = serializers.ChoiceField(choices=BACKENDS)
+    provisioner = serializers.ChoiceField(choices=PROVISIONERS)
+    url = serializers.URLField(max_length=255, required=False, help_text="Of a `static` instance.")
+    role = serializers.ChoiceField(choices=Role.choices, required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if attrs["provisioner"] == "static":
+            missing = {name: ["A static instance needs it."] for name in ("id", "url") if name not in attrs}
+            if missing:
+                raise serializers.ValidationError(missing)
+        elif "url" in attrs:
+            raise serializers.ValidationError({"url": ["Its provisioner finds the url; give one for `static` only."]})
+        elif attrs["backend"] != "reference":
+            raise serializers.ValidationError({"backend": ["The process provisioner starts reference engines."]})
+        return attrs
+
+
+class InstancePatch(_InstanceFields):
+    """A change; what is absent stays. The wish is changed by the actions."""
+
+    version = VersionField()
+
+
+class InstanceAction(serializers.Serializer):
+    """The version an action was decided on; without one it acts on whatever is there."""
+
+    version = VersionField()
+
+
+class InstanceWish(InstanceAction):
+    """The state an instance shall be in."""
+
+    desired_state = serializers.ChoiceField(choices=Instance.Desired.choices)
+
+
+class InstanceOutput(serializers.ModelSerializer):
+    """An instance: the wish, what was observed of it, and when."""
+
+    model = serializers.CharField(source="model.name")
+    host = serializers.CharField(source="host.name", allow_null=True, default=None)
+    spec = JsonObjectField()
+
+    class Meta:
+        model = Instance
+        fields = (
+            "id", "model", "host", "backend", "provisioner", "url", "role", "device_kind", "tp", "max_num_seqs",
+            "unit_cost", "spec", "desired_state", "observed_state", "generation", "observed_generation", "desired_at",
+            "observed_at", "ready_at", "stopped_at", "error", "version", "created_at", "updated_at",
+        )  # fmt: skip
+        read_only_fields = fields
+
+
+class InstanceList(ControlView):
+    """All instances, and new ones."""
+
+    access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
+
+    @operation("instance_list", "List instances", query=InstanceQuery, answer=page_of(InstanceOutput))
+    def get(self, request: Request) -> Response:
+        query = self.query(InstanceQuery)
+        rows = filtered(instances(live=query["live"]), query, LOOKUPS)
+        return self.page(rows, ("id",), InstanceOutput, query)
+
+    @operation(
+        "instance_create", "Create an instance", body=InstanceInput, answer=InstanceOutput, status=201, errors=CREATED
+    )
+    def post(self, request: Request) -> Response:
+        data = _referring(self.body(InstanceInput))
+        data["model"] = model_named(data["model"], "model")
+        if data["provisioner"] == "static":
+            del data["provisioner"]
+            row = instance_register(actor=self.actor, **data)
+        else:
+            row = instance_wish(actor=self.actor, **data)
+        return self.one(row, InstanceOutput, status.HTTP_201_CREATED)
+
+
+class InstanceDetail(ControlView):
+    """One instance."""
+
+    access: ClassVar = {"GET": IsViewer, "PATCH": IsOperator, "DELETE": IsOperator}
+
+    @operation("instance_get", "Read an instance", answer=InstanceOutput, errors=FOUND)
+    def get(self, request: Request, pk: str) -> Response:
+        return self.one(self.found(instances(), pk), InstanceOutput)
+
+    @operation("instance_update", "Change an instance", body=InstancePatch, answer=InstanceOutput, errors=CHANGED)
+    def patch(self, request: Request, pk: str) -> Response:
+        data = _referring(self.body(InstancePatch, partial=True))
+        version = claimed_version(request, data)
+        row = instance_update(actor=self.actor, instance_id=pk, version=version, changes=data)
+        return self.one(row, InstanceOutput)
+
+    @operation("instance_remove", "Forget a stopped or failed instance", status=204, errors=CHANGED)
+    def delete(self, request: Request, pk: str) -> Response:
+        instance_remove(actor=self.actor, instance_id=pk, version=matched_version(request))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class _InstanceWishView(ControlView):
+    """A wish for one instance: said twice, it changes nothing."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    def wish(self, service: Callable[..., Instance], pk: str, data: dict[str, Any]) -> Response:
+        version = data.get("version")
+        service(actor=self.actor, instance_id=pk, version=matched_version(self.request) if version is None else version)
+        return self.one(self.found(instances(), pk), InstanceOutput)
+
+
+class InstanceDrain(_InstanceWishView):
+    """Nothing new is sent there; what runs may finish."""
+
+    @operation("instance_drain", "Drain an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
+    def post(self, request: Request, pk: str) -> Response:
+        return self.wish(instance_drain, pk, self.body(InstanceAction))
+
+
+class InstanceStop(_InstanceWishView):
+    """At once, whatever runs there, and for good."""
+
+    @operation("instance_stop", "Stop an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
+    def post(self, request: Request, pk: str) -> Response:
+        return self.wish(instance_stop, pk, self.body(InstanceAction))
+
+
+class InstanceDesiredState(_InstanceWishView):
+    """The wish itself: draining, running again after a drain, or stopped for good."""
+
+    SERVICES: ClassVar = {
+        Instance.Desired.RUNNING: instance_undrain,
+        Instance.Desired.DRAINING: instance_drain,
+        Instance.Desired.STOPPED: instance_stop,
+    }
+
+    @operation(
+        "instance_set_desired_state",
+        "Set the desired state of an instance",
+        body=InstanceWish,
+        answer=InstanceOutput,
+        errors=CHANGED,
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        data = self.body(InstanceWish)
+        return self.wish(self.SERVICES[data["desired_state"]], pk, data)
+
+
+def _referring(data: dict[str, Any]) -> dict[str, Any]:
+    if "host" in data:
+        data["host"] = host_named(data["host"], "host")
+    return data

@@ -1,0 +1,230 @@
+"""The live queue of all gateways, and commands on requests that wait in it.
+
+Gateways publish their queue only while somebody watches: the first look waits up to `FIRST_LOOK_S` for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView
+from api.control.documented import operation
+from api.control.gateways import fresh_fleets
+from api.errors import LiveDataUnavailable
+from api.permissions import IsOperator
+from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, CommandAnswer, QueueMessage
+from controller.services.queue_commands import queue_command_record
+from workers import live
+
+FIRST_LOOK_S = 1.5
+LOOK_EVERY_S = 0.1
+FRESH_S = 5.0  # gateways publish several times a second while watched
+REQUESTS_MAX = 500
+PRIORITY_MAX = 1_000
+
+
+class QueueQuery(serializers.Serializer):
+    """Which rows, and how many."""
+
+    limit = serializers.IntegerField(min_value=1, max_value=QUEUE_ROWS_PUBLISHED, default=50)
+    tenant = serializers.CharField(max_length=64, required=False)
+    slo_class = serializers.CharField(max_length=64, required=False, allow_blank=True)
+
+
+class QueueClass(serializers.Serializer):
+    """How many wait in one class of one tenant."""
+
+    tenant = serializers.CharField()
+    slo_class = serializers.CharField()
+    count = serializers.IntegerField()
+    oldest_slack_s = serializers.FloatField(allow_null=True)
+
+
+class QueueRowOutput(serializers.Serializer):
+    """One waiting request. Seconds; `slack_s` is the time left to its first-token deadline."""
+
+    id = serializers.CharField()
+    tenant = serializers.CharField()
+    slo_class = serializers.CharField()
+    model = serializers.CharField()
+    priority = serializers.IntegerField()
+    prompt_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField(help_text="Expected.")
+    waited_s = serializers.FloatField()
+    ttft_s = serializers.FloatField(help_text="The target.")
+    slack_s = serializers.FloatField()
+    hopeless = serializers.BooleanField()
+
+
+class QueueOutput(serializers.Serializer):
+    """The queue now. `items` are the most urgent; `total` and `by_class` count all."""
+
+    at = serializers.FloatField(help_text="Epoch seconds of the oldest gateway's state.")
+    gateways = serializers.IntegerField(help_text="How many gateways' queues these are.")
+    missing = serializers.IntegerField(help_text="Gateways that did not publish their queue in time.")
+    total = serializers.IntegerField()
+    by_class = QueueClass(many=True)
+    items = QueueRowOutput(many=True)
+
+
+class QueueView(ControlView):
+    """What waits, by urgency."""
+
+    access: ClassVar = {"GET": SIGNED_IN}
+
+    @operation("queue", "The live queue", query=QueueQuery, answer=QueueOutput)
+    def get(self, request: Request) -> Response:
+        query = self.query(QueueQuery)
+        expected = len(fresh_fleets())
+        messages = _look(expected)
+        if not messages:
+            raise LiveDataUnavailable("No gateway has published its queue. Try again shortly.")
+        if self.tenant_name is not None:
+            messages = [_of_tenant(message, self.tenant_name) for message in messages]
+        return Response(QueueOutput(_merged(messages, query, expected)).data)
+
+
+class _Chosen(serializers.Serializer):
+    request_ids = serializers.ListField(
+        child=serializers.CharField(max_length=64), min_length=1, max_length=REQUESTS_MAX
+    )
+
+
+class QueueSelection(_Chosen):
+    """Requests that wait."""
+
+
+class QueuePriority(_Chosen):
+    """Requests that wait, and their new priority."""
+
+    priority = serializers.IntegerField(min_value=0, max_value=PRIORITY_MAX, help_text="0 is the highest.")
+
+
+class CommandOutput(serializers.Serializer):
+    """What became of each request, and the audit record of the command."""
+
+    applied = serializers.ListField(child=serializers.CharField())
+    too_late = serializers.ListField(child=serializers.CharField(), help_text="Already sent to an engine.")
+    gone = serializers.ListField(child=serializers.CharField(), help_text="In no gateway's queue.")
+    gateways = serializers.IntegerField(help_text="How many gateways answered.")
+    decision = serializers.IntegerField(help_text="Id of the audit record.")
+
+
+class _QueueCommand(ControlView):
+    """Tells every gateway and waits for their answers; audited, whatever they say."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    def tell(self, kind: str, data: dict[str, Any]) -> Response:
+        ids, priority = list(dict.fromkeys(data["request_ids"])), data.get("priority")
+        audit = {"actor": self.actor, "kind": kind, "request_ids": ids, "priority": priority}
+        try:
+            answers = live.send_command(self.actor.name, kind, ids, priority)
+        except live.LiveUnavailable as error:
+            queue_command_record(**audit, outcome={"error": str(error)})
+            raise
+        outcome = _outcome(ids, answers)
+        decision = queue_command_record(**audit, outcome=outcome)
+        if not answers:
+            raise LiveDataUnavailable("No gateway answered in time; the command may still take effect within 5 s.")
+        return Response(CommandOutput({**outcome, "decision": decision.pk}).data)
+
+
+class QueueCancel(_QueueCommand):
+    """End requests before they reach an engine."""
+
+    @operation("queue_cancel", "Cancel waiting requests", body=QueueSelection, answer=CommandOutput)
+    def post(self, request: Request) -> Response:
+        return self.tell("cancel", self.body(QueueSelection))
+
+
+class QueueReprioritise(_QueueCommand):
+    """Give requests another priority."""
+
+    @operation("queue_reprioritise", "Reprioritise waiting requests", body=QueuePriority, answer=CommandOutput)
+    def post(self, request: Request) -> Response:
+        return self.tell("reprioritise", self.body(QueuePriority))
+
+
+class QueuePause(_QueueCommand):
+    """Hold requests back until they are resumed, or their waiting time ends."""
+
+    @operation("queue_pause", "Pause waiting requests", body=QueueSelection, answer=CommandOutput)
+    def post(self, request: Request) -> Response:
+        return self.tell("pause", self.body(QueueSelection))
+
+
+class QueueResume(_QueueCommand):
+    """Let paused requests go on."""
+
+    @operation("queue_resume", "Resume paused requests", body=QueueSelection, answer=CommandOutput)
+    def post(self, request: Request) -> Response:
+        return self.tell("resume", self.body(QueueSelection))
+
+
+def _look(expected: int) -> list[QueueMessage]:
+    """The queues of `expected` gateways, or of those that publish in time."""
+    live.mark_watched(LIVE_QUEUE)
+    give_up_at = time.monotonic() + FIRST_LOOK_S
+    while True:
+        messages = [message for message in live.read_queue() if time.time() - message["at"] <= FRESH_S]
+        if len(messages) >= expected or time.monotonic() >= give_up_at:
+            return messages
+        time.sleep(LOOK_EVERY_S)
+
+
+def _of_tenant(message: QueueMessage, tenant: str) -> QueueMessage:
+    """What a tenant may see of a gateway's queue: its own rows and counts."""
+    by_class = [entry for entry in message["by_class"] if entry["tenant"] == tenant]
+    rows = [row for row in message["rows"] if row["tenant"] == tenant]
+    return QueueMessage(
+        **{**message, "by_class": by_class, "rows": rows, "total": sum(entry["count"] for entry in by_class)}
+    )
+
+
+def _merged(messages: Sequence[QueueMessage], query: dict[str, Any], expected: int) -> dict[str, Any]:
+    chosen = {name: query[name] for name in ("tenant", "slo_class") if name in query}
+    rows = [row for message in messages for row in message["rows"] if _is_chosen(row, chosen)]
+    by_class: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in (entry for message in messages for entry in message["by_class"] if _is_chosen(entry, chosen)):
+        _count(by_class, entry)
+    return {
+        "at": min(message["at"] for message in messages),
+        "gateways": len(messages),
+        "missing": max(0, expected - len(messages)),
+        "total": sum(entry["count"] for entry in by_class.values()),
+        "by_class": [by_class[key] for key in sorted(by_class)],
+        "items": sorted(rows, key=lambda row: (row["slack_s"], row["id"]))[: query["limit"]],
+    }
+
+
+def _is_chosen(entry: Any, chosen: dict[str, str]) -> bool:
+    return all(entry[name] == value for name, value in chosen.items())
+
+
+def _count(by_class: dict[tuple[str, str], dict[str, Any]], entry: dict[str, Any]) -> None:
+    known = by_class.setdefault(
+        (entry["tenant"], entry["slo_class"]),
+        {"tenant": entry["tenant"], "slo_class": entry["slo_class"], "count": 0, "oldest_slack_s": None},
+    )
+    known["count"] += entry["count"]
+    slacks = [each for each in (known["oldest_slack_s"], entry.get("oldest_slack_s")) if each is not None]
+    known["oldest_slack_s"] = min(slacks, default=None)
+
+
+def _outcome(ids: Sequence[str], answers: Sequence[CommandAnswer]) -> dict[str, Any]:
+    """A request waits in one gateway only, so it is "gone" for all the others."""
+    applied = {each for answer in answers for each in answer["applied"]}
+    too_late = {each for answer in answers for each in answer["too_late"]} - applied
+    return {
+        "applied": [each for each in ids if each in applied],
+        "too_late": [each for each in ids if each in too_late],
+        "gone": [each for each in ids if each not in applied | too_late],
+        "gateways": len(answers),
+    }

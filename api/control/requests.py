@@ -1,0 +1,86 @@
+"""Finished requests as the gateways recorded them. Read-only, newest first; a tenant's key sees its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db.models import QuerySet
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import SIGNED_IN, ControlView, PageQuery, without_page
+from api.control.documented import FOUND, operation, page_of
+from controller.core.types import Outcome
+from controller.models import RequestRecord
+from controller.selectors import requests
+
+
+class RequestQuery(PageQuery):
+    """Filters of the list."""
+
+    id = serializers.CharField(max_length=64, required=False, help_text="`x-slackline-request-id`.")
+    tenant = serializers.CharField(max_length=64, required=False)
+    slo_class = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, help_text="Empty: requests without a class."
+    )
+    model = serializers.CharField(max_length=120, required=False)
+    instance = serializers.CharField(max_length=64, required=False)
+    outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome], required=False)
+    attained = serializers.BooleanField(required=False, allow_null=True, default=None)
+    since = serializers.DateTimeField(required=False, help_text="Arrived at or after; ISO 8601.")
+    until = serializers.DateTimeField(required=False, help_text="Arrived before; ISO 8601.")
+
+
+SUMMARY = (
+    "id", "arrived_at", "tenant", "slo_class", "model", "priority", "instance", "outcome", "error_code", "http_status",
+    "streamed", "judged_by", "prompt_tokens", "output_tokens", "target_ttft_s", "target_tpot_s", "target_deadline_s",
+    "waiting_time_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "ttft_met", "tpot_met", "deadline_met", "attained",
+    "goodput_tokens", "attempts", "workflow", "stage",
+)  # fmt: skip
+
+
+class RequestSummary(serializers.ModelSerializer):
+    """One row of the list. Durations in seconds; a null was not measured."""
+
+    class Meta:
+        model = RequestRecord
+        fields = SUMMARY
+        read_only_fields = fields
+
+
+class RequestOutput(serializers.ModelSerializer):
+    """One request with the decisions taken for it and when its tokens came, seconds after arrival."""
+
+    decisions = serializers.ListField(child=serializers.DictField())
+    token_times = serializers.ListField(child=serializers.FloatField())
+
+    class Meta:
+        model = RequestRecord
+        fields = (*SUMMARY, "decisions", "token_times")
+        read_only_fields = fields
+
+
+class _RequestsView(ControlView):
+    access: ClassVar = {"GET": SIGNED_IN}
+
+    def narrowed(self, rows: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
+        return rows if self.tenant_name is None else rows.filter(tenant=self.tenant_name)
+
+
+class RequestList(_RequestsView):
+    """Finished requests, newest first."""
+
+    @operation("request_list", "List finished requests", query=RequestQuery, answer=page_of(RequestSummary))
+    def get(self, request: Request) -> Response:
+        query = self.query(RequestQuery)
+        rows = self.narrowed(requests.search(**without_page(query)))
+        return self.page(rows.defer("decisions", "token_times"), requests.ORDER, RequestSummary, query)
+
+
+class RequestDetail(_RequestsView):
+    """One finished request."""
+
+    @operation("request_get", "Read a finished request", answer=RequestOutput, errors=FOUND)
+    def get(self, request: Request, pk: str) -> Response:
+        return self.one(self.found(self.narrowed(requests.search()), pk), RequestOutput)

@@ -1,0 +1,23 @@
+"""What is not an address of the control API, answered in its own error shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.exceptions import NotFound
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+
+from api.control.base import ControlView
+
+
+@extend_schema(exclude=True)
+class UnknownAddress(ControlView):
+    """404 for whoever asks, with any method."""
+
+    def get_permissions(self) -> list[Any]:
+        return [AllowAny()]
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        raise NotFound("There is no such address. Paths have no trailing slash; see /api/docs.")

@@ -1,0 +1,101 @@
+"""Configured objects as lists: a caller's rows, related names joined. `of` is a tenant's id, None for everybody's."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from controller.models import (
+    ApiKey,
+    Device,
+    Host,
+    Instance,
+    Link,
+    PriorityMapping,
+    ScalingPolicy,
+    ServedModel,
+    SLOClass,
+    Tenant,
+)
+from controller.services.api_keys import secret_digest
+
+
+def tenants(*, of: int | None = None) -> QuerySet[Tenant]:
+    rows = Tenant.objects.select_related("default_class")
+    return rows if of is None else rows.filter(pk=of)
+
+
+def api_keys(*, of: int | None = None, usable: bool | None = None) -> QuerySet[ApiKey]:
+    """`usable`: only those neither revoked nor expired (True), or only the others (False)."""
+    rows = ApiKey.objects.select_related("tenant")
+    if usable is not None:
+        good = ApiKey.objects.usable(timezone.now()).values("pk")
+        rows = rows.filter(pk__in=good) if usable else rows.exclude(pk__in=good)
+    return rows if of is None else rows.filter(tenant=of)
+
+
+def key_of_secret(*, secret: str, now: datetime) -> ApiKey | None:
+    """The key whose whole secret this is, unless it is revoked, expired or its tenant suspended."""
+    rows = ApiKey.objects.usable(now).select_related("tenant")
+    return rows.filter(sha256=secret_digest(secret), tenant__state=Tenant.State.ACTIVE).first()
+
+
+def slo_classes(*, of: int | None = None) -> QuerySet[SLOClass]:
+    """A tenant sees its own and the shared ones."""
+    rows = SLOClass.objects.select_related("tenant")
+    return rows if of is None else rows.filter(_own_or_shared(of))
+
+
+def priority_mappings(*, of: int | None = None) -> QuerySet[PriorityMapping]:
+    """A tenant sees its own and the shared one."""
+    rows = PriorityMapping.objects.select_related("tenant")
+    return rows if of is None else rows.filter(_own_or_shared(of))
+
+
+def served_models() -> QuerySet[ServedModel]:
+    return ServedModel.objects.all()
+
+
+def hosts() -> QuerySet[Host]:
+    return Host.objects.all()
+
+
+def devices() -> QuerySet[Device]:
+    return Device.objects.select_related("host")
+
+
+def links() -> QuerySet[Link]:
+    return Link.objects.select_related("source", "target")
+
+
+def instances(*, live: bool | None = None) -> QuerySet[Instance]:
+    """`live`: only those wanted or still there (True), or only the others (False)."""
+    rows = Instance.objects.select_related("model", "host")
+    if live is not None:
+        there = Instance.objects.live().values("pk")
+        rows = rows.filter(pk__in=there) if live else rows.exclude(pk__in=there)
+    return rows
+
+
+def scaling_policies() -> QuerySet[ScalingPolicy]:
+    return ScalingPolicy.objects.select_related("model")
+
+
+def targets() -> dict[tuple[str | None, str], float]:
+    """The share that each class wants, by its tenant's name (None: shared) and its own."""
+    return {
+        (owner, name): share for owner, name, share in SLOClass.objects.values_list("tenant__name", "name", "target")
+    }
+
+
+def slo_class_for(*, name: str, tenant: Tenant | None) -> SLOClass | None:
+    """The class a tenant means by this name: its own, else the shared one."""
+    owners = Q(tenant__isnull=True) if tenant is None else _own_or_shared(tenant.pk)
+    found = SLOClass.objects.filter(owners, name=name)
+    return min(found, key=lambda row: row.tenant_id is None, default=None)
+
+
+def _own_or_shared(tenant_id: int) -> Q:
+    return Q(tenant=tenant_id) | Q(tenant__isnull=True)

@@ -1,0 +1,35 @@
+"""Commands to the gateways' queues leave an audit record, whatever came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.models import Decision
+from controller.services.actors import Actor
+from controller.services.decisions import decision_record
+
+
+def queue_command_record(
+    *,
+    actor: Actor,
+    kind: str,
+    request_ids: Sequence[str],
+    outcome: Mapping[str, Any],
+    priority: int | None = None,
+) -> Decision:
+    """`kind`: cancel, reprioritise, pause or resume. `outcome`: which were applied, gone or too late, or the error."""
+    single = request_ids[0] if len(request_ids) == 1 else ""
+    inputs: dict[str, Any] = {"request_ids": list(request_ids)}
+    if priority is not None:
+        inputs["priority"] = priority
+    return decision_record(
+        actor=actor,
+        kind=f"queue_{kind}",
+        subject_type="request",
+        subject=single or f"{len(request_ids)} requests",
+        reason="person_asked",
+        inputs=inputs,
+        outcome=outcome,
+        request_id=single,
+    )
