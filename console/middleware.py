@@ -6,14 +6,20 @@ Plotly inserts one and fills it through the style sheet's own interface, which t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
+from psycopg_pool import PoolTimeout
 
 from console.metrics import REQUEST_SECONDS, REQUESTS
+from console.views.problems import database_away
+
+log = logging.getLogger(__name__)
 
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 CONTENT_SECURITY_POLICY = "; ".join(
@@ -89,6 +95,27 @@ def request_timing(get_response: GetResponse) -> GetResponse:
         return record_time(request, get_response(request), started)
 
     return middleware
+
+
+class DatabaseAway:
+    """A page that cannot reach PostgreSQL answers 503 and says so; without this it would be a 500."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+        if _is_async(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        if not isinstance(exception, OperationalError | InterfaceError | PoolTimeout):
+            return None
+        log.warning("PostgreSQL is away: %s", exception, extra={"action": "database_unavailable"})
+        return database_away(request)
 
 
 def _is_async(get_response: GetResponse) -> bool:

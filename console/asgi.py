@@ -1,0 +1,38 @@
+"""Composition root of the console: pages and control API (Django), static files, and live topics (Channels).
+
+Run by `uvicorn console.asgi:application`. A WebSocket needs a session of ours and an origin of ours.
+"""
+
+from __future__ import annotations
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+pages = get_asgi_application()  # before any import that needs the app registry
+
+from channels.auth import AuthMiddlewareStack  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
+from django.conf import settings  # noqa: E402
+
+from console.consumers.routing import websocket_urlpatterns  # noqa: E402
+from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
+
+static = StaticFiles(settings.STATIC_URL)
+
+
+async def http(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"].startswith(settings.STATIC_URL):
+        await static(scope, receive, send)
+    else:
+        await pages(scope, receive, send)
+
+
+application = ProtocolTypeRouter(
+    {
+        "http": http,
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+    }
+)

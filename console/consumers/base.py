@@ -1,0 +1,219 @@
+"""One live topic to one browser: authorise, accept, snapshot, merged updates, heartbeat.
+
+Memory is bounded whatever the browser does: messages of the channel layer change the newest state, and one task sends
+that state, at most four times a second, each send with a time-out. A browser that stops reading is closed. Redis may be
+away at any time: the socket is accepted first, the group is joined with retries, and each frame says how old its data
+is. Frames carry a sequence number; a browser that misses one asks for a new snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from importlib import import_module
+from typing import Any, ClassVar
+
+import orjson
+from channels.auth import get_user
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+from django.db import Error as DatabaseError
+from redis.exceptions import RedisError
+
+from console.access import Role, role_of
+from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
+from workers.live import LiveUnavailable
+
+log = logging.getLogger(__name__)
+
+FRAME_GAP_S = 0.25  # at most four frames a second
+HEARTBEAT_S = 2.0
+SEND_TIMEOUT_S = 5.0
+WATCH_PERIOD_S = 3.0  # the mark in Redis lives ten seconds
+REJOIN_MAX_S = 5.0
+REAUTHORISE_S = 30.0
+CLOSE_NOT_ALLOWED = 4403
+CLOSE_TOO_SLOW = 4408
+CLIENT_MESSAGE_BYTES = 2_000
+
+# What a channel layer and the Redis client raise while Redis is away, hangs or is full.
+REDIS_AWAY = (LiveUnavailable, RedisError, OSError, TimeoutError)
+
+
+class LiveConsumer(AsyncWebsocketConsumer):
+    """Topics subclass this: `group`, `topic`, and the five methods at the end."""
+
+    topic: ClassVar[str]
+    group: ClassVar[str]
+    minimum_role: ClassVar[Role] = Role.VIEWER
+
+    # -- life cycle -------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = False
+        self._role = await database_sync_to_async(role_of)(self.scope["user"])
+        if self._role < self.minimum_role:
+            await self.close(CLOSE_NOT_ALLOWED)
+            return
+        await self.accept()
+        self._open = True
+        SOCKETS.labels(self.topic).inc()
+        self._changed = asyncio.Event()
+        self._pending = 0
+        self._seq = 0
+        self._snapshot_due = True
+        self._away = "Waiting for the first data"
+        self._tasks = [asyncio.create_task(job()) for job in (self._keep_joined, self._send_frames, self._reauthorise)]
+
+    async def disconnect(self, code: int) -> None:
+        if self._open:
+            self._open = False
+            SOCKETS.labels(self.topic).dec()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(1.0):
+                await self.channel_layer.group_discard(self.group, self.channel_name)
+        except REDIS_AWAY:
+            log.debug("left %s while Redis was away", self.group)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """The browser may ask for a new snapshot; anything else ends the connection."""
+        if self._role < self.minimum_role:
+            await self.close(CLOSE_NOT_ALLOWED)
+            return
+        if not await self.asked(_parse(text_data)):
+            await self.close(1003)
+
+    async def live_message(self, event: dict[str, Any]) -> None:
+        """From the channel layer: take it into the newest state, and let the sender know."""
+        if self.take(event["message"]):
+            self._pending += 1
+            self._changed.set()
+
+    # -- tasks ------------------------------------------------------------------------------------------------------
+
+    async def _keep_joined(self) -> None:
+        """Joins the group, re-reads the newest state from Redis and marks the topic as watched, for as long as we live."""
+        joined, pause = False, 0.5
+        while True:
+            try:
+                async with asyncio.timeout(2.0):
+                    if not joined:
+                        await self.channel_layer.group_add(self.group, self.channel_name)
+                        joined = True
+                    await self.mark_watched()
+                    await self.refresh()
+                self._away, pause = "", 0.5
+                self._changed.set()
+                await asyncio.sleep(WATCH_PERIOD_S)
+            except REDIS_AWAY as error:
+                log.info("%s: Redis is away (%s)", self.topic, error, extra={"action": "live_redis_away"})
+                self._away = "Redis is away"
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, REJOIN_MAX_S)
+
+    async def _send_frames(self) -> None:
+        """The only sender. Waits for news, else beats. Ends when the browser no longer reads or is no longer allowed."""
+        while self._role >= self.minimum_role:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._changed.wait()
+                frame = self._news()
+            except TimeoutError:
+                frame = {"type": "heartbeat"}
+            if not await self._send(frame):
+                SLOW_SOCKETS.labels(self.topic).inc()
+                log.info("%s: the browser stopped reading", self.topic, extra={"action": "live_too_slow"})
+                await self.close(CLOSE_TOO_SLOW)
+                return
+            await asyncio.sleep(FRAME_GAP_S)
+
+    def _news(self) -> dict[str, Any]:
+        self._changed.clear()
+        FRAMES_MERGED.labels(self.topic).inc(max(0, self._pending - 1))
+        self._pending = 0
+        self._seq += 1
+        snapshot, self._snapshot_due = self._snapshot_due, False
+        return {"type": "snapshot" if snapshot else "update", "seq": self._seq, "data": self.frame(snapshot)}
+
+    async def _send(self, frame: dict[str, Any]) -> bool:
+        now = time.time()
+        age = self.age_s(now)
+        stale = bool(self._away) or age is None or age > self.stale_after_s()
+        frame |= {"topic": self.topic, "at": now, "age_s": age, "stale": stale, "reason": self._away}
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self.send(text_data=orjson.dumps(frame).decode())
+        except TimeoutError:
+            return False
+        FRAMES_SENT.labels(self.topic).inc()
+        return True
+
+    async def _reauthorise(self) -> None:
+        """A session that ended or a role that was taken ends the stream within half a minute."""
+        while True:
+            await asyncio.sleep(REAUTHORISE_S)
+            try:
+                self._role = await current_role(self.scope["session"])
+            except DatabaseError:
+                continue  # PostgreSQL is away: nobody can have signed out meanwhile
+            if self._role < self.minimum_role:
+                await self.close(CLOSE_NOT_ALLOWED)
+                return
+
+    def want_snapshot(self) -> None:
+        self._snapshot_due = True
+        self._changed.set()
+
+    # -- for topics -------------------------------------------------------------------------------------------------
+
+    async def asked(self, message: dict[str, Any]) -> bool:
+        """A message of the browser; False if it makes no sense."""
+        if message != {"type": "refetch"}:
+            return False
+        self.want_snapshot()
+        return True
+
+    async def mark_watched(self) -> None:
+        raise NotImplementedError
+
+    async def refresh(self) -> None:
+        """Reads the newest state whole: at the start, after an outage, and every few seconds against lost messages."""
+        raise NotImplementedError
+
+    def take(self, message: dict[str, Any]) -> bool:
+        """Takes a message into the state; False if it changes nothing."""
+        raise NotImplementedError
+
+    def frame(self, snapshot: bool) -> dict[str, Any]:
+        """What a browser gets: everything, or what has changed since the last frame."""
+        raise NotImplementedError
+
+    def age_s(self, now: float) -> float | None:
+        raise NotImplementedError
+
+    def stale_after_s(self) -> float:
+        return 3.0
+
+
+async def current_role(session: Any) -> Role:
+    """Of the session's user as stored now, not as it was when the socket opened."""
+    store = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
+    user = await get_user({"session": store})
+    return await database_sync_to_async(role_of)(user)
+
+
+def _parse(text: str | None) -> dict[str, Any]:
+    if text is None or len(text) > CLIENT_MESSAGE_BYTES:
+        return {}
+    try:
+        message = json.loads(text)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}

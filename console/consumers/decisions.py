@@ -1,0 +1,60 @@
+"""Decisions as they happen: the newest of the audit as a snapshot, then each new one."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from channels.db import database_sync_to_async
+
+from console.consumers.base import LiveConsumer
+from console.sentences import as_item
+from console.templatetags.units import figures
+from controller.core.messages import LIVE_DECISIONS
+from controller.selectors import decisions as selectors
+from workers import live
+
+SHOWN = 40  # a burst longer than this is in the audit; the list shows its end
+
+
+class DecisionsConsumer(LiveConsumer):
+    topic = "decisions"
+    group = LIVE_DECISIONS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._items: deque[dict[str, Any]] = deque(maxlen=SHOWN)  # newest first
+        self._unsent: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+        self._heard_at: float | None = None
+
+    async def mark_watched(self) -> None:
+        await live.amark_watched(self.group)
+
+    async def refresh(self) -> None:
+        """The database is the truth: what pub/sub lost is found again here, within a few seconds."""
+        for item in reversed(await newest_items()):
+            self._keep(item)
+
+    def take(self, message: dict[str, Any]) -> bool:
+        return self._keep(message["data"])
+
+    def _keep(self, item: dict[str, Any]) -> bool:
+        if any(known["id"] == item["id"] for known in self._items):
+            return False
+        item = {**item, "figures_text": figures(item["figures"])}
+        self._items.appendleft(item)
+        self._unsent.appendleft(item)
+        return True
+
+    def frame(self, snapshot: bool) -> dict[str, Any]:
+        items = list(self._items if snapshot else self._unsent)
+        self._unsent.clear()
+        return {"decisions": sorted(items, key=lambda item: item["at"], reverse=True)}
+
+    def age_s(self, now: float) -> float | None:
+        return 0.0  # decisions come when they come: their list is as new as the connection to Redis
+
+
+@database_sync_to_async
+def newest_items() -> list[dict[str, Any]]:
+    return [as_item(decision) for decision in selectors.newest(SHOWN)]

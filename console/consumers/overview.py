@@ -1,0 +1,54 @@
+"""Live Overview: every gateway's newest FleetMessage, merged into one page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from console import live_view
+from console.consumers.base import LiveConsumer
+from controller.core.messages import LIVE_OVERVIEW, FleetMessage
+from workers import live
+
+GONE_AFTER_S = 15.0  # a gateway that says nothing for so long is no longer part of the page
+
+
+class OverviewConsumer(LiveConsumer):
+    topic = "overview"
+    group = LIVE_OVERVIEW
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fleets: dict[str, FleetMessage] = {}
+
+    async def mark_watched(self) -> None:
+        await live.amark_watched(self.group)
+
+    async def refresh(self) -> None:
+        for fleet in await live.aread_fleet():
+            self._keep(fleet)
+
+    def take(self, message: dict[str, Any]) -> bool:
+        return self._keep(message["data"])  # type: ignore[arg-type]
+
+    def _keep(self, fleet: FleetMessage) -> bool:
+        """Newest by `at`: a message may arrive after the same state was read from Redis."""
+        known = self._fleets.get(fleet["gateway"])
+        if known is not None and known["at"] >= fleet["at"]:
+            return False
+        self._fleets[fleet["gateway"]] = fleet
+        return True
+
+    def _present(self) -> list[FleetMessage]:
+        """Gateways heard of lately, and the newest one in any case: old data, said to be old, beats an empty page."""
+        newest = max((fleet["at"] for fleet in self._fleets.values()), default=0.0)
+        return [fleet for fleet in self._fleets.values() if fleet["at"] > newest - GONE_AFTER_S]
+
+    def frame(self, snapshot: bool) -> dict[str, Any]:
+        return live_view.overview(self._present())
+
+    def age_s(self, now: float) -> float | None:
+        newest = max((fleet["at"] for fleet in self._fleets.values()), default=None)
+        return None if newest is None else max(0.0, now - newest)
+
+    def stale_after_s(self) -> float:
+        return live_view.stale_after_s(self._present())

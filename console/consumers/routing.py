@@ -1,0 +1,25 @@
+"""Addresses of the live topics; anything else is refused."""
+
+from __future__ import annotations
+
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.urls import path, re_path
+
+from console.consumers.decisions import DecisionsConsumer
+from console.consumers.overview import OverviewConsumer
+from console.consumers.queue import QueueConsumer
+
+
+class UnknownTopic(AsyncWebsocketConsumer):
+    """Refuses the handshake. Without it an unknown address would be an error in the log."""
+
+    async def connect(self) -> None:
+        await self.close()
+
+
+websocket_urlpatterns = [
+    path("ws/overview", OverviewConsumer.as_asgi()),
+    path("ws/queue", QueueConsumer.as_asgi()),
+    path("ws/decisions", DecisionsConsumer.as_asgi()),
+    re_path(r"", UnknownTopic.as_asgi()),
+]

@@ -1,0 +1,129 @@
+"""What the database knows about the last hour and day, shaped for the Overview. Four queries, whatever the traffic."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from console import charts
+from console.live_view import row_key
+from console.words import class_name
+from controller.models import SLOClass
+from controller.selectors import catalogue, fleet
+from controller.selectors.attainment import Attainment, attainment, attainment_series
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+RATE_WINDOW = timedelta(minutes=5)
+TARGET_WITHOUT_CLASS = 0.95
+NO_CLASS = "(none)"  # how a link says "requests without a class"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    target: float
+    ttft_s: float | None
+
+
+def promises(classes: Iterable[SLOClass]) -> dict[tuple[str | None, str], Promise]:
+    return {(row.tenant.name if row.tenant else None, row.name): Promise(row.target, row.ttft_s) for row in classes}
+
+
+def promise_of(known: Mapping[tuple[str | None, str], Promise], tenant: str, slo_class: str) -> Promise:
+    """A tenant's own class wins over the common one; what has no class is held to the common default."""
+    found = known.get((tenant, slo_class)) or known.get((None, slo_class))
+    return found or Promise(TARGET_WITHOUT_CLASS, None)
+
+
+def overview_history(now: datetime) -> dict[str, Any]:
+    """Classes with their hour, day and budget; charts; cost. Plain values, for a template and for JSON alike."""
+    known = promises(catalogue.slo_classes())
+    minutes = attainment_series(since=now - HOUR, until=now, bucket=timedelta(minutes=1), by=("tenant", "slo_class"))
+    day = attainment(since=now - DAY, until=now, quantiles=False)
+    classes = class_history(minutes, day, known)
+    spent = fleet.cost(since=now - HOUR, until=now)
+    attained = sum(row.attained for row in minutes)
+    targets = {each["key"]: each["target"] for each in classes}
+    window = ((now - HOUR).timestamp(), now.timestamp())
+    rows = [_minute(row) for row in minutes]
+    return {
+        "classes": classes,
+        "cost_per_hour": fleet.cost(since=now - RATE_WINDOW, until=now) * (HOUR / RATE_WINDOW),
+        "cost_per_attained": spent / attained if attained else None,
+        "charts": {
+            "attainment": charts.attainment(rows, targets, *window),
+            "goodput": charts.goodput(rows, *window),
+        },
+    }
+
+
+def _minute(row: Attainment) -> charts.Minute:
+    tenant, slo_class = row.tenant or "", row.slo_class or ""
+    return charts.Minute(
+        at=row.start.timestamp() if row.start else 0.0,
+        key=row_key(tenant, slo_class),
+        name=f"{class_name(slo_class)} · {tenant}",
+        finished=row.finished,
+        attained=row.attained,
+        goodput_tokens=row.goodput_tokens,
+    )
+
+
+def class_history(
+    minutes: Sequence[Attainment], day: Sequence[Attainment], known: Mapping[tuple[str | None, str], Promise]
+) -> list[dict[str, Any]]:
+    hour: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in minutes:
+        counts = hour[(row.tenant or "", row.slo_class or "")]
+        counts[0] += row.finished
+        counts[1] += row.attained
+    found = []
+    for row in day:
+        tenant, slo_class = row.tenant or "", row.slo_class or ""
+        promise = promise_of(known, tenant, slo_class)
+        finished, attained = hour[(tenant, slo_class)]
+        found.append(
+            {
+                "key": row_key(tenant, slo_class),
+                "tenant": tenant,
+                "slo_class": slo_class,
+                "name": class_name(slo_class),
+                "target": promise.target,
+                "ttft_target_s": promise.ttft_s,
+                "hour": attained / finished if finished else None,
+                "day": row.share,
+                **error_budget(row.finished, row.finished - row.attained, promise.target),
+                **links(tenant, slo_class),
+            }
+        )
+    return found
+
+
+def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
+    """What is left of the misses that the target allows. A budget overspent says how many times."""
+    if not finished:
+        return {"budget_text": "–", "budget_status": "", "budget_share": 0.0}
+    allowed = (1 - target) * finished
+    used = misses / allowed if allowed > 0 else (0.0 if not misses else float("inf"))
+    if used > 1:
+        text = f"overspent {used:.1f}x" if used < 100 else "overspent"
+        return {"budget_text": text, "budget_status": "bad", "budget_share": 1.0}
+    status = "warn" if used > 0.75 else "ok"
+    return {
+        "budget_text": f"{(1 - used) * 100:.0f} % left",
+        "budget_status": status,
+        "budget_share": round(1 - used, 4),
+    }
+
+
+def links(tenant: str, slo_class: str) -> dict[str, str]:
+    """From a class to the requests that missed and to what was decided about it."""
+    missed = urlencode({"tenant": tenant, "slo_class": slo_class or NO_CLASS, "attained": "no"})
+    about = urlencode({"q": slo_class or tenant})
+    return {"requests_url": f"{reverse('requests')}?{missed}", "decisions_url": f"{reverse('audit')}?{about}"}

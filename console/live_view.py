@@ -1,0 +1,243 @@
+"""What gateways publish, shaped for pages: one row per class and tenant, the verdict in words, the fleet, the queue.
+
+Pure functions of messages and a wall time, used for the first paint and for every live frame alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
+
+from console.words import class_name, reason_in_words
+from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
+
+STALE_AFTER_PERIODS = 3
+STALE_AFTER_S = 3.0  # at least: a period of 50 ms does not make a page flicker
+CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
+
+
+class ClassRow(TypedDict):
+    """One class of one tenant over the last window. Shares 0..1, seconds, tokens per second."""
+
+    key: str
+    tenant: str
+    slo_class: str
+    name: str
+    status: str  # ok | warn | bad | idle
+    status_text: str
+    target: float
+    attainment: float | None
+    finished: int
+    misses: int
+    refused: int
+    failed: int
+    queued: int
+    oldest_slack_s: float | None
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    tpot_p50_s: float | None
+    goodput_tps: float
+    why: str
+
+
+class Verdict(TypedDict):
+    status: str
+    headline: str
+    lines: list[dict[str, str]]
+
+
+def row_key(tenant: str, slo_class: str) -> str:
+    return f"{tenant}/{slo_class}"
+
+
+def merge_windows(fleets: Iterable[FleetMessage]) -> list[ClassWindow]:
+    """Windows of several gateways as one: counts add up, quantiles are weighted by requests, slack is the smallest."""
+    merged: dict[str, ClassWindow] = {}
+    for fleet in fleets:
+        for window in fleet["classes"]:
+            key = row_key(window["tenant"], window["slo_class"])
+            merged[key] = _added(merged[key], window) if key in merged else ClassWindow(**window)
+    return [merged[key] for key in sorted(merged)]
+
+
+_COUNTS = ("finished", "attained", "ttft_met", "tpot_met", "refused", "failed", "cancelled", "goodput_tokens", "queued")
+_QUANTILES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s")
+
+
+def _added(left: ClassWindow, right: ClassWindow) -> ClassWindow:
+    total: dict[str, Any] = {**left}
+    for name in _QUANTILES:
+        total[name] = _weighted(left[name], left["finished"], right[name], right["finished"])  # type: ignore[literal-required]
+    for name in _COUNTS:
+        total[name] = left[name] + right[name]  # type: ignore[literal-required]
+    total["oldest_slack_s"] = _smallest(left["oldest_slack_s"], right["oldest_slack_s"])
+    busier = left if _misses(left) >= _misses(right) else right
+    total["miss_reason"] = busier["miss_reason"] or left["miss_reason"] or right["miss_reason"]
+    return ClassWindow(**total)  # type: ignore[typeddict-item]
+
+
+def _weighted(a: float | None, a_weight: int, b: float | None, b_weight: int) -> float | None:
+    if a is None or b is None or a_weight + b_weight == 0:
+        return b if a is None else a
+    return (a * a_weight + b * b_weight) / (a_weight + b_weight)
+
+
+def _smallest(*values: float | None) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _misses(window: ClassWindow) -> int:
+    return window["finished"] - window["attained"]
+
+
+def class_row(window: ClassWindow) -> ClassRow:
+    status, text = class_status(window)
+    finished = window["finished"]
+    return ClassRow(
+        key=row_key(window["tenant"], window["slo_class"]),
+        tenant=window["tenant"],
+        slo_class=window["slo_class"],
+        name=class_name(window["slo_class"]),
+        status=status,
+        status_text=text,
+        target=window["target"],
+        attainment=window["attained"] / finished if finished else None,
+        finished=finished,
+        misses=_misses(window),
+        refused=window["refused"],
+        failed=window["failed"],
+        queued=window["queued"],
+        oldest_slack_s=window["oldest_slack_s"],
+        ttft_p50_s=window["ttft_p50_s"],
+        ttft_p95_s=window["ttft_p95_s"],
+        tpot_p50_s=window["tpot_p50_s"],
+        goodput_tps=window["goodput_tokens"] / window["window_s"] if window["window_s"] else 0.0,
+        why=reason_in_words(window["miss_reason"]) if _misses(window) and window["miss_reason"] else "",
+    )
+
+
+def class_status(window: ClassWindow) -> tuple[str, str]:
+    """Missing its SLO, close to it (three quarters of the window's budget gone, or a request already late), or fine."""
+    finished, misses = window["finished"], _misses(window)
+    slack = window["oldest_slack_s"]
+    late = slack is not None and slack < 0
+    if not finished:
+        return ("warn", "late in queue") if late else ("idle", "no traffic")
+    allowed = (1 - window["target"]) * finished
+    if misses > allowed + 1e-9:
+        return "bad", "missing"
+    if late or (misses and misses >= CLOSE_SHARE * allowed):
+        return "warn", "close"
+    return "ok", "on target"
+
+
+def verdict(rows: Sequence[ClassRow]) -> Verdict:
+    """The first sentence of the page: who misses its SLO now, and why."""
+    active = [row for row in rows if row["status"] != "idle"]
+    bad = sorted((row for row in active if row["status"] == "bad"), key=_shortfall, reverse=True)
+    warn = [row for row in active if row["status"] == "warn"]
+    lines = [{"key": row["key"], "name": _full_name(row), "text": _explain(row)} for row in [*bad, *warn]]
+    if bad:
+        noun = "class misses its" if len(active) == 1 else "classes miss their"
+        headline = (
+            f"{len(bad)} of {len(active)} {noun} SLO now"
+            if len(active) > 1
+            else "The only class with traffic misses its SLO"
+        )
+        return Verdict(status="bad", headline=headline, lines=lines)
+    if warn:
+        return Verdict(status="warn", headline="Every SLO is kept, but with little room", lines=lines)
+    if not active:
+        return Verdict(status="idle", headline="No requests in the last minute", lines=[])
+    count = "Its SLO is" if len(active) == 1 else f"All {len(active)} SLOs are"
+    return Verdict(status="ok", headline=f"{count} kept: nobody is missing out", lines=[])
+
+
+def _shortfall(row: ClassRow) -> float:
+    return row["target"] - (row["attainment"] or 0.0)
+
+
+def _full_name(row: ClassRow) -> str:
+    return f"{row['name']} · {row['tenant']}"
+
+
+def _explain(row: ClassRow) -> str:
+    if row["attainment"] is None:
+        return f"{row['queued']} waiting, the most urgent is already late"
+    share, target = f"{row['attainment'] * 100:.3g} %", f"{row['target'] * 100:.3g} %"
+    parts = [f"{share} attained of {target} promised ({row['misses']} of {row['finished']} missed)"]
+    if row["why"]:
+        parts.append(f"mostly: {row['why']}")
+    slack = row["oldest_slack_s"]
+    if slack is not None and slack < 0:
+        parts.append(f"{row['queued']} waiting, the most urgent {-slack:.1f} s late")
+    return "; ".join(parts)
+
+
+def merge_instances(fleets: Iterable[FleetMessage]) -> list[InstanceMessage]:
+    """Instances by id; the newest gateway's view wins, what each gateway sent adds up."""
+    newest: dict[str, InstanceMessage] = {}
+    for fleet in sorted(fleets, key=lambda fleet: fleet["at"]):
+        for instance in fleet["instances"]:
+            sent = newest[instance["id"]]["sent_total"] if instance["id"] in newest else 0
+            newest[instance["id"]] = InstanceMessage(**{**instance, "sent_total": instance["sent_total"] + sent})  # type: ignore[typeddict-item]
+    return [newest[name] for name in sorted(newest)]
+
+
+def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
+    """Everything the Overview shows live."""
+    rows = [class_row(window) for window in merge_windows(fleets)]
+    finished = sum(row["finished"] for row in rows)
+    attained = sum(row["finished"] - row["misses"] for row in rows)
+    return {
+        "verdict": verdict(rows),
+        "classes": rows,
+        "instances": merge_instances(fleets),
+        "totals": {
+            "attainment": attained / finished if finished else None,
+            "finished": finished,
+            "goodput_tps": sum(row["goodput_tps"] for row in rows),
+            "arrival_rate": sum(fleet["arrival_rate"] for fleet in fleets),
+            "service_rate": sum(fleet["service_rate"] for fleet in fleets),
+            "queued": sum(fleet["queued"] for fleet in fleets),
+            "queued_tokens": sum(fleet["queued_tokens"] for fleet in fleets),
+            "in_flight": sum(fleet["in_flight"] for fleet in fleets),
+            "oldest_slack_s": _smallest(*(row["oldest_slack_s"] for row in rows)),
+            "policy": ", ".join(sorted({fleet["policy"] for fleet in fleets})),
+            "gateways": len(fleets),
+        },
+    }
+
+
+def stale_after_s(fleets: Iterable[FleetMessage]) -> float:
+    return max([STALE_AFTER_S, *(STALE_AFTER_PERIODS * fleet["period_s"] for fleet in fleets)])
+
+
+def queue(messages: Sequence[QueueMessage], limit: int) -> dict[str, Any]:
+    """Queues of all gateways: the most urgent rows first, cut to `limit`; totals are not cut."""
+    rows: list[QueueRow] = sorted(
+        (row for message in messages for row in message["rows"]), key=lambda row: (row["slack_s"], row["id"])
+    )
+    by_class: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        for entry in message["by_class"]:
+            _add_queue_class(by_class, entry)
+    return {
+        "total": sum(message["total"] for message in messages),
+        "by_class": [by_class[key] for key in sorted(by_class)],
+        "rows": rows[:limit],
+    }
+
+
+def _add_queue_class(by_class: dict[str, dict[str, Any]], entry: dict[str, Any]) -> None:
+    key = row_key(entry["tenant"], entry["slo_class"])
+    known = by_class.get(key)
+    slack = entry.get("oldest_slack_s")
+    by_class[key] = {
+        "key": key,
+        "tenant": entry["tenant"],
+        "slo_class": entry["slo_class"],
+        "name": class_name(entry["slo_class"]),
+        "count": entry["count"] + (known["count"] if known else 0),
+        "oldest_slack_s": _smallest(slack, known["oldest_slack_s"]) if known else slack,
+    }

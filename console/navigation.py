@@ -1,0 +1,34 @@
+"""The menu and the reader's role, for every page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from console.access import Role, role_of
+
+# Name of the page, its title, and the pages below it.
+PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("overview", "Overview", ()),
+    ("queue", "Queue", ()),
+    ("requests", "Requests", ("request",)),
+    ("classes", "SLO classes", ("class-new", "class-edit", "class-remove")),
+    ("mappings", "Priority mapping", ("mapping-new", "mapping-edit")),
+    ("fleet", "Fleet and scaling", ()),
+    ("audit", "Audit", ("decision",)),
+)
+
+
+def navigation(request: HttpRequest) -> dict[str, Any]:
+    """Context processor."""
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        return {}
+    role = role_of(user)
+    here = request.resolver_match.url_name if request.resolver_match else None
+    items = [
+        {"title": title, "url": reverse(name), "current": here == name or here in below} for name, title, below in PAGES
+    ]
+    return {"navigation": items, "role_name": role.name.lower(), "can_act": role >= Role.OPERATOR}

@@ -1,0 +1,95 @@
+"""Units as filters: `{{ 0.25|ms }}` is "250 ms". What is not known is a dash. `static/js/format.js` says the same."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+register = template.Library()
+
+DASH = "–"
+MINUS = "−"
+
+
+@register.filter
+def ms(seconds: float | None) -> str:
+    """Seconds as ms below one second, as s below two minutes, as min above."""
+    if seconds is None or seconds == "":
+        return DASH
+    sign, size = (MINUS if seconds < 0 else ""), abs(seconds)
+    if size < 0.01:
+        return f"{sign}{size * 1000:.1f} ms"
+    if size < 1:
+        return f"{sign}{size * 1000:.0f} ms"
+    if size < 10:
+        return f"{sign}{size:.2f} s"
+    return f"{sign}{size:.1f} s" if size < 120 else f"{sign}{size / 60:.0f} min"
+
+
+@register.filter
+def percent(share: float | None, digits: int = 1) -> str:
+    if share is None or share == "":
+        return DASH
+    text = f"{share * 100:.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+
+
+@register.filter
+def rate(value: float | None, unit: str = "/s") -> str:
+    if value is None or value == "":
+        return DASH
+    return f"{value:.1f}{unit}" if value < 10 else f"{value:,.0f}{unit}"
+
+
+@register.filter
+def tokens_per_s(value: float | None) -> str:
+    return rate(value, " tok/s")
+
+
+@register.filter
+def count(value: float | None) -> str:
+    return DASH if value is None or value == "" else f"{value:,.0f}"
+
+
+@register.filter
+def money(value: float | None) -> str:
+    """Cost in the units of `unit_cost`; two decimals below ten."""
+    if value is None or value == "":
+        return DASH
+    return f"{value:,.2f}".rstrip("0").rstrip(".") if value < 10 else f"{value:,.0f}"
+
+
+@register.filter
+def when(at: datetime | float | None, form: str = "second") -> SafeString | str:
+    """A <time> element in UTC; script shows the reader's own time and keeps UTC on hover. Takes epoch seconds too."""
+    if at is None or at == "":
+        return DASH
+    moment = at if isinstance(at, datetime) else datetime.fromtimestamp(at, tz=UTC)
+    moment = moment.astimezone(UTC)
+    shown = moment.strftime("%Y-%m-%d %H:%M UTC" if form == "minute" else "%Y-%m-%d %H:%M:%S UTC")
+    stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return format_html('<time datetime="{}" data-format="{}">{}</time>', stamp, form, shown)
+
+
+@register.filter
+def figures(values: dict[str, Any] | None) -> str:
+    """The numbers behind a decision on one line: `queue_s 0.31 · slack_s 1.2`."""
+    return " · ".join(f"{name} {_figure(value)}" for name, value in (values or {}).items())
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} {_figure(inner)}" for name, inner in value.items()) + "}"
+    return DASH if value is None else str(value)
+
+
+@register.filter
+def share_of(part: float | None, whole: float | None) -> str:
+    """A share 0..1 for `data-share`, with a plain point whatever the locale."""
+    return f"{max(0.0, min(1.0, (part or 0) / whole)):.4f}" if whole else "0"

@@ -1,0 +1,41 @@
+"""Every address of the console: pages, the admin site, the control API, health and metrics."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import include, path
+
+from api.schema import DocsView, SchemaView
+from console.views import audit, classes, fleet, health, mappings, metrics, overview, queue, requests
+
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("overview/history/", overview.overview_history_json, name="overview-history"),
+    path("queue/", queue.queue, name="queue"),
+    path("queue/command/", queue.queue_command, name="queue-command"),
+    path("requests/", requests.request_list, name="requests"),
+    path("requests/<str:request_id>/", requests.request_detail, name="request"),
+    path("classes/", classes.class_list, name="classes"),
+    path("classes/new/", classes.class_new, name="class-new"),
+    path("classes/<int:class_id>/", classes.class_edit, name="class-edit"),
+    path("classes/<int:class_id>/remove/", classes.class_remove, name="class-remove"),
+    path("mappings/", mappings.mapping_list, name="mappings"),
+    path("mappings/<int:mapping_id>/", mappings.mapping_edit, name="mapping-edit"),
+    path("fleet/", fleet.fleet, name="fleet"),
+    path("audit/", audit.decision_list, name="audit"),
+    path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),
+    path("login/", LoginView.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("admin/", admin.site.urls),
+    path("api/v1/", include("api.control.urls")),
+    path("api/schema", SchemaView.as_view(), name="api-schema"),
+    path("api/docs", DocsView.as_view(), name="api-docs"),
+    path("healthz", health.healthz, name="healthz"),
+    path("metrics", metrics.metrics, name="metrics"),
+]
+
+handler400 = "console.views.problems.bad_request"
+handler403 = "console.views.problems.forbidden"
+handler404 = "console.views.problems.not_found"
+handler500 = "console.views.problems.defect"

@@ -1,0 +1,134 @@
+"""SLO classes: list, create, change, remove. Services write and audit; a second saver sees both sets of values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.html import format_html
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console.access import Role, allows
+from console.forms import SLOClassForm
+from console.views.conflicts import Difference, differences
+from controller.models import Decision, SLOClass
+from controller.services.actors import Actor
+from controller.services.change import VersionConflict
+from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
+
+NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
+
+
+@require_GET
+@allows(Role.VIEWER)
+def class_list(request: HttpRequest) -> HttpResponse:
+    rows = SLOClass.objects.select_related("tenant").order_by("tenant__name", "ttft_s", "tpot_s", "name")
+    return render(request, "console/classes.html", {"classes": rows})
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.OPERATOR)
+def class_new(request: HttpRequest) -> HttpResponse:
+    initial = NEW_CLASS | restored(request)
+    form = SLOClassForm(request.POST or None, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        data = {name: form.cleaned_data[name] for name in (*form.FIXED, *form.CHANGEABLE)}
+        try:
+            row = slo_class_create(actor=Actor.person(request.user.get_username()), **data)
+        except ValidationError as error:
+            show_errors(form, error)
+        else:
+            messages.success(request, f"Class {row.name} is there. Gateways use it within a second.")
+            return redirect("classes")
+    return render(request, "console/class_form.html", {"form": form}, status=422 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.OPERATOR)
+def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
+    row = get_object_or_404(SLOClass.objects.select_related("tenant"), pk=class_id)
+    form = SLOClassForm(request.POST or None, existing=row)
+    conflict: list[Difference] = []
+    if request.method == "POST" and form.is_valid():
+        try:
+            saved = save(request, row, form)
+        except ValidationError as error:
+            show_errors(form, error)
+        except VersionConflict:
+            row.refresh_from_db()
+            conflict = differences(form, row, form.CHANGEABLE)
+        else:
+            say_saved(request, row.version, saved)
+            return redirect("classes")
+    elif request.method == "GET":
+        form.initial |= {name: value for name, value in restored(request).items() if name in form.CHANGEABLE}
+    context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
+    status = 409 if conflict else 422 if form.errors else 200
+    return render(request, "console/class_form.html", context, status=status)
+
+
+def save(request: HttpRequest, row: SLOClass, form: SLOClassForm) -> SLOClass:
+    return slo_class_update(
+        actor=Actor.person(request.user.get_username()),
+        slo_class_id=row.pk,
+        version=form.cleaned_data["version"],
+        changes=form.changes(),
+    )
+
+
+def say_saved(request: HttpRequest, before: int, saved: SLOClass) -> None:
+    if saved.version == before:
+        messages.info(request, f"Nothing was different: {saved.name} stays as it is.")
+        return
+    decision = newest_decision("slo_class_updated", saved)
+    undo = format_html(' <a href="/classes/{}/?restore={}">Undo</a>', saved.pk, decision.pk) if decision else ""
+    messages.success(request, format_html("{} is changed. Gateways use it within a second.{}", saved.name, undo))
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.OPERATOR)
+def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
+    """GET shows what would go; POST with the version seen there removes it."""
+    row = get_object_or_404(SLOClass.objects.select_related("tenant"), pk=class_id)
+    if request.method == "GET":
+        return render(request, "console/class_remove.html", {"row": row})
+    try:
+        version = int(request.POST.get("version", ""))
+    except ValueError:
+        return render(request, "console/class_remove.html", {"row": row, "error": "version: missing"}, status=422)
+    try:
+        slo_class_remove(actor=Actor.person(request.user.get_username()), slo_class_id=row.pk, version=version)
+    except (VersionConflict, ValidationError) as error:
+        text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+        return render(request, "console/class_remove.html", {"row": row, "error": text}, status=409)
+    decision = newest_decision("slo_class_removed", row)
+    undo = format_html(' <a href="/classes/new/?restore={}">Make it again</a>', decision.pk) if decision else ""
+    messages.success(request, format_html("Class {} is removed.{}", row.name, undo))
+    return redirect("classes")
+
+
+def newest_decision(kind: str, row: SLOClass) -> Decision | None:
+    return Decision.objects.filter(kind=kind, subject_type="slo_class", subject=str(row)).order_by("-at", "-id").first()
+
+
+def restored(request: HttpRequest) -> dict[str, Any]:
+    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
+    wanted = request.GET.get("restore", "")
+    if not wanted.isdigit():
+        return {}
+    decision = Decision.objects.filter(pk=wanted, subject_type="slo_class").first()
+    before = decision.inputs.get("before", {}) if decision else {}
+    values = {name: before[name] for name in ("name", *SLOClassForm.CHANGEABLE) if name in before}
+    return values | ({"tenant": before["tenant"]} if "tenant" in before else {})
+
+
+def show_errors(form: Form, error: ValidationError) -> None:
+    """A service's or the database's complaint, beside the field it names."""
+    named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
+    for name, texts in named.items():
+        for text in texts:
+            form.add_error(name if name in form.fields else None, text)

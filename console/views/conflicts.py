@@ -1,0 +1,37 @@
+"""Two people edited the same row: what each of them has, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from django.db.models import Model
+from django.forms import Form
+
+
+class Difference(NamedTuple):
+    """`stored` is what somebody else saved meanwhile, `yours` what this form holds."""
+
+    label: str
+    stored: Any
+    yours: Any
+
+
+def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference]:
+    """The fields on which both disagree. The form then carries the stored version: saving again overwrites, knowingly."""
+    found = [
+        Difference(
+            str(form[name].label), _shown(form, name, getattr(row, name)), _shown(form, name, form.cleaned_data[name])
+        )
+        for name in names
+        if getattr(row, name) != form.cleaned_data[name]
+    ]
+    form.data = form.data.copy()  # type: ignore[assignment]
+    form.data["version"] = row.version  # type: ignore[attr-defined, index]
+    return found or [Difference("Version", row.version, "the same values as are stored")]  # type: ignore[attr-defined]
+
+
+def _shown(form: Form, name: str, value: Any) -> Any:
+    shown = form.fields[name].prepare_value(value)
+    unit = getattr(form.fields[name], "unit", "")
+    return "none" if shown in (None, "") else f"{shown} {unit}".strip()

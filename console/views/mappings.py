@@ -1,0 +1,113 @@
+"""Priority mapping: levels with their bounds, and the windows they learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from console.access import Role, allows
+from console.forms import LevelFormSet, MappingForm
+from console.views.classes import show_errors
+from console.views.conflicts import Difference, differences
+from controller.models import PriorityMapping
+from controller.services.actors import Actor
+from controller.services.change import VersionConflict
+from controller.services.priority_mappings import priority_mapping_update
+
+SETTINGS = ("window", "window_age_s", "contention")
+
+
+@require_GET
+@allows(Role.VIEWER)
+def mapping_list(request: HttpRequest) -> HttpResponse:
+    rows = PriorityMapping.objects.select_related("tenant").order_by("tenant__name")
+    return render(request, "console/mappings.html", {"mappings": rows})
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.OPERATOR)
+def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
+    row = get_object_or_404(PriorityMapping.objects.select_related("tenant"), pk=mapping_id)
+    form = MappingForm(request.POST or None, existing=row)
+    levels = level_forms(request, row)
+    conflict: list[Difference] = []
+    if request.method == "POST" and all([form.is_valid(), levels.is_valid()]):
+        try:
+            saved = save(request, row, form, levels)
+        except ValidationError as error:
+            show_level_errors(form, levels, error)
+        except VersionConflict:
+            row.refresh_from_db()
+            conflict = (
+                differences(form, row, SETTINGS)
+                if row.levels == as_levels(levels)
+                else level_conflict(form, row, levels)
+            )
+        else:
+            same = saved.version == row.version
+            messages.success(
+                request, "Nothing was different." if same else f"Saved: {saved}. Gateways use it within a second."
+            )
+            return redirect("mappings")
+    context = {"form": form, "levels": levels, "row": row, "conflict": conflict}
+    bad = form.errors or any(levels.errors) or levels.non_form_errors()
+    return render(request, "console/mapping_form.html", context, status=409 if conflict else 422 if bad else 200)
+
+
+def level_forms(request: HttpRequest, row: PriorityMapping) -> Any:
+    initial = None if request.method == "POST" else row.levels
+    # A level left empty is an error, not "no level": their number is what the person chose.
+    return LevelFormSet(request.POST or None, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
+
+
+def as_levels(levels: Any) -> list[dict[str, float]]:
+    return [level.level() for level in levels.forms]
+
+
+def save(request: HttpRequest, row: PriorityMapping, form: MappingForm, levels: Any) -> PriorityMapping:
+    changes = {name: form.cleaned_data[name] for name in SETTINGS} | {"levels": as_levels(levels)}
+    actor = Actor.person(request.user.get_username())
+    return priority_mapping_update(
+        actor=actor, mapping_id=row.pk, version=form.cleaned_data["version"], changes=changes
+    )
+
+
+def level_conflict(form: MappingForm, row: PriorityMapping, levels: Any) -> list[Difference]:
+    """Levels on which both disagree, beside the settings that differ."""
+    mine = as_levels(levels)
+    found = [each for each in differences(form, row, SETTINGS) if each.label != "Version"]
+    for index in range(max(len(mine), len(row.levels))):
+        stored = row.levels[index] if index < len(row.levels) else None
+        yours = mine[index] if index < len(mine) else None
+        if stored != yours:
+            found.append(Difference(f"Level {index}", _bounds(stored), _bounds(yours)))
+    return found
+
+
+def _bounds(level: dict[str, float] | None) -> str:
+    if level is None:
+        return "no such level"
+    parts = (
+        f"{kind} {level[f'{kind}_min_s']:g} to {level[f'{kind}_max_s']:g} s, at first {level[f'{kind}_s']:g} s"
+        for kind in ("ttft", "tpot")
+    )
+    return "; ".join(parts)
+
+
+def show_level_errors(form: MappingForm, levels: Any, error: ValidationError) -> None:
+    """`levels.2.ttft_s` belongs to the third row's field; the rest to the form."""
+    named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
+    rest: dict[str, list[str]] = {}
+    for name, texts in named.items():
+        parts = name.split(".")
+        if len(parts) == 3 and parts[1].isdigit() and int(parts[1]) < len(levels.forms):
+            levels.forms[int(parts[1])].add_error(parts[2], texts)
+        else:
+            rest[name] = texts
+    if rest:
+        show_errors(form, ValidationError(rest))

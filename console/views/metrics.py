@@ -1,0 +1,75 @@
+"""Prometheus form: the console's own requests and sockets, and attainment and queue by class as gateways publish them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_GET
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from console.live_view import merge_instances, merge_windows
+from console.metrics import REGISTRY
+from controller.core.messages import FleetMessage
+from workers import live
+
+
+class FleetCollector(Collector):
+    """One scrape's view of the fleet. Without Redis only `slackline_live_available 0` is left: no figure is made up."""
+
+    def __init__(self, fleets: Sequence[FleetMessage] | None, now: float) -> None:
+        self._fleets, self._now = fleets, now
+
+    def collect(self) -> Iterable[Metric]:
+        available = GaugeMetricFamily("slackline_live_available", "1 if live state could be read from Redis")
+        available.add_metric([], 0.0 if self._fleets is None else 1.0)
+        yield available
+        if self._fleets:
+            yield from self._gateways(self._fleets)
+            yield from self._classes(self._fleets)
+            yield from self._instances(self._fleets)
+
+    def _gateways(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
+        age = GaugeMetricFamily("slackline_fleet_age_seconds", "Age of a gateway's newest state", labels=["gateway"])
+        for fleet in fleets:
+            age.add_metric([fleet["gateway"]], max(0.0, self._now - fleet["at"]))
+        yield age
+
+    def _classes(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
+        labels = ["tenant", "slo_class"]
+        share = GaugeMetricFamily("slackline_attainment_ratio", "Share attained in the last window", labels=labels)
+        target = GaugeMetricFamily("slackline_attainment_target_ratio", "Share wanted", labels=labels)
+        finished = GaugeMetricFamily("slackline_window_requests", "Requests in the last window", labels=labels)
+        queued = GaugeMetricFamily("slackline_queued_requests", "Waiting in gateways", labels=labels)
+        slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", "Smallest time left to a TTFT", labels=labels)
+        for window in merge_windows(fleets):
+            names = [window["tenant"], window["slo_class"]]
+            if window["finished"]:
+                share.add_metric(names, window["attained"] / window["finished"])
+            target.add_metric(names, window["target"])
+            finished.add_metric(names, window["finished"])
+            queued.add_metric(names, window["queued"])
+            if window["oldest_slack_s"] is not None:
+                slack.add_metric(names, window["oldest_slack_s"])
+        yield from (share, target, finished, queued, slack)
+
+    def _instances(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
+        labels = ["instance", "model", "role", "state"]
+        load = GaugeMetricFamily("slackline_instance_utilisation_ratio", "Load of an instance, 0 to 1", labels=labels)
+        for each in merge_instances(fleets):
+            load.add_metric([each["id"], each["model"], each["role"], each["state"]], each["utilisation"])
+        yield load
+
+
+@require_GET
+def metrics(request: HttpRequest) -> HttpResponse:
+    try:
+        fleets: list[FleetMessage] | None = live.read_fleet()
+    except live.LiveUnavailable:
+        fleets = None
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleets, time.time()))
+    return HttpResponse(generate_latest(REGISTRY) + generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,84 @@
+"""Overview: first paint from Redis and the database; afterwards the live topic and a small poll keep it moving."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from console import charts, live_view
+from console.access import Role, allows
+from console.history import links, overview_history
+from console.sentences import as_item
+from controller.core.messages import FleetMessage
+from controller.selectors import decisions
+from workers import live
+
+CHARTS = (
+    {
+        "name": "attainment",
+        "title": "Attainment by minute",
+        "note": "share of requests that attained their SLO, last hour",
+    },
+    {"name": "goodput", "title": "Goodput", "note": "output tokens a second delivered in time, last hour"},
+    {"name": "queue", "title": "Queue", "note": "requests waiting, since this page was opened"},
+)
+DECISIONS_SHOWN = 40
+BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None}
+STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
+
+
+@require_GET
+@allows(Role.VIEWER)
+def overview(request: HttpRequest) -> HttpResponse:
+    fleets = read_fleets()
+    now = timezone.now()
+    history = overview_history(now)
+    shown = live_view.overview(fleets)
+    context = {
+        "live": shown,
+        "history": history | {"queue_chart": charts.queue_depth(now.timestamp())},
+        "rows": merged_rows(shown["classes"], history["classes"]),
+        "instances": [instance_card(each) for each in shown["instances"]],
+        "decisions": [as_item(decision) for decision in decisions.newest(DECISIONS_SHOWN)],
+        "charts": CHARTS,
+        "blank_row": BLANK_ROW,
+        "gateway_url": settings.GATEWAY_URL,
+    }
+    return render(request, "console/overview.html", context)
+
+
+@require_GET
+@allows(Role.VIEWER)
+def overview_history_json(request: HttpRequest) -> JsonResponse:
+    return JsonResponse(overview_history(timezone.now()))
+
+
+def read_fleets() -> list[FleetMessage]:
+    """Only fresh ones: on first paint, old figures without their age would be taken for current ones."""
+    try:
+        fleets = live.read_fleet()
+    except live.LiveUnavailable:
+        return []
+    limit = live_view.stale_after_s(fleets)
+    return [fleet for fleet in fleets if time.time() - fleet["at"] <= limit]
+
+
+def merged_rows(now: list[live_view.ClassRow], history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a class and tenant: with traffic now, or in the last day."""
+    by_key: dict[str, dict[str, Any]] = {each["key"]: {**BLANK_ROW, **each} for each in history}
+    for row in now:
+        known = by_key.get(row["key"], links(row["tenant"], row["slo_class"]))
+        by_key[row["key"]] = {**known, **row}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def instance_card(instance: Any) -> dict[str, Any]:
+    load = instance["utilisation"]
+    status = "bad" if load > 0.95 else "warn" if load > 0.8 else "ok"
+    return {**instance, "badge": STATE_BADGES.get(instance["state"], "idle"), "load_status": status}

@@ -1,0 +1,39 @@
+// What every page needs: local times, confirmation before what cannot be undone, widths of meters, htmx settings.
+
+import { localTimes } from "./format.js";
+
+/** Style attributes are forbidden by the content security policy: shares travel as data-share and become widths here. */
+export function fillMeters(root = document) {
+  for (const bar of root.querySelectorAll("[data-share]")) {
+    const share = Math.min(1, Math.max(0, Number(bar.dataset.share)));
+    bar.style.width = `${(share * 100).toFixed(1)}%`;
+    if (bar.dataset.start) bar.style.left = `${(Math.min(1, Math.max(0, Number(bar.dataset.start))) * 100).toFixed(2)}%`;
+  }
+}
+
+export function refresh(root = document) {
+  localTimes(root);
+  fillMeters(root);
+}
+
+function confirmFirst(event) {
+  const form = event.target.closest("form[data-confirm]");
+  if (!form || form.dataset.confirmed) return;
+  event.preventDefault();
+  const dialog = document.getElementById("confirm");
+  dialog.querySelector("[data-confirm-title]").textContent = form.dataset.confirm;
+  dialog.querySelector("[data-confirm-text]").textContent = form.dataset.confirmText || "";
+  dialog.querySelector("[data-confirm-yes]").textContent = form.dataset.confirmYes || "Go on";
+  dialog.returnValue = "no";
+  dialog.onclose = () => {
+    if (dialog.returnValue !== "yes") return;
+    form.dataset.confirmed = "yes";
+    form.requestSubmit(event.submitter || undefined);
+    delete form.dataset.confirmed;
+  };
+  dialog.showModal();
+}
+
+document.addEventListener("submit", confirmFirst, true);
+document.addEventListener("htmx:after:swap", (event) => refresh(event.target instanceof Element ? event.target : document));
+refresh();

@@ -1,0 +1,101 @@
+// Draws what console/charts.py shaped: {traces, layout}. Colours are names of tokens ("series-1"), read from the style
+// sheet, so that a change of the system's theme redraws. `uirevision` stays, so that an update keeps the zoom.
+
+const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+function themed(trace) {
+  const drawn = { ...trace, x: trace.x.map((at) => new Date(at * 1000)) };
+  if (trace.line) drawn.line = { ...trace.line, color: token(trace.line.color) };
+  if (trace.marker) drawn.marker = { ...trace.marker, color: token(trace.marker.color) };
+  if (trace.fillcolor) drawn.fillcolor = `${token(trace.fillcolor)}22`;
+  return drawn;
+}
+
+function layoutOf(spec) {
+  const axis = { gridcolor: token("line"), linecolor: token("line-strong"), zeroline: false, automargin: true, fixedrange: false };
+  const given = spec.layout || {};
+  return {
+    uirevision: "keep",
+    autosize: true,
+    margin: { l: 44, r: 12, t: 8, b: 30 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: token("font"), size: 12, color: token("ink-2") },
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: token("surface"), bordercolor: token("line-strong"), font: { color: token("ink") } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    showlegend: given.showlegend ?? true,
+    barmode: given.barmode,
+    xaxis: { ...axis, type: "date", range: given.x_range?.map((at) => new Date(at * 1000)) },
+    yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, title: { text: given.y_title, standoff: 4, font: { size: 11 } } },
+    shapes: (given.lines || []).map((line) => ({
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y,
+      line: { color: token(line.color), width: 1.5, dash: "dash" },
+    })),
+    annotations: (given.lines || []).filter((line) => line.text).map((line) => ({
+      xref: "paper", x: 1, xanchor: "right", y: line.y, yanchor: line.below ? "top" : "bottom", showarrow: false, text: line.text,
+      font: { size: 11, color: token(line.color) },
+    })),
+  };
+}
+
+const drawnSpecs = new Map();
+
+export function draw(element, spec) {
+  drawnSpecs.set(element, spec);
+  const empty = element.querySelector(".empty");
+  const hasData = spec.traces.some((trace) => trace.x.length);
+  if (empty) empty.hidden = hasData;
+  if (!hasData) return;
+  const plot = element.querySelector(".plot");
+  const config = { responsive: true, displaylogo: false, displayModeBar: false };
+  window.Plotly.react(plot, spec.traces.map(themed), layoutOf(spec), config);
+}
+
+/** One live point at the right end: {trace key: {name, value}} at `at` (epoch seconds). */
+export function extend(element, at, values) {
+  const spec = drawnSpecs.get(element);
+  if (!spec) return;
+  if (spec.grow) addTraces(spec, values);
+  for (const trace of spec.traces) {
+    const value = values[trace.key]?.value;
+    if (value === undefined) continue;
+    if (!spec.grow && trace.live_from !== undefined) {
+      // The live end is one moving point: the minutes behind it come from the database.
+      trace.x.length = trace.live_from;
+      trace.y.length = trace.live_from;
+    }
+    trace.live_from = trace.x.length;
+    trace.x.push(at);
+    trace.y.push(value);
+  }
+  slide(spec, at);
+  draw(element, spec);
+}
+
+/** A chart that lives from frames alone gets a trace for each new key. */
+function addTraces(spec, values) {
+  const known = new Set(spec.traces.map((trace) => trace.key));
+  for (const [key, { name }] of Object.entries(values)) {
+    if (known.has(key)) continue;
+    const line = { color: `series-${(spec.traces.length % 8) + 1}`, width: 2, shape: "hv" };
+    spec.traces.push({ ...spec.grow, key, name, type: "scatter", mode: "lines", x: [], y: [], line });
+  }
+}
+
+function slide(spec, at) {
+  const [from, until] = spec.layout.x_range;
+  spec.layout.x_range = [at - (until - from), at];
+  if (!spec.grow) return;
+  for (const trace of spec.traces) {
+    const old = trace.x.findIndex((when) => when >= spec.layout.x_range[0]);
+    if (old > 0) {
+      trace.x.splice(0, old);
+      trace.y.splice(0, old);
+    }
+  }
+}
+
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [element, spec] of drawnSpecs) draw(element, spec);
+});

@@ -1,0 +1,62 @@
+// Numbers and times as people read them. The server's template filters (console/templatetags/units.py) say the same.
+
+export const DASH = "–";
+const missing = (value) => value === null || value === undefined || Number.isNaN(value);
+
+export function ms(seconds) {
+  if (missing(seconds)) return DASH;
+  const sign = seconds < 0 ? "−" : "";
+  const size = Math.abs(seconds);
+  if (size < 0.01) return `${sign}${(size * 1000).toFixed(1)} ms`;
+  if (size < 1) return `${sign}${Math.round(size * 1000)} ms`;
+  if (size < 10) return `${sign}${size.toFixed(2)} s`;
+  if (size < 120) return `${sign}${size.toFixed(1)} s`;
+  return `${sign}${Math.round(size / 60)} min`;
+}
+
+export function percent(share, digits = 1) {
+  if (missing(share)) return DASH;
+  const text = (share * 100).toFixed(digits);
+  return `${text.replace(/\.0+$/, "")} %`;
+}
+
+export function count(value) {
+  return missing(value) ? DASH : Math.round(value).toLocaleString("en");
+}
+
+export function rate(value, unit = "/s") {
+  if (missing(value)) return DASH;
+  return `${value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en")}${unit}`;
+}
+
+export const tokensPerSecond = (value) => rate(value, " tok/s");
+
+export function money(value) {
+  return missing(value) ? DASH : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 });
+}
+
+export function clock(date) {
+  return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+}
+
+/** Every <time datetime> of `root` shows the reader's own time, and UTC on hover. */
+export function localTimes(root = document) {
+  for (const element of root.querySelectorAll("time[datetime]:not([data-local])")) {
+    const date = new Date(element.dateTime);
+    if (Number.isNaN(date.getTime())) continue;
+    element.dataset.local = "yes";
+    element.title = `${date.toISOString().replace("T", " ").slice(0, 19)} UTC`;
+    const today = new Date().toDateString() === date.toDateString();
+    const day = today ? "" : `${date.toLocaleDateString([], { day: "numeric", month: "short" })} `;
+    element.textContent = element.dataset.format === "minute" ? `${day}${clock(date).slice(0, 5)}` : day + clock(date);
+  }
+}
+
+export function timeElement(epochSeconds) {
+  const element = document.createElement("time");
+  element.dateTime = new Date(epochSeconds * 1000).toISOString();
+  const holder = document.createElement("span");
+  holder.append(element);
+  localTimes(holder);
+  return element;
+}

@@ -1,0 +1,101 @@
+// One live topic over a WebSocket: snapshot, merged updates, heartbeat. It reconnects with a growing pause, asks for a
+// new snapshot when a sequence number is missing, and always says how old what is on the screen is.
+
+import { ms } from "./format.js";
+
+const SILENCE_MS = 6000; // three heartbeats
+const PAUSE_MAX_MS = 15000;
+
+export class LiveTopic {
+  /** `on` has: data(data, frame), and state(state, text) with state live | stale | lost | connecting. */
+  constructor(topic, on) {
+    this.topic = topic;
+    this.on = on;
+    this.pause = 500;
+    this.seq = 0;
+    this.heard = performance.now();
+    this.timer = setInterval(() => this.checkSilence(), 1000);
+    window.addEventListener("online", () => this.retryNow());
+    document.addEventListener("visibilitychange", () => document.hidden || this.retryNow());
+    window.addEventListener("pagehide", () => this.stop());
+    this.connect();
+  }
+
+  connect() {
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    this.socket = new WebSocket(`${scheme}://${location.host}/ws/${this.topic}`);
+    this.heard = performance.now();
+    this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
+    this.socket.onclose = (event) => this.closed(event);
+  }
+
+  receive(frame) {
+    this.heard = performance.now();
+    this.pause = 500;
+    if (frame.type === "heartbeat") return this.say(frame);
+    if (frame.type === "snapshot") this.seq = frame.seq;
+    else if (frame.seq !== this.seq + 1) return this.refetch();
+    this.seq = frame.seq;
+    this.on.data(frame.data, frame);
+    return this.say(frame);
+  }
+
+  refetch() {
+    this.socket.send(JSON.stringify({ type: "refetch" }));
+  }
+
+  say(frame) {
+    if (frame.age_s === null) this.on.state("stale", frame.reason || "No live data yet");
+    else if (frame.stale) this.on.state("stale", `${frame.reason || "Data is old"}: ${ms(frame.age_s)} old`);
+    else this.on.state("live", `Live, ${ms(frame.age_s)} old`);
+  }
+
+  closed(event) {
+    if (this.stopped) return;
+    if (event.code === 4403) {
+      this.on.state("lost", "Your session has ended. Sign in again.");
+      return;
+    }
+    this.on.state("lost", "Connection lost, trying again");
+    this.retry = setTimeout(() => this.connect(), this.pause * (0.75 + Math.random() / 2));
+    this.pause = Math.min(this.pause * 2, PAUSE_MAX_MS);
+  }
+
+  retryNow() {
+    if (this.stopped || this.socket.readyState < WebSocket.CLOSING || !this.retry) return;
+    clearTimeout(this.retry);
+    this.retry = null;
+    this.connect();
+  }
+
+  checkSilence() {
+    if (this.stopped || this.socket.readyState !== WebSocket.OPEN) return;
+    if (performance.now() - this.heard > SILENCE_MS) {
+      this.on.state("lost", "The console has gone silent, trying again");
+      this.socket.close();
+    }
+  }
+
+  stop() {
+    this.stopped = true;
+    clearInterval(this.timer);
+    this.socket.close();
+  }
+}
+
+/** Shows a topic's state in the page's indicator and, where it is bad, in the banner above the content. */
+export function stateShower(indicator, banner) {
+  let shown = "";
+  return (state, text) => {
+    indicator.dataset.state = state;
+    indicator.textContent = text;
+    const bad = state === "stale" || state === "lost";
+    banner.hidden = !bad;
+    banner.className = `banner ${state}`;
+    // The text changes each second with the age: announce the change of state only.
+    const message = state === "lost" ? text : "What you see is not current.";
+    if (bad && message !== shown) banner.querySelector("[data-banner-text]").textContent = message;
+    banner.querySelector("[data-banner-age]").textContent = state === "stale" ? text : "";
+    shown = bad ? message : "";
+  };
+}

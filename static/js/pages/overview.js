@@ -1,0 +1,226 @@
+// Overview: live rows from the gateways, hour and day from the database every fifteen seconds, decisions as they happen.
+
+import { draw, extend } from "../charts.js";
+import { count, money, ms, percent, rate, timeElement, tokensPerSecond } from "../format.js";
+import { LiveTopic, stateShower } from "../live.js";
+
+const HISTORY_MS = 15000;
+const DECISIONS_KEPT = 60;
+const page = document.getElementById("page").dataset;
+const find = (selector, root = document) => root.querySelector(selector);
+const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
+
+function put(element, text) {
+  if (element && element.textContent !== text) element.textContent = text;
+}
+
+function badge(element, status, text) {
+  element.className = `badge ${status}`;
+  put(element, text);
+}
+
+// ---- verdict and totals -------------------------------------------------------------------------------------------------
+
+function showVerdict(verdict) {
+  const box = find("#verdict");
+  box.dataset.status = verdict.status;
+  put(find("[data-verdict]"), verdict.headline);
+  const list = find("[data-verdict-lines]");
+  list.replaceChildren(
+    ...verdict.lines.map((line) => {
+      const item = document.createElement("li");
+      const name = document.createElement("strong");
+      name.textContent = line.name;
+      item.append(name, ` ${line.text}`);
+      return item;
+    }),
+  );
+}
+
+const TOTALS = {
+  attainment: percent,
+  goodput_tps: tokensPerSecond,
+  arrival_rate: rate,
+  service_rate: rate,
+  queued: count,
+  in_flight: count,
+  oldest_slack_s: (value) => `least slack ${ms(value)}`,
+  policy: (value) => value || "–",
+};
+
+function showTotals(totals) {
+  for (const [name, format] of Object.entries(TOTALS)) put(find(`[data-total="${name}"]`), format(totals[name]));
+}
+
+// ---- classes ------------------------------------------------------------------------------------------------------------
+
+const rows = new Map();
+for (const row of document.querySelectorAll("[data-classes] tr")) rows.set(row.dataset.key, row);
+
+function rowFor(item) {
+  if (!rows.has(item.key)) {
+    const row = find("#class-row").content.firstElementChild.cloneNode(true);
+    row.dataset.key = item.key;
+    put(cell(row, "name"), item.name);
+    put(cell(row, "tenant"), item.tenant);
+    const query = new URLSearchParams({ tenant: item.tenant, slo_class: item.slo_class });
+    cell(row, "requests").href = `${page.requestsUrl}?${query}&attained=no`;
+    cell(row, "decisions").href = `${page.auditUrl}?q=${encodeURIComponent(item.slo_class || item.tenant)}`;
+    find("[data-classes]").append(row);
+    rows.set(item.key, row);
+    find("[data-classes-empty]").hidden = true;
+  }
+  return rows.get(item.key);
+}
+
+function showClass(item) {
+  const row = rowFor(item);
+  row.dataset.status = item.status;
+  badge(cell(row, "status"), item.status, item.status_text);
+  const now = cell(row, "now");
+  put(now, percent(item.attainment));
+  now.className = { bad: "miss", warn: "near", ok: "met" }[item.status] || "";
+  put(cell(row, "now-count"), item.finished ? `${count(item.finished)} requests` : "");
+  put(cell(row, "target"), percent(item.target));
+  put(cell(row, "queued"), count(item.queued));
+  put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `least slack ${ms(item.oldest_slack_s)}`);
+  cell(row, "slack").classList.toggle("miss", item.oldest_slack_s < 0);
+  put(cell(row, "ttft"), `${ms(item.ttft_p50_s)} / ${ms(item.ttft_p95_s)}`);
+  put(cell(row, "why"), item.why || "–");
+}
+
+const IDLE = {
+  status: "idle", status_text: "no traffic", attainment: null, finished: 0, queued: 0, oldest_slack_s: null,
+  ttft_p50_s: null, ttft_p95_s: null, why: "",
+};
+
+function showClasses(items) {
+  const present = new Set(items.map((item) => item.key));
+  items.forEach(showClass);
+  for (const [key, row] of rows) {
+    if (present.has(key) || row.dataset.status === "idle") continue;
+    showClass({ ...IDLE, key, target: parseFloat(cell(row, "target").textContent) / 100 });
+  }
+}
+
+// ---- fleet --------------------------------------------------------------------------------------------------------------
+
+const STATES = { up: "ok", draining: "warn", down: "bad", asleep: "idle" };
+const loadStatus = (load) => (load > 0.95 ? "bad" : load > 0.8 ? "warn" : "ok");
+
+function showInstance(list, item) {
+  let card = list.querySelector(`[data-instance="${CSS.escape(item.id)}"]`);
+  if (!card) {
+    card = find("#instance-row").content.firstElementChild.cloneNode(true);
+    card.dataset.instance = item.id;
+    list.append(card);
+  }
+  for (const name of ["id", "role", "model"]) put(cell(card, name), item[name]);
+  badge(cell(card, "state"), STATES[item.state] || "idle", item.state);
+  const meter = cell(card, "meter");
+  meter.className = `meter ${loadStatus(item.utilisation)}`;
+  meter.firstElementChild.style.width = `${Math.min(100, item.utilisation * 100).toFixed(1)}%`;
+  put(cell(card, "load"), percent(item.utilisation, 0));
+  put(cell(card, "running"), count(item.running));
+  put(cell(card, "waiting"), count(item.waiting));
+}
+
+function showFleet(instances) {
+  const list = find("[data-instances]");
+  const present = new Set(instances.map((item) => item.id));
+  for (const card of [...list.children]) if (!present.has(card.dataset.instance)) card.remove();
+  instances.forEach((item) => showInstance(list, item));
+  find("[data-instances-empty]").hidden = instances.length > 0;
+  put(find("[data-fleet-count]"), count(instances.length));
+}
+
+// ---- charts and what the database knows ---------------------------------------------------------------------------------
+
+let lastPoint = 0;
+
+function extendCharts(data, at) {
+  if (at - lastPoint < 2) return;
+  lastPoint = at;
+  const series = (value) => Object.fromEntries(data.classes.map((item) => [item.key, { name: fullName(item), value: value(item) }]));
+  extend(find('[data-chart="attainment"]'), at, series((item) => item.attainment ?? undefined));
+  extend(find('[data-chart="goodput"]'), at, series((item) => item.goodput_tps));
+  extend(find('[data-chart="queue"]'), at, series((item) => item.queued));
+}
+
+const fullName = (item) => `${item.name} · ${item.tenant}`;
+
+function showBudget(row, item) {
+  put(cell(row, "budget"), item.budget_text);
+  const meter = cell(row, "budget-meter");
+  meter.className = `meter ${item.budget_status}`;
+  meter.firstElementChild.style.width = `${item.budget_share * 100}%`;
+}
+
+function showHistory(history) {
+  for (const item of history.classes) {
+    const row = rowFor(item);
+    put(cell(row, "hour"), percent(item.hour));
+    put(cell(row, "day"), percent(item.day));
+    put(cell(row, "ttft-target"), item.ttft_target_s ? `target ${ms(item.ttft_target_s)}` : "");
+    if (row.dataset.status === "idle") put(cell(row, "target"), percent(item.target));
+    showBudget(row, item);
+  }
+  put(find('[data-history="cost_per_hour"]'), money(history.cost_per_hour));
+  put(find('[data-history="cost_per_attained"]'), money(history.cost_per_attained));
+  for (const [name, spec] of Object.entries(history.charts)) draw(find(`[data-chart="${name}"]`), spec);
+}
+
+async function pollHistory() {
+  if (!document.hidden) {
+    try {
+      const answer = await fetch(page.historyUrl, { headers: { accept: "application/json" } });
+      if (answer.ok) showHistory(await answer.json());
+    } catch (error) {
+      console.info("history is away", error.message); // the live banner says it to the reader
+    }
+  }
+  setTimeout(pollHistory, HISTORY_MS);
+}
+
+// ---- decisions ----------------------------------------------------------------------------------------------------------
+
+function decisionItem(decision) {
+  const item = find("#decision-row").content.firstElementChild.cloneNode(true);
+  item.dataset.decision = decision.id;
+  cell(item, "at").replaceChildren(timeElement(decision.at));
+  put(cell(item, "sentence"), decision.sentence);
+  put(cell(item, "figures"), ` ${decision.figures_text}`);
+  return item;
+}
+
+function showDecisions(data, frame) {
+  const list = find("[data-decisions]");
+  const items = data.decisions.map(decisionItem);
+  if (frame.type === "snapshot") list.replaceChildren(...items);
+  else list.prepend(...items);
+  while (list.children.length > DECISIONS_KEPT) list.lastElementChild.remove();
+  find("[data-decisions-empty]").hidden = list.children.length > 0;
+}
+
+// ---- start --------------------------------------------------------------------------------------------------------------
+
+function start() {
+  const history = JSON.parse(document.getElementById("history").textContent);
+  draw(find('[data-chart="queue"]'), history.queue_chart);
+  showHistory(history);
+  setTimeout(pollHistory, HISTORY_MS);
+  new LiveTopic("overview", {
+    data(data, frame) {
+      if (frame.age_s === null) return;
+      showVerdict(data.verdict);
+      showTotals(data.totals);
+      showClasses(data.classes);
+      showFleet(data.instances);
+      extendCharts(data, frame.at);
+    },
+    state: stateShower(find("[data-live-state]"), find("[data-banner]")),
+  });
+  new LiveTopic("decisions", { data: showDecisions, state() {} });
+}
+
+start();
