@@ -35,6 +35,10 @@ for _origin in CSRF_TRUSTED_ORIGINS:
         raise ImproperlyConfigured(f"CSRF_TRUSTED_ORIGINS: {_origin!r} needs its scheme (https://...)")
 SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
 
+# ---- dispatch: the policy set of this gateway, and fields of its Config that differ from their defaults (a JSON object)
+DISPATCH_POLICY = _env.text("DISPATCH_POLICY", "slackline")
+DISPATCH_OVERRIDES = _env.json_object("DISPATCH_OVERRIDES")
+
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 10.0, 1.0, 3600.0)
@@ -80,6 +84,8 @@ INSTALLED_APPS = _DATA_APPS if ROLE in ("gateway", "worker", "beat") else [*_DAT
 MIDDLEWARE = [
     "console.middleware.request_timing",
     "console.middleware.security_headers",
+    "console.middleware.request_timing",
+    "console.middleware.security_headers",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -87,6 +93,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "console.middleware.DatabaseAway",
     "console.middleware.DatabaseAway",
 ]
 ROOT_URLCONF = "console.urls"
@@ -137,6 +144,7 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "EXCEPTION_HANDLER": "api.errors.exception_handler",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Slackline",
@@ -150,6 +158,7 @@ SPECTACULAR_SETTINGS = {
         "`error.code`, `error.message`, `error.fields`."
     ),
     "SERVE_INCLUDE_SCHEMA": False,
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
