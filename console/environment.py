@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -72,17 +71,6 @@ class Environment:
             raise ImproperlyConfigured(f"{name}: not JSON ({error})") from None
         if not isinstance(value, dict):
             raise ImproperlyConfigured(f"{name}: expected a JSON object")
-        return value
-
-    def json_object(self, name: str) -> dict[str, Any]:
-        """Empty when not set."""
-        raw = self.text(name, "{}")
-        try:
-            value = json.loads(raw)
-        except ValueError:
-            raise ImproperlyConfigured(f"{name}={raw!r}: not JSON") from None
-        if not isinstance(value, dict):
-            raise ImproperlyConfigured(f"{name}={raw!r}: expected a JSON object")
         return value
 
     def url(self, name: str, default: str, schemes: tuple[str, ...]) -> str:

@@ -35,10 +35,6 @@ for _origin in CSRF_TRUSTED_ORIGINS:
         raise ImproperlyConfigured(f"CSRF_TRUSTED_ORIGINS: {_origin!r} needs its scheme (https://...)")
 SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
 
-# ---- dispatch: the policy set of this gateway, and fields of its Config that differ from their defaults (a JSON object)
-DISPATCH_POLICY = _env.text("DISPATCH_POLICY", "slackline")
-DISPATCH_OVERRIDES = _env.json_object("DISPATCH_OVERRIDES")
-
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 10.0, 1.0, 3600.0)
@@ -158,7 +154,6 @@ SPECTACULAR_SETTINGS = {
         "`error.code`, `error.message`, `error.fields`."
     ),
     "SERVE_INCLUDE_SCHEMA": False,
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
