@@ -123,6 +123,17 @@ class StepDone(NamedTuple):
     seconds: float
 
 
+class StepsDone(NamedTuple):
+    """For drivers without tokens (virtual time): the step ran `repeats` times and each time gave one token to each of
+    its decodes and of its last chunks. Sequences end by `max_tokens` alone and are answered with Finish, not Emit.
+
+    More than one repeat is a leap: at most EngineScheduler.repeats(), or the blocks and ends would not match.
+    """
+
+    step_id: int
+    repeats: int = 1
+
+
 class Paused(NamedTuple):
     """No step starts until Resumed. `release_kv`: running sequences give their blocks back and the cache is dropped."""
 
@@ -137,7 +148,7 @@ class CacheReset(NamedTuple):
     """Forget cached prefixes that nothing uses."""
 
 
-EngineEvent = Added | Aborted | StepDone | Paused | Resumed | CacheReset
+EngineEvent = Added | Aborted | StepDone | StepsDone | Paused | Resumed | CacheReset
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 

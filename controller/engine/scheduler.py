@@ -33,6 +33,7 @@ from controller.core.steps import (
     Start,
     Step,
     StepDone,
+    StepsDone,
 )
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
@@ -65,6 +66,7 @@ class EngineScheduler:
     def __init__(self, config: EngineConfig, batching: Batching) -> None:
         self.config = config
         self.batching = batching
+        self._steady = bool(getattr(batching, "steady", False))
         self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
         self.totals = Totals()
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
@@ -74,6 +76,7 @@ class EngineScheduler:
         self._step: Step | None = None
         self._after_step: list[Seq] = []  # ended while their step ran: their blocks are still being written
         self._paused: Paused | None = None
+        self._evicted = False  # while the running step was composed
 
     # ---- EngineView ---------------------------------------------------------------------------------------------
 
@@ -124,6 +127,8 @@ class EngineScheduler:
         match event:
             case StepDone():
                 self._step_done(event, now, actions)
+            case StepsDone():
+                self._steps_done(event, now, actions)
             case Added(seq):
                 self._add(seq, actions)
             case Aborted(seq, reason):
@@ -151,13 +156,10 @@ class EngineScheduler:
         if seq.tokens >= self.config.max_model_len:
             return "too_long"
         bound = self.config.max_waiting
-        if bound is not None and len(self._waiting) >= bound and not self._room_now():
+        free_slots = self.config.max_num_seqs - len(self._running)
+        if bound is not None and len(self._waiting) - free_slots >= bound:  # those the slots will take do not count
             return "queue_full"
         return None
-
-    def _room_now(self) -> bool:
-        """With nothing queued and a free slot a newcomer will not wait, so even a bound of 0 lets it in."""
-        return not self._waiting and len(self._running) < self.config.max_num_seqs
 
     def _abort(self, seq: Seq, reason: FinishReason, actions: list[EngineAction]) -> None:
         if seq.state is SeqState.FINISHED:
@@ -192,10 +194,7 @@ class EngineScheduler:
     # ---- a step's end -------------------------------------------------------------------------------------------
 
     def _step_done(self, done: StepDone, now: float, actions: list[EngineAction]) -> None:
-        step = self._step
-        if step is None or step.id != done.step_id:
-            raise ProtocolError(f"step {done.step_id} is not running")
-        self._step = None
+        step = self._take_step(done.step_id)
         for chunk in step.chunks:
             self._advance(chunk.seq, chunk.length)
         for seq in step.decodes:
@@ -203,10 +202,68 @@ class EngineScheduler:
         for sampled in done.sampled:
             if sampled.seq.state is SeqState.RUNNING:
                 actions.append(self._sampled(sampled, now))
+        self._after_steps()
+
+    def _take_step(self, step_id: int) -> Step:
+        step, self._step = self._step, None
+        if step is None or step.id != step_id:
+            raise ProtocolError(f"step {step_id} is not running")
+        return step
+
+    def _after_steps(self) -> None:
         for seq in self._after_step:
             self.blocks.release(seq)
         self._after_step.clear()
         self._drop_kv_if_asked()
+
+    # ---- leaps: many equal steps as one event -------------------------------------------------------------------
+
+    def repeats(self) -> int:
+        """How often the running step is sure to run, itself included, if no event but its end comes.
+
+        More than 1 only for a steady batching policy (it composes the same again while nothing joins or leaves) and
+        when every running sequence decodes: then no prompt found a slot, a token or a block, and none will until a
+        sequence ends or blocks run out.
+        """
+        step = self._step
+        if step is None or step.chunks or self._evicted or self._paused is not None or not self._steady:
+            return 1
+        if len(step.decodes) != len(self._running):
+            return 1
+        longest = self.config.max_model_len
+        until_end = min(min(seq.max_tokens - seq.output_tokens, longest - seq.tokens) for seq in step.decodes)
+        with_blocks = 1 + self.blocks.free // len(step.decodes) * self.config.block_size
+        return max(1, min(until_end, with_blocks))
+
+    def _steps_done(self, done: StepsDone, now: float, actions: list[EngineAction]) -> None:
+        step, times = self._take_step(done.step_id), done.repeats
+        for chunk in step.chunks:
+            self._advance(chunk.seq, chunk.length)
+            if chunk.last and chunk.seq.state is SeqState.RUNNING:
+                self._grow(chunk.seq, 1, now, actions)
+        for seq in step.decodes:
+            if seq.state is not SeqState.RUNNING:
+                continue
+            if times > 1 and not self.blocks.extend(seq, times):
+                raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
+            self._advance(seq, times)
+            self._grow(seq, times, now, actions)
+        self.totals.steps += times - 1
+        self.totals.step_tokens += (times - 1) * step.tokens
+        self._after_steps()
+
+    def _grow(self, seq: Seq, tokens: int, now: float, actions: list[EngineAction]) -> None:
+        seq.output_tokens += tokens
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+        seq.last_token_at = now
+        self.totals.generated += tokens
+        reason = self._reason(seq, False)
+        if reason is not None:
+            self._running.remove(seq)
+            self._end(seq, reason)
+            self.blocks.release(seq)
+            actions.append(Finish(seq, reason))
 
     def _advance(self, seq: Seq, tokens: int) -> None:
         before = seq.computed
@@ -240,10 +297,11 @@ class EngineScheduler:
 
     def _compose(self, now: float) -> Step | None:
         planned: dict[Seq, int] = {}
-        preempted = False
+        preempted = self._evicted = False
         for seq, tokens in self.batching.compose(self, now):
             if seq.state is SeqState.RUNNING:
                 preempted |= self._reserve(seq, tokens, planned)
+                self._evicted = preempted
             elif preempted or not self._admit(seq, tokens):
                 break  # a queued sequence that finds no blocks also holds back those behind it
             else:

@@ -46,7 +46,11 @@ class EngineView(Protocol):
 
 
 class Batching(Protocol):
-    """`compose` changes nothing; what is learned is learned in `observe`."""
+    """`compose` changes nothing; what is learned is learned in `observe`.
+
+    A policy that also sets `steady = True` promises: while no sequence comes, ends or is evicted and all that run
+    decode, it grants every running sequence one token, step after step. A simulator may then run such steps as one.
+    """
 
     name: ClassVar[str]
 

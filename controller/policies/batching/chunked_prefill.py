@@ -33,6 +33,7 @@ class ChunkedPrefillConfig:
 @BATCHINGS.register("chunked_prefill")
 class ChunkedPrefill:
     name: ClassVar[str] = "chunked_prefill"
+    steady: ClassVar[bool] = True
     Config = ChunkedPrefillConfig
 
     def __init__(self, config: ChunkedPrefillConfig | None = None) -> None:

@@ -27,6 +27,7 @@ class IterationLevelConfig:
 @BATCHINGS.register("iteration_level")
 class IterationLevel:
     name: ClassVar[str] = "iteration_level"
+    steady: ClassVar[bool] = True
     Config = IterationLevelConfig
 
     def __init__(self, config: IterationLevelConfig | None = None) -> None:
