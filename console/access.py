@@ -40,7 +40,7 @@ def role_of(user: Any) -> Role:
 
 
 def allows(role: Role) -> Callable[[View], View]:
-    """The page needs at least `role`. Anonymous people are sent to the login; others are refused, and that is audited."""
+    """The page needs at least `role`. Anonymous people go to the login; others are refused, and that is audited."""
 
     def wrap(view: View) -> View:
         @wraps(view)

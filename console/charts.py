@@ -1,6 +1,6 @@
 """Rows to plain Plotly-ready dicts: {"traces": [...], "layout": {...}}, drawn by `static/js/charts.js`.
 
-Times are epoch seconds and colours are names of tokens ("series-1"): the browser turns both into its own. Every axis has
+Times are epoch seconds and colours are names of tokens ("series-1"): the browser has its own of both. Every axis has
 a unit, every SLO its line. `key` joins a trace with the live rows that lengthen it.
 """
 
@@ -40,7 +40,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def attainment(rows: Sequence[Minute], targets: Mapping[str, float], since: float, until: float) -> Spec:
-    """Share attained by minute and class, with one SLO line for each distinct target. Minutes without requests are gaps."""
+    """Share attained by minute and class, with one SLO line for each distinct target. Empty minutes are gaps."""
     traces = []
     for index, (key, minutes) in enumerate(by_key(rows).items()):
         x, y = _with_gaps([(row.at, row.attained / row.finished) for row in minutes if row.finished])

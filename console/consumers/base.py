@@ -99,7 +99,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     # -- tasks ------------------------------------------------------------------------------------------------------
 
     async def _keep_joined(self) -> None:
-        """Joins the group, re-reads the newest state from Redis and marks the topic as watched, for as long as we live."""
+        """Joins the group, re-reads the newest state from Redis and marks the topic as watched, as long as we live."""
         joined, pause = False, 0.5
         while True:
             try:
@@ -119,7 +119,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 pause = min(pause * 2, REJOIN_MAX_S)
 
     async def _send_frames(self) -> None:
-        """The only sender. Waits for news, else beats. Ends when the browser no longer reads or is no longer allowed."""
+        """The only sender. Waits for news, else beats. Ends when the browser does not read or may not any more."""
         while self._role >= self.minimum_role:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):

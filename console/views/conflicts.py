@@ -18,7 +18,7 @@ class Difference(NamedTuple):
 
 
 def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference]:
-    """The fields on which both disagree. The form then carries the stored version: saving again overwrites, knowingly."""
+    """Fields on which both disagree. The form then carries the stored version: saving again overwrites, knowingly."""
     found = [
         Difference(
             str(form[name].label), _shown(form, name, getattr(row, name)), _shown(form, name, form.cleaned_data[name])

@@ -1,4 +1,4 @@
-"""Prometheus form: the console's own requests and sockets, and attainment and queue by class as gateways publish them."""
+"""Prometheus form: the console's own requests and sockets; attainment and queue by class as gateways publish them."""
 
 from __future__ import annotations
 

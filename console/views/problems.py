@@ -42,7 +42,7 @@ def defect(request: HttpRequest) -> HttpResponse:
 
 
 def database_away(request: HttpRequest) -> HttpResponse:
-    text = "PostgreSQL does not answer. Requests are still served, and records are kept until it is back. Try again shortly."
+    text = "PostgreSQL does not answer. Requests are still served, and their records are kept meanwhile."
     response = problem(request, 503, "The database is away", text)
     response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
