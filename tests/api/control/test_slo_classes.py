@@ -1,0 +1,133 @@
+"""SLO classes: who may read and change them, and what is refused."""
+
+import pytest
+
+from controller.models import Decision, SLOClass
+from tests import factories
+
+pytestmark = pytest.mark.db
+
+NEW = {"name": "interactive", "ttft_s": 1.0, "tpot_s": 0.1}
+
+
+def test_an_operator_creates_a_class_and_the_audit_says_so(operator):
+    answer = operator.post("/slo-classes", {**NEW, "target": 0.9})
+    assert answer.status_code == 201, answer.data
+    assert answer.data["target"] == 0.9
+    assert answer.data["version"] == 1
+    decision = Decision.objects.get(kind="slo_class_created")
+    assert (decision.actor, decision.actor_type) == (operator.user.username, "person")
+    assert decision.inputs["after"]["ttft_s"] == 1.0
+
+
+def test_a_change_names_its_version_and_records_before_and_after(operator):
+    row = factories.slo_class(ttft_s=1.0)
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"ttft_s": 2.0, "version": 1})
+    assert answer.status_code == 200, answer.data
+    assert (answer.data["ttft_s"], answer.data["version"]) == (2.0, 2)
+    assert answer["ETag"] == '"2"'
+    decision = Decision.objects.get(kind="slo_class_updated")
+    assert decision.inputs == {"before": {"ttft_s": 1.0}, "after": {"ttft_s": 2.0}}
+    assert decision.actor == operator.user.username
+
+
+def test_the_second_of_two_savers_sees_the_conflict(operator):
+    row = factories.slo_class()
+    operator.patch(f"/slo-classes/{row.pk}", {"ttft_s": 2.0}, If_Match='"1"')
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"ttft_s": 3.0}, If_Match='"1"')
+    assert answer.status_code == 409
+    assert answer.data["error"]["code"] == "version_conflict"
+    assert "version" in answer.data["error"]["fields"]
+    row.refresh_from_db()
+    assert row.ttft_s == 2.0
+
+
+@pytest.mark.parametrize("headers", [{}, {"If_Match": "*"}, {"If_Match": '"x"'}, {"If_Match": '"99999999999"'}])
+def test_a_change_without_a_usable_version_is_refused(operator, headers):
+    row = factories.slo_class()
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"ttft_s": 2.0}, **headers)
+    assert answer.status_code == 400
+    assert "version" in answer.data["error"]["fields"]
+
+
+def test_version_and_if_match_must_agree(operator):
+    row = factories.slo_class()
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"ttft_s": 2.0, "version": 1}, If_Match='"2"')
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"ttft_s": 0}, "ttft_s"),
+        ({"ttft_s": -1}, "ttft_s"),
+        ({"ttft_s": "soon"}, "ttft_s"),
+        ({"ttft_s": None}, "ttft_s"),
+        ({"ttft_s": 1e12}, "ttft_s"),
+        ({"tpot_s": [1]}, "tpot_s"),
+        ({"target": 1.5}, "target"),
+        ({"target": 0}, "target"),
+        ({"value": -1}, "value"),
+        ({"deadline_s": 0.5}, "deadline_s"),
+        ({"may_defer": "perhaps"}, "may_defer"),
+        ({"name": "two words"}, "name"),
+        ({"name": "a\x00b"}, "name"),
+        ({"name": "x" * 65}, "name"),
+        ({"tenant": "nobody"}, "tenant"),
+        ({"ttft": 1}, "ttft"),
+    ],
+)
+def test_what_is_wrong_is_named(operator, change, field):
+    answer = operator.post("/slo-classes", {**NEW, **change})
+    assert answer.status_code == 400, answer.data
+    assert answer.data["error"]["code"] == "validation_failed"
+    assert field in answer.data["error"]["fields"], answer.data
+    assert not SLOClass.objects.exists()
+
+
+def test_a_taken_name_is_a_conflict(operator):
+    factories.slo_class(name="interactive")
+    answer = operator.post("/slo-classes", NEW)
+    assert answer.status_code == 409, answer.data
+    assert answer.data["error"]["code"] == "conflict"
+
+
+def test_a_tenants_own_class_may_have_a_shared_name(operator, tenant):
+    factories.slo_class(name="interactive")
+    answer = operator.post("/slo-classes", {**NEW, "tenant": tenant.name})
+    assert answer.status_code == 201, answer.data
+    assert answer.data["tenant"] == tenant.name
+
+
+def test_name_and_tenant_never_change(operator):
+    row = factories.slo_class()
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"name": "other", "version": 1})
+    assert answer.status_code == 400
+    assert "name" in answer.data["error"]["fields"]
+
+
+def test_a_class_is_removed_with_a_record(operator):
+    row = factories.slo_class()
+    assert operator.delete(f"/slo-classes/{row.pk}", If_Match='"1"').status_code == 204
+    assert not SLOClass.objects.filter(pk=row.pk).exists()
+    assert Decision.objects.get(kind="slo_class_removed").inputs["before"]["name"] == row.name
+
+
+def test_a_stale_removal_is_a_conflict(operator):
+    row = factories.slo_class(version=3)
+    assert operator.delete(f"/slo-classes/{row.pk}", If_Match='"2"').status_code == 409
+    assert SLOClass.objects.filter(pk=row.pk).exists()
+
+
+def test_a_key_sees_its_tenants_classes_and_the_shared_ones(tenant, tenant_key):
+    shared, own = factories.slo_class(name="a-shared"), factories.slo_class(name="b-own", tenant=tenant)
+    theirs = factories.slo_class(name="c-theirs", tenant=factories.tenant())
+    assert [row["id"] for row in tenant_key.get("/slo-classes").data["items"]] == [shared.pk, own.pk]
+    assert tenant_key.get(f"/slo-classes/{own.pk}").status_code == 200
+    assert tenant_key.get(f"/slo-classes/{theirs.pk}").status_code == 404
+
+
+def test_the_list_is_narrowed_by_tenant(viewer, tenant):
+    shared, own = factories.slo_class(), factories.slo_class(tenant=tenant)
+    assert [row["id"] for row in viewer.get("/slo-classes", tenant=tenant.name).data["items"]] == [own.pk]
+    assert [row["id"] for row in viewer.get("/slo-classes", tenant="").data["items"]] == [shared.pk]
