@@ -1,0 +1,161 @@
+"""The profiler finds the coefficients of an engine whose times are known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from controller.core.types import LatencyCoefficients
+from controller.predict.latency import LatencyModel
+from controller.predict.latency_fit import DecodeSample, PrefillSample
+from workers.profiler import (
+    EngineProfiler,
+    Limits,
+    Profile,
+    ProfilingFailed,
+    decode_sample,
+    profile_engines,
+)
+
+TRUE = LatencyCoefficients(0.01, 2e-5, 0.0, 0.004, 0.0, 1e-4)
+EVENT = b'data: {"choices":[{"text":"x"}]}\n\n'
+METRICS = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\n'
+
+
+class Engine:
+    """Continuous batching in a few lines: all waiting prompts are one prefill step, then all decode together."""
+
+    def __init__(self) -> None:
+        self.model = LatencyModel(TRUE)
+        self.waiting: list[tuple[int, int, asyncio.Queue[bool]]] = []
+        self.arrived = asyncio.Event()
+
+    async def loop(self) -> None:
+        running: list[list] = []
+        while True:
+            if not self.waiting and not running:
+                self.arrived.clear()
+                await self.arrived.wait()
+            if self.waiting:
+                batch, self.waiting = self.waiting, []
+                await self._spend(self.model.prefill([length for length, _, _ in batch]))
+                running += [[tokens, queue] for _, tokens, queue in batch]
+            else:
+                await self._spend(self.model.decode(len(running), 0))
+            for item in running:
+                item[0] -= 1
+                item[1].put_nowait(item[0] > 0)
+            running = [item for item in running if item[0] > 0]
+
+    @staticmethod
+    async def _spend(seconds: float) -> None:
+        """Sleeping overshoots by up to a millisecond, so the last part is spent awake."""
+        end = time.perf_counter() + seconds
+        await asyncio.sleep(max(0.0, seconds - 0.002))
+        while time.perf_counter() < end:
+            await asyncio.sleep(0)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        queue: asyncio.Queue[bool] = asyncio.Queue()
+        self.waiting.append((len(body["prompt"]), body["max_tokens"], queue))
+        self.arrived.set()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        more = True
+        while more:
+            more = await queue.get()
+            await response.write(EVENT)
+        return response
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(text=METRICS)
+
+
+async def full(request: web.Request) -> web.Response:
+    return web.Response(status=503, text="full")
+
+
+@pytest.fixture
+async def server():
+    engine = Engine()
+    app = web.Application()
+    app.router.add_post("/v1/completions", engine.completions)
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as started:
+        task = asyncio.create_task(engine.loop())
+        yield started
+        task.cancel()
+
+
+def base(server: TestServer) -> str:
+    return str(server.make_url("")).rstrip("/")
+
+
+async def test_measured_batches_match_the_engine(server):
+    profile = Profile()
+    async with ClientSession() as session:
+        profiler = EngineProfiler(session, base(server), "mid", seed=1)
+        for batch, length in ((1, 512), (2, 1024), (4, 512), (4, 1024)):
+            await profiler.measure(batch, length, profile)
+    model = LatencyModel(TRUE)
+    assert profile.points == 4
+    assert len(profile.prefill) + profile.discarded == 4
+    # A busy machine only adds time; nothing may look faster than the engine is.
+    for sample in profile.prefill:
+        true_s = model.prefill_sums(sample.tokens, sample.squares)
+        assert 0.8 * true_s < sample.seconds < 4 * true_s + 0.05
+    assert len(profile.decode) == 4
+    for step in profile.decode:
+        assert 0.8 * model.decode(step.batch, 0) < step.seconds < 4 * model.decode(step.batch, 0) + 0.02
+
+
+async def test_a_profile_has_what_engines_and_instances_read(server):
+    profile = await profile_engines([base(server)], "mid", Limits(2, 600, budget_s=2.0))
+    written = profile.as_json("mid", [base(server)])
+    assert set(written["coefficients"]) == set(LatencyCoefficients._fields)
+    assert written["prefill"]["b"] == written["coefficients"]["prefill_b"]
+    assert written["kv_capacity_tokens"] == 16_000
+    assert len(written["samples"]["prefill"]) + written["discarded"] == written["points"]
+
+
+def test_the_grid_respects_all_bounds():
+    points = Limits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
+    assert max(batch for batch, _ in points) == 32
+    assert max(length for _, length in points) == 1024
+    assert all(batch == 1 or batch * length <= 8192 for batch, length in points)
+    assert 384 in {length for _, length in points}  # App. A prints 284
+    assert points == Limits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
+
+
+def test_decode_counts_only_while_all_decode():
+    early, late = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    sample = decode_sample([early, late], length=10)
+    assert sample is None  # three common steps are too few
+    sample = decode_sample([[*early, 0.6, 0.7], late], length=10)
+    assert sample.batch == 2
+    assert sample.seconds == pytest.approx(0.1)
+    assert sample.context_sum == 2 * (10 + 2 + 2.5)  # 3 and 1 tokens before, 5 common steps
+
+
+def test_outliers_are_fitted_away():
+    model = LatencyModel(TRUE)
+    prefill = [PrefillSample(n, n * n, model.prefill_sums(n, n * n)) for n in range(100, 3000, 100)]
+    decode = [DecodeSample(b, 100 * b, model.decode(b, 0)) for b in range(1, 33)]
+    disturbed = Profile([*prefill, PrefillSample(500, 250_000, 0.5)], [*decode, DecodeSample(4, 400, 0.2)])
+    found = disturbed.fit().coefficients
+    assert found.prefill_b == pytest.approx(TRUE.prefill_b, rel=0.02)
+    assert found.decode_a == pytest.approx(TRUE.decode_a, rel=0.02)
+
+
+async def test_a_refusing_engine_is_an_error():
+    app = web.Application()
+    app.router.add_post("/v1/completions", full)
+    async with TestServer(app) as started:
+        with pytest.raises(ProfilingFailed, match="503: full"):
+            await profile_engines([base(started)], "mid", Limits(budget_s=1.0))
