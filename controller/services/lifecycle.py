@@ -13,7 +13,7 @@ from django.utils import timezone
 from controller.models import Decision, Instance, InstanceInterval
 from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
 from controller.services.actors import Actor
-from controller.services.decisions import decision_once, decision_record
+from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop, instance_wish
 from controller.services.scaling import STARTABLE, like
 
@@ -155,7 +155,7 @@ def _decide(
     inputs: Mapping[str, Any],
     outcome: Mapping[str, Any] | None = None,
 ) -> Decision | None:
-    return decision_once(
+    decision = decision_record(
         actor=RECONCILER,
         kind=kind,
         subject_type="instance",
@@ -165,3 +165,4 @@ def _decide(
         outcome=outcome,
         idempotency_key=f"instance:{row.pk}:{row.generation}:{key}",
     )
+    return decision if decision.is_new else None

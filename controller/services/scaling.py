@@ -22,7 +22,7 @@ from controller.scale import ScalerState as Memory
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
 from controller.services.actors import Actor
-from controller.services.decisions import decision_once
+from controller.services.decisions import decision_record
 from controller.services.instances import instance_drain, instance_undrain, instance_wish
 from controller.services.scaling_policies import scaler_state_save, scaling_config
 
@@ -82,7 +82,7 @@ def _apply(
     policy: ScalingPolicy, pattern: Instance | None, actions: Sequence[Any], decided: Decided
 ) -> Decision | None:
     new_ids = [_new_id(pattern) for action in actions if isinstance(action, ScaleOut) for _ in range(action.instances)]
-    decision = decision_once(
+    decision = decision_record(
         actor=SCALER,
         kind=decided.kind,
         subject_type="scaling_policy",
@@ -93,7 +93,7 @@ def _apply(
         rejected=dict(decided.rejected),
         idempotency_key=f"scaler:{policy.pk}:{decided.figures['tick']}",
     )
-    if decision is None:
+    if not decision.is_new:
         return None
     for new_id in new_ids:
         instance_wish(actor=SCALER, id=new_id, model=policy.model, **like(pattern))

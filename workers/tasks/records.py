@@ -13,7 +13,7 @@ from workers.tasks.names import PARTITIONS, RETENTION
 log = logging.getLogger(__name__)
 
 
-@shared_task(name=PARTITIONS, queue="analysis", time_limit=60)
+@shared_task(name=PARTITIONS, queue="analysis", soft_time_limit=50, time_limit=60)
 def ensure_partitions() -> None:
     made = partitions_ensure()
     if made:
