@@ -1,0 +1,45 @@
+"""Read-only tables, pages that never count a large table, and the audit of what the admin site itself changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+
+ROWS_PAGED = 5_000  # beyond that: filter, or export
+
+
+class BoundedPaginator(Paginator):
+    """Counts and pages the first ROWS_PAGED rows only, so that no page reads a whole table."""
+
+    @cached_property
+    def count(self) -> int:
+        return self.object_list.order_by()[:ROWS_PAGED].count()
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """All staff may look; nobody adds, changes or deletes."""
+
+    list_per_page = 50
+    list_max_show_all = 200
+    show_full_result_count = False
+    paginator = BoundedPaginator
+    actions = None
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return request.user.is_active and request.user.is_staff
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_module_permission(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -1,0 +1,96 @@
+"""Configuration and fleet, to look at."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from controller.admin.base import ReadOnlyAdmin
+from controller.models import (
+    ApiKey,
+    Device,
+    Host,
+    Instance,
+    LatencyProfile,
+    Link,
+    PriorityMapping,
+    ScalingPolicy,
+    ServedModel,
+    SLOClass,
+    Tenant,
+)
+
+
+@admin.register(Tenant)
+class TenantAdmin(ReadOnlyAdmin):
+    list_display = ("name", "title", "default_class", "weight", "rpm", "tpm", "max_concurrency", "state", "version")
+    list_filter = ("state",)
+    list_select_related = ("default_class",)
+    search_fields = ("name", "title")
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(ReadOnlyAdmin):
+    list_display = ("prefix", "name", "tenant", "scopes", "created_at", "expires_at", "revoked_at", "last_used_at")
+    list_select_related = ("tenant",)
+    search_fields = ("^prefix", "name", "tenant__name")
+    exclude = ("sha256",)
+
+
+@admin.register(SLOClass)
+class SLOClassAdmin(ReadOnlyAdmin):
+    list_display = ("name", "tenant", "ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "target", "value", "version")
+    list_select_related = ("tenant",)
+    search_fields = ("name", "title")
+
+
+@admin.register(PriorityMapping)
+class PriorityMappingAdmin(ReadOnlyAdmin):
+    list_display = ("__str__", "window", "window_age_s", "contention", "version", "updated_at")
+    list_select_related = ("tenant",)
+
+
+@admin.register(ServedModel)
+class ServedModelAdmin(ReadOnlyAdmin):
+    list_display = ("name", "aliases", "context_tokens", "tokenizer", "version")
+    search_fields = ("name",)
+
+
+@admin.register(LatencyProfile)
+class LatencyProfileAdmin(ReadOnlyAdmin):
+    list_display = ("model", "device_kind", "tp", "role", "samples", "source", "fitted_at", "active")
+    list_filter = ("active",)
+    list_select_related = ("model",)
+
+
+@admin.register(Host)
+class HostAdmin(ReadOnlyAdmin):
+    list_display = ("name", "zone", "labels", "version")
+    search_fields = ("name",)
+
+
+@admin.register(Device)
+class DeviceAdmin(ReadOnlyAdmin):
+    list_display = ("host", "index", "kind", "memory_bytes")
+    list_select_related = ("host",)
+
+
+@admin.register(Link)
+class LinkAdmin(ReadOnlyAdmin):
+    list_display = ("source", "target", "medium", "bandwidth_bytes_s", "latency_s", "state")
+    list_select_related = ("source", "target")
+
+
+@admin.register(Instance)
+class InstanceAdmin(ReadOnlyAdmin):
+    list_display = (
+        "id", "model", "role", "backend", "provisioner", "desired_state", "observed_state", "url", "ready_at", "error",
+    )  # fmt: skip
+    list_filter = ("desired_state", "observed_state", "provisioner", "role")
+    list_select_related = ("model",)
+    search_fields = ("id", "url")
+
+
+@admin.register(ScalingPolicy)
+class ScalingPolicyAdmin(ReadOnlyAdmin):
+    list_display = ("model", "role", "min_instances", "max_instances", "upper", "lower", "enabled", "version")
+    list_select_related = ("model",)

@@ -1,0 +1,76 @@
+"""The audit and the request records: read-only, filterable by kind, actor, subject and time, exportable."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from controller.admin.base import ReadOnlyAdmin
+from controller.admin.export import ExportAdmin
+from controller.admin.filters import by_value, within
+from controller.core.records import FIELDS
+from controller.models import Action, AttainmentMinute, Decision, RequestRecord
+
+
+@admin.register(Decision)
+class DecisionAdmin(ExportAdmin):
+    list_display = ("at", "kind", "actor", "actor_type", "subject_type", "subject", "reason")
+    list_display_links = ("at", "kind")
+    list_filter = (
+        within("at"),
+        by_value(Decision, "kind", "kind"),
+        by_value(Decision, "actor", "actor"),
+        by_value(Decision, "subject_type", "kind of subject"),
+        "actor_type",
+    )
+    search_fields = ("=subject", "=actor", "=kind", "=request_id", "reason")
+    search_help_text = "A whole subject, actor, kind or request id, or a part of the reason."
+    ordering = ("-at", "-id")
+    newest_by = "at"
+    export_fields = (
+        "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
+        "request_id",
+    )  # fmt: skip
+
+
+@admin.register(RequestRecord)
+class RequestRecordAdmin(ExportAdmin):
+    list_display = (
+        "arrived_at", "id", "tenant", "slo_class", "model", "instance", "outcome", "attained", "ttft_s", "tpot_s",
+        "e2e_s",
+    )  # fmt: skip
+    list_display_links = ("arrived_at", "id")
+    list_filter = (
+        within("arrived_at"),
+        by_value(RequestRecord, "tenant", "tenant"),
+        by_value(RequestRecord, "slo_class", "class"),
+        "outcome",
+        "attained",
+    )
+    search_fields = ("=id", "=instance", "=workflow", "=error_code")
+    search_help_text = "A whole request id, instance, workflow or error code."
+    ordering = ("-arrived_at", "-id")
+    newest_by = "arrived_at"
+    export_fields = FIELDS
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RequestRecord]:
+        match = request.resolver_match
+        rows = super().get_queryset(request)
+        in_list = match is not None and match.url_name.endswith("_changelist")
+        return rows.defer("decisions", "token_times") if in_list else rows
+
+
+@admin.register(AttainmentMinute)
+class AttainmentMinuteAdmin(ReadOnlyAdmin):
+    list_display = ("minute", "tenant", "slo_class", "model", "finished", "attained", "cancelled", "goodput_tokens")
+    list_filter = (within("minute"),)
+    search_fields = ("=tenant", "=slo_class", "=model")
+
+
+@admin.register(Action)
+class ActionAdmin(ReadOnlyAdmin):
+    list_display = ("id", "kind", "instance", "state", "attempts", "lease_until", "updated_at")
+    list_filter = ("state", "kind")
+    list_select_related = ("instance",)
+    ordering = ("-id",)
