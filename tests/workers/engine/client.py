@@ -1,0 +1,69 @@
+"""What the HTTP tests do again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import orjson
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+SAMPLE = re.compile(r"^(vllm:\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+async def post(http: aiohttp.ClientSession, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+    async with http.post(path, json=body, headers=headers) as response:
+        return response.status, orjson.loads(await response.read() or b"null")
+
+
+async def complete(http: aiohttp.ClientSession, **body: Any) -> dict[str, Any]:
+    """A completion that must succeed."""
+    status, answer = await post(http, COMPLETIONS, {"prompt": "hello", **body})
+    assert status == 200, answer
+    return answer
+
+
+def events_of(raw: bytes) -> list[bytes]:
+    """Payloads of a whole event stream, whose framing is checked."""
+    assert raw.endswith(b"\n\n")
+    events = raw[:-2].split(b"\n\n")
+    assert all(event.startswith(b"data: ") and b"\n" not in event for event in events)
+    return [event[6:] for event in events]
+
+
+async def streamed(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Chunks of a stream that must succeed; the closing [DONE] is checked and dropped."""
+    async with http.post(path, json={**body, "stream": True}) as response:
+        assert response.status == 200, await response.read()
+        assert response.content_type == "text/event-stream"
+        events = events_of(await response.read())
+    assert events[-1] == b"[DONE]"
+    return [orjson.loads(event) for event in events[:-1]]
+
+
+async def samples(http: aiohttp.ClientSession) -> dict[tuple[str, str], float]:
+    """Metric values by name and by the label that is not model or engine ("" if there is none)."""
+    async with http.get("/metrics") as response:
+        text = await response.text()
+    found = {}
+    for name, labels, value in SAMPLE.findall(text):
+        extra = [text for label, text in LABEL.findall(labels) if label not in ("model_name", "engine")]
+        found[name, "".join(extra)] = float(value)
+    return found
+
+
+async def metric(http: aiohttp.ClientSession, name: str, label: str = "") -> float:
+    return (await samples(http))[f"vllm:{name}", label]
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout: float = 20.0) -> None:
+    """Poll until it holds."""
+    async with asyncio.timeout(timeout):
+        while not await condition():
+            await asyncio.sleep(0.01)
+    assert await condition(), what

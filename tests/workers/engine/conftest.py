@@ -1,0 +1,21 @@
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from tests.workers.engine.process import EngineProcess
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineProcess]:
+    with EngineProcess(
+        *("--profile", "constant:2ms", "--model", "tiny", "--max-num-seqs", "4", "--max-model-len", "512"),
+        *("--kv-blocks", "128", "--max-num-queued-reqs", "8", "--shutdown-timeout", "0"),
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(engine.url) as session:
+        yield session

@@ -1,0 +1,37 @@
+import pytest
+
+from workers.engine.config import parse
+
+
+def test_defaults_come_from_the_profile():
+    config = parse(["--port", "1", "--profile", "qwen2.5-14b-a100"])
+    assert config.model == "Qwen2.5-14B"
+    assert config.engine.kv_blocks == 215_963 // 16
+    assert config.engine.max_model_len == 8192
+    assert config.batching == "chunked_prefill"
+
+
+def test_a_small_cache_bounds_the_context():
+    assert parse(["--port", "1", "--kv-blocks", "10"]).engine.max_model_len == 160
+
+
+def test_the_budget_grows_with_the_batch():
+    assert parse(["--port", "1", "--max-num-seqs", "4000"]).engine.max_num_batched_tokens == 4000
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--profile", "nope"], "--profile: unknown profile 'nope'; valid: "),
+        (["--role", "prefill"], "--role: 'prefill' needs KV transfer"),
+        (["--max-model-len", "99999999"], "--max-model-len: max_model_len (99999999) must fit"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: "),
+        (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
+        (["--startup-delay", "-1"], "not between 0 and 86400"),
+        (["--kv-blocks", "-3"], "--kv-blocks: "),
+    ],
+)
+def test_a_wrong_option_is_named(options, complaint, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--port", "1", *options])
+    assert complaint in capsys.readouterr().err
