@@ -28,7 +28,9 @@ class Bucket:
         self._at = now
 
     def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` fits; 0 when it fits now."""
+        """Seconds until `amount` fits; 0 when it fits now. A limit of zero is asked about again in a minute."""
+        if self.limit <= 0:
+            return MINUTE_S
         return max(0.0, (amount - self.level) * MINUTE_S / self.limit)
 
     def resized(self, limit: float, now: float) -> Bucket:

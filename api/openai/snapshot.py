@@ -43,7 +43,7 @@ class SnapshotFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.touch(mode=0o600)
-        part.write_bytes(orjson.dumps(asdict(snapshot)))
+        part.write_bytes(orjson.dumps(asdict(snapshot), default=_plain))
         part.replace(self.path)
 
     def load(self) -> GatewaySnapshot | None:
@@ -55,6 +55,13 @@ class SnapshotFile:
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             log.error("the configuration in %s cannot be read: %s", self.path, error)
             return None
+
+
+def _plain(value: object) -> object:
+    """Named tuples, which JSON has no name for."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
 class SnapshotSource:
@@ -101,7 +108,7 @@ class SnapshotSource:
             if version != self.version or self.origin != "database":
                 snapshot = await self._thread.call(self._store.snapshot, READ_S)
                 self._take(snapshot, "database")
-                await self._thread.call(lambda: self._file.save(snapshot), READ_S)
+                await self._save(snapshot)
         except Exception as error:  # any failure to read leaves what we have
             if not self._failing:
                 log.warning("configuration cannot be read, the last one stays: %r", error)
@@ -110,6 +117,12 @@ class SnapshotSource:
         self._failing = False
         self.confirmed_at = time.monotonic()
         return True
+
+    async def _save(self, snapshot: GatewaySnapshot) -> None:
+        try:
+            await self._thread.call(lambda: self._file.save(snapshot), READ_S)
+        except (OSError, TimeoutError) as error:
+            log.error("configuration %d is not on disk: %s", snapshot.version, error)
 
     def _take(self, snapshot: GatewaySnapshot, origin: str) -> None:
         self.version = snapshot.version

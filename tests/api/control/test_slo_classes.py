@@ -5,7 +5,7 @@ import pytest
 from controller.models import Decision, SLOClass
 from tests import factories
 
-pytestmark = pytest.mark.db
+pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 
 NEW = {"name": "interactive", "ttft_s": 1.0, "tpot_s": 0.1}
 

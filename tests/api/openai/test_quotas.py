@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from api.openai.errors import ApiError
+from api.openai.quotas import Quotas
+from controller.core.snapshot import TenantConfig
+
+
+def refused(quotas: Quotas, tenant: TenantConfig, tokens: int, now: float) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        quotas.admit(tenant, tokens, now)
+    assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
+    return caught.value
+
+
+def test_requests_a_minute_refill_evenly() -> None:
+    quotas, tenant = Quotas(), TenantConfig(1, "a", None, rpm=60)
+    for _ in range(60):
+        quotas.admit(tenant, 1, 0.0)
+    assert refused(quotas, tenant, 1, 0.0).retry_after_s == pytest.approx(1.0)
+    quotas.admit(tenant, 1, 1.01)
+    refused(quotas, tenant, 1, 1.02)
+
+
+def test_tokens_a_minute_are_corrected_by_what_was_used() -> None:
+    quotas, tenant = Quotas(), TenantConfig(1, "a", None, tpm=1000)
+    quotas.admit(tenant, 900, 0.0)
+    assert refused(quotas, tenant, 200, 0.0).retry_after_s == pytest.approx(6.0)
+    quotas.release("a", expected=900, actual=100)
+    quotas.admit(tenant, 200, 0.0)
+
+
+def test_a_request_larger_than_a_minute_never_fits() -> None:
+    quotas, tenant = Quotas(), TenantConfig(1, "a", None, tpm=100)
+    assert "this one request" in refused(quotas, tenant, 101, 0.0).message
+
+
+def test_concurrency_counts_open_requests() -> None:
+    quotas, tenant = Quotas(), TenantConfig(1, "a", None, max_concurrency=2)
+    quotas.admit(tenant, 1, 0.0)
+    quotas.admit(tenant, 1, 0.0)
+    refused(quotas, tenant, 1, 0.0)
+    quotas.release("a", 1, 1)
+    quotas.admit(tenant, 1, 0.0)
+    assert quotas.active("a") == 2
+
+
+def test_a_refused_request_costs_nothing() -> None:
+    quotas, tenant = Quotas(), TenantConfig(1, "a", None, rpm=2, tpm=100)
+    refused(quotas, tenant, 500, 0.0)
+    quotas.admit(tenant, 50, 0.0)
+    quotas.admit(tenant, 50, 0.0)
+    assert quotas.active("a") == 2
+
+
+def test_a_changed_limit_keeps_what_was_used() -> None:
+    quotas = Quotas()
+    for _ in range(5):
+        quotas.admit(TenantConfig(1, "a", None, rpm=10), 1, 0.0)
+    smaller = TenantConfig(1, "a", None, rpm=6)
+    quotas.admit(smaller, 1, 0.0)
+    refused(quotas, smaller, 1, 0.0)
+
+
+def test_a_limit_of_zero_lets_nothing_in() -> None:
+    refused(Quotas(), TenantConfig(1, "a", None, rpm=0), 1, 0.0)

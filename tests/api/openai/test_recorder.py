@@ -1,0 +1,166 @@
+"""No record lost, none doubled: with a database that is away, slow to acknowledge, or back again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+from api.openai import recorder as module
+from api.openai.recorder import Recorder, Spool
+from controller.core.records import RequestRecord, record_as_dict
+
+
+def record(name: str) -> RequestRecord:
+    return RequestRecord(
+        id=name, arrived_at=1.5, tenant="acme", slo_class="chat", model="demo", priority=None, instance="e1",
+        outcome="ok", error_code="", http_status=200, streamed=True, judged_by="tokens", prompt_tokens=1, output_tokens=2,
+        target_ttft_s=1.0, target_tpot_s=0.1, target_deadline_s=None, waiting_time_s=5.0, queue_s=0.0, ttft_s=0.1,
+        tpot_s=0.05, e2e_s=0.2, ttft_met=True, tpot_met=True, deadline_met=True, attained=True, goodput_tokens=2,
+        attempts=1, workflow="", stage="", decisions=[{"kind": "dispatch", "figures": {"a": 1.0}}], token_times=[0.1],
+    )  # fmt: skip
+
+
+class Database:
+    """Ignores ids it has, as the real writer does. `away`: raises before storing; `deaf`: stores, then raises."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, RequestRecord] = {}
+        self.batches: list[int] = []
+        self.away = self.deaf = False
+        self.gate: threading.Event | None = None
+
+    def write(self, records: Sequence[RequestRecord]) -> int:
+        if self.gate is not None:
+            self.gate.wait(10)
+        if self.away:
+            raise ConnectionError("the database is away")
+        self.batches.append(len(records))
+        for item in records:
+            self.stored.setdefault(item.id, item)
+        if self.deaf:
+            raise ConnectionError("the acknowledgement was lost")
+        return len(records)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed database is tried again with the next flush."""
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+
+
+def fill(recorder: Recorder, names: Sequence[str]) -> None:
+    for name in names:
+        recorder.add(record(name))
+
+
+async def test_batches_reach_the_database(tmp_path: Path) -> None:
+    database = Database()
+    recorder = Recorder(database.write, Spool(tmp_path))
+    names = [f"r{i}" for i in range(2_300)]
+    fill(recorder, names)
+    await recorder.flush()
+    assert list(database.stored) == names
+    assert database.batches == [1000, 1000, 300]
+    assert (recorder.waiting, recorder.written, recorder.spool.files()) == (0, 2300, [])
+
+
+async def test_an_outage_is_spooled_and_replayed_in_order(tmp_path: Path, at_once: None) -> None:
+    database = Database()
+    recorder = Recorder(database.write, Spool(tmp_path))
+    database.away = True
+    for batch in (["a", "b"], ["c"]):
+        fill(recorder, batch)
+        await recorder.flush()
+    assert len(recorder.spool.files()) == 2
+    assert recorder.failing_since is not None
+    database.away = False
+    fill(recorder, ["d"])
+    await recorder.flush()
+    assert list(database.stored) == ["d", "a", "b", "c"]
+    assert database.stored["a"] == record("a")
+    assert (recorder.spool.files(), recorder.failing_since) == ([], None)
+
+
+async def test_a_lost_acknowledgement_doubles_nothing(tmp_path: Path, at_once: None) -> None:
+    database = Database()
+    recorder = Recorder(database.write, Spool(tmp_path))
+    database.deaf = True
+    fill(recorder, ["a", "b"])
+    await recorder.flush()
+    database.deaf = False
+    await recorder.flush()
+    assert list(database.stored) == ["a", "b"]
+    assert recorder.spool.files() == []
+
+
+async def test_a_hanging_database_holds_up_nothing(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_S", 0.05)
+    database = Database()
+    database.gate = threading.Event()
+    recorder = Recorder(database.write, Spool(tmp_path))
+    for name in ("a", "b"):
+        fill(recorder, [name])
+        await recorder.flush()
+    assert (recorder.waiting, len(recorder.spool.files())) == (0, 2)
+    database.gate.set()
+    monkeypatch.setattr(module, "WRITE_S", 5.0)
+    while not database.stored:
+        await recorder.flush()
+    await recorder.flush()
+    assert sorted(database.stored) == ["a", "b"]
+    assert recorder.spool.files() == []
+
+
+async def test_the_next_gateway_over_the_same_folder_replays(tmp_path: Path) -> None:
+    away, back = Database(), Database()
+    away.away = True
+    first = Recorder(away.write, Spool(tmp_path))
+    fill(first, ["a", "b"])
+    await first.close()
+    second = Recorder(back.write, Spool(tmp_path))
+    await second.flush()
+    assert list(back.stored) == ["a", "b"]
+
+
+async def test_a_full_disk_keeps_records_in_memory(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk(Spool):
+        full = True
+
+        def save(self, records: Sequence[RequestRecord]) -> Path:
+            if self.full:
+                self.full = False
+                raise OSError("no space left on device")
+            return super().save(records)
+
+    database = Database()
+    database.away = True
+    recorder = Recorder(database.write, FullDisk(tmp_path))
+    fill(recorder, ["a", "b"])
+    await recorder.flush()
+    assert (recorder.waiting, len(recorder.spool.files())) == (0, 1)
+    database.away = False
+    await recorder.flush()
+    assert list(database.stored) == ["a", "b"]
+
+
+def test_a_spool_file_is_whole_or_absent(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    path = spool.save([record("a")])
+    (tmp_path / "crashed.part").write_bytes(b'{"id": "half')
+    assert spool.files() == [path]
+    assert orjson.loads(path.read_bytes()) == record_as_dict(record("a"))
+
+
+def test_an_unreadable_line_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    path = spool.save([record("a"), record("b")])
+    path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id:"a"'))
+    assert [item.id for item in spool.load(path)] == ["b"]
