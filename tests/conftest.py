@@ -19,6 +19,16 @@ from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
+NEEDS_SERVICES = {"db", "transactional_db", "postgres", "redis_server"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """So that `-m "not db"` is all that runs without services, mark what asks for them in another way."""
+    for item in items:
+        if item.get_closest_marker("django_db") or NEEDS_SERVICES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.db)
+
+
 @pytest.fixture(scope="session")
 def service_dir() -> Path:
     return Path(settings.DATA_DIR)
