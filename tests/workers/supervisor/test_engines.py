@@ -1,0 +1,92 @@
+"""The engine folder: wishes become processes, and what the provisioner reads back. Real reference engines, no GPU."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from workers.engine.config import build_parser
+from workers.provisioners import ProcessProvisioner
+from workers.supervisor.engines import OPTIONS, EngineFolder, engine_argv
+
+FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    engines = EngineFolder(tmp_path / "engines", tmp_path, dict(os.environ))
+    yield engines
+    engines.stop_all(lambda: True)
+
+
+def settle(folder, condition, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, ProcessProvisioner(folder.folder).observe()
+        folder.sync()
+        time.sleep(0.05)
+
+
+def states(folder):
+    return {seen.id: seen.state for seen in ProcessProvisioner(folder.folder).observe()}
+
+
+def test_every_option_of_a_wish_is_one_of_the_engines():
+    known = {action.dest for action in build_parser()._actions}
+    assert set(OPTIONS) <= known
+
+
+def test_notes_of_the_wisher_do_not_reach_the_command_line():
+    argv = engine_argv(8123, {**FAST, "kv_capacity_tokens": 3200})
+    assert "for the reader" not in argv
+    assert argv[argv.index("--kv-blocks") + 1] == "200"
+    assert argv[argv.index("--max-num-seqs") + 1] == "2"
+
+
+def test_from_wish_to_ready_to_gone(folder):
+    provisioner = ProcessProvisioner(folder.folder)
+    provisioner.start("a", FAST)
+    settle(folder, lambda: states(folder) == {"a": "ready"})
+    [seen] = provisioner.observe()
+    assert seen.url.startswith("http://127.0.0.1:")
+    provisioner.stop("a", 5.0)
+    settle(folder, lambda: states(folder) == {})
+    assert list(folder.folder.iterdir()) == []
+
+
+def test_a_killed_engine_stays_down_until_its_wish_is_taken_back(folder):
+    provisioner = ProcessProvisioner(folder.folder)
+    provisioner.start("a", FAST)
+    settle(folder, lambda: states(folder) == {"a": "ready"})
+    os.kill(folder.engines["a"].child.pid, signal.SIGKILL)
+    settle(folder, lambda: states(folder) == {"a": "exited"})
+    folder.sync()
+    [seen] = provisioner.observe()
+    assert (seen.state, seen.exit_code) == ("exited", -9)
+    provisioner.stop("a", 0.0)
+    settle(folder, lambda: states(folder) == {})
+
+
+def test_a_wish_that_cannot_be_met_tells_why(folder):
+    ProcessProvisioner(folder.folder).start("a", {"profile": "no-such-profile"})
+    settle(folder, lambda: states(folder) == {"a": "exited"})
+    [seen] = ProcessProvisioner(folder.folder).observe()
+    assert "no-such-profile" in seen.error
+
+
+def test_a_wish_that_is_no_json_is_answered_as_exited(folder):
+    (folder.folder / "a.wish.json").write_text("{")
+    folder.sync()
+    assert states(folder) == {"a": "exited"}
+
+
+def test_wishes_outlive_the_supervisor(folder, tmp_path):
+    ProcessProvisioner(folder.folder).start("a", FAST)
+    settle(folder, lambda: states(folder) == {"a": "ready"})
+    folder.stop_all(lambda: False)
+    again = EngineFolder(folder.folder, tmp_path, dict(os.environ))
+    try:
+        settle(again, lambda: states(again) == {"a": "ready"})
+    finally:
+        again.stop_all(lambda: True)

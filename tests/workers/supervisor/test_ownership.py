@@ -1,0 +1,63 @@
+"""One supervisor a folder, nothing left over, and ports that are busy."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from controller.core.errors import ConfigError
+from workers.supervisor.ownership import LEDGER, OWNER, Ownership, clear_leftovers, running_owner, stop_owner
+from workers.supervisor.ports import HOST, free_port, is_free, require_free
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_supervisor_is_refused_and_told_who_is_there(tmp_path):
+    first = Ownership(tmp_path)
+    with pytest.raises(ConfigError, match=f"already runs over .*pid {os.getpid()}"):
+        Ownership(tmp_path)
+    first.release()
+    Ownership(tmp_path).release()
+
+
+def test_what_a_killed_supervisor_left_is_ended(tmp_path, sleeper):
+    row = {"name": "engine a", "pid": sleeper.pid, "started_at": psutil.Process(sleeper.pid).create_time()}
+    (tmp_path / LEDGER).write_text(json.dumps([row]))
+    assert clear_leftovers(tmp_path) == [f"engine a (pid {sleeper.pid})"]
+    assert not psutil.pid_exists(sleeper.pid)
+
+
+def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(tmp_path, sleeper):
+    row = {"name": "engine a", "pid": sleeper.pid, "started_at": psutil.Process(sleeper.pid).create_time() - 60}
+    (tmp_path / LEDGER).write_text(json.dumps([row]))
+    assert clear_leftovers(tmp_path) == []
+    assert sleeper.poll() is None
+
+
+def test_down_stops_the_one_that_runs(tmp_path, sleeper):
+    row = {"pid": sleeper.pid, "started_at": psutil.Process(sleeper.pid).create_time()}
+    (tmp_path / OWNER).write_text(json.dumps(row))
+    assert running_owner(tmp_path).pid == sleeper.pid
+    assert "stopped" in stop_owner(tmp_path, timeout_s=5)
+    assert "nothing runs" in stop_owner(tmp_path, timeout_s=5)
+
+
+def test_a_busy_port_names_the_variable():
+    with socket.socket() as busy:
+        busy.bind((HOST, 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert not is_free(port)
+        with pytest.raises(ConfigError, match=f"port {port} is in use.*GATEWAY_PORT="):
+            require_free(port, "GATEWAY_PORT")
+    assert is_free(free_port())
