@@ -68,7 +68,7 @@ class Seq:
 
     @property
     def decoding(self) -> bool:
-        return self.output_tokens > 0 and self.remaining == 1
+        return self.output_tokens > 0 and self.prompt_tokens + self.output_tokens - self.computed == 1
 
 
 class Chunk(NamedTuple):

@@ -76,6 +76,8 @@ class BlockManager:
     def extend(self, seq: Seq, tokens: int) -> bool:
         """Blocks for `tokens` more computed tokens: all of them, or none and False."""
         missing = self.blocks_for(seq.computed + tokens) - len(seq.blocks)
+        if missing <= 0:
+            return True
         if missing > self.free:
             return False
         for _ in range(missing):

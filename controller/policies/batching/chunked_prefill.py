@@ -6,9 +6,9 @@ fixed token budget goes to prefills already begun, then to new ones, cut to fit.
 the three groups is the engine's (priority or arrival), and a queued prompt's cached prefix costs no budget; both as
 vLLM does it.
 
-Cost: linear in running sequences plus those admitted. Knobs: `long_prefill_tokens` caps one sequence's share of a step
-while others wait for prefill too (vLLM's long-prefill threshold); None, the default, leaves the whole budget to the
-first.
+Cost: linear in running sequences plus those admitted. Knobs: `long_prefill_tokens` caps one sequence's share of a step,
+so that a long prompt leaves budget to shorter ones behind it (vLLM's --long-prefill-token-threshold); None, the
+default as in vLLM, leaves the whole budget to the first.
 """
 
 from __future__ import annotations
