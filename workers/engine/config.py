@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from controller.core.errors import ConfigError
 from controller.core.types import Role
 from controller.engine import EngineConfig
-from controller.policies.batching import BATCHINGS
+from controller.policies.batching import BATCHINGS, Batching
 from workers.engine.profiles import Profile, load_profile
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
@@ -27,7 +27,7 @@ class ServerConfig:
     seed: int
     profile: Profile
     engine: EngineConfig
-    batching: str
+    batching: Batching
     startup_delay: float
     shutdown_timeout: float
 
@@ -55,10 +55,21 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         seed=args.seed,
         profile=profile,
         engine=_engine_config(args, profile),
-        batching=args.batching,
+        batching=_batching(args.batching, args.long_prefill_token_threshold),
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
     )
+
+
+def _batching(name: str, threshold: int | None) -> Batching:
+    policy = BATCHINGS[name]
+    if threshold is None:
+        return policy()
+    if "long_prefill_tokens" not in policy.Config.__dataclass_fields__:
+        raise ConfigError(f"{name} batching does not cut prompts", "long_prefill_token_threshold")
+    if threshold < 1:
+        raise ConfigError(f"must be at least 1, got {threshold}", "long_prefill_token_threshold")
+    return policy(policy.Config(long_prefill_tokens=threshold))
 
 
 def _engine_config(args: argparse.Namespace, profile: Profile) -> EngineConfig:
@@ -101,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-blocks", type=int, help="KV cache size in blocks (from the profile)")
     add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
     add("--scheduling-policy", default="priority", choices=["priority", "fcfs"])
+    add("--long-prefill-token-threshold", type=int, help="largest prefill chunk of one prompt (the token budget)")
     add("--batching", default="chunked_prefill", choices=list(BATCHINGS))
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)

@@ -55,6 +55,8 @@ class Engine:
         self.metrics = Metrics(model, config, self.scheduler)
         self.closing = False
         self.refusing = False  # paused in a mode that does not queue
+        self.failed = False  # a defect: nothing can be served any more
+        self.on_failure: Callable[[], None] = lambda: None
         self._clock = clock
         self._executor: Executor | None = None
         self._streams: dict[str, Stream] = {}
@@ -77,6 +79,8 @@ class Engine:
 
     def submit(self, stream: Stream) -> None:
         """Queue the stream's sequence, or raise ApiError (503) before anything was queued."""
+        if self.failed:
+            raise ApiError("the engine has failed", status=500)
         if self.closing or self.refusing:
             raise ApiError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
         self._streams[stream.seq.id] = stream
@@ -104,7 +108,7 @@ class Engine:
     async def drained(self) -> None:
         """Return when what is here now has ended; at once if paused, since then nothing ends by itself."""
         seqs = [stream.seq for stream in self._streams.values()]
-        while not self.scheduler.paused and any(seq.state is not SeqState.FINISHED for seq in seqs):
+        while not (self.scheduler.paused or self.failed) and any(seq.state is not SeqState.FINISHED for seq in seqs):
             if self._ended is None or self._ended.done():
                 self._ended = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._ended)
@@ -123,6 +127,23 @@ class Engine:
         self._run([event])
 
     def _run(self, events: Sequence[EngineEvent]) -> None:
+        if self.failed:
+            return
+        try:
+            self._step(events)
+        except Exception:
+            self._die()
+            raise
+
+    def _die(self) -> None:
+        """Without this a defect would leave every client waiting for a step that never ends."""
+        self.failed = True
+        for stream in self._streams.values():
+            stream.end(FinishReason.ABORT)
+        self._streams.clear()
+        self.on_failure()
+
+    def _step(self, events: Sequence[EngineEvent]) -> None:
         now = self._clock()
         totals = self.scheduler.totals
         before = (totals.prompt, totals.prompt_cached, totals.preemptions)
@@ -131,7 +152,7 @@ class Engine:
             self._perform(action, now, stopped)
         self._count(before)
         if stopped:
-            self._run(stopped)
+            self._step(stopped)
 
     def _count(self, before: tuple[int, int, int]) -> None:
         totals = self.scheduler.totals

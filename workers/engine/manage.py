@@ -50,8 +50,8 @@ class Management:
         }
 
     async def health(self, exchange: Exchange) -> None:
-        """200 while the process lives, paused and sleeping included."""
-        await exchange.answer(b"")
+        """200 while the engine lives, paused and sleeping included."""
+        await exchange.answer(b"", status=503 if self._engine.failed else 200)
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply({"version": VERSION})

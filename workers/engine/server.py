@@ -8,12 +8,12 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
 import uvicorn
 
-from controller.policies.batching import BATCHINGS
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
 
 def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine]:
     timer = LoopTimer(loop)
-    engine = Engine(config.model, config.engine, BATCHINGS[config.batching](), timer.now)
+    engine = Engine(config.model, config.engine, config.batching, timer.now)
     engine.attach(EmulatedExecutor(config.profile, timer, engine.handle))
     generator = Generator(engine, config)
     routes = Management(engine, config, generator).routes()
@@ -50,7 +50,8 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     return App(routes), engine
 
 
-async def serve(config: ServerConfig) -> None:
+async def serve(config: ServerConfig) -> int:
+    """The exit status: 0 after a stop that was asked for."""
     loop = asyncio.get_running_loop()
     app, engine = build(config, loop)
     server = Server(
@@ -72,8 +73,10 @@ async def serve(config: ServerConfig) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.begin)
     gc.freeze()  # what is loaded now stays: collections need not look at it again
+    engine.on_failure = stop.give_up
     await server.serve()
     engine.close()
+    return int(engine.failed)
 
 
 class Stop:
@@ -95,6 +98,10 @@ class Stop:
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._grace_s, self._engine.abort_all)
 
+    def give_up(self) -> None:
+        logger.error("the engine failed and ends")
+        self._server.should_exit = True
+
 
 def run(config: ServerConfig) -> None:
     import uvloop
@@ -106,6 +113,6 @@ def run(config: ServerConfig) -> None:
         time.sleep(config.startup_delay)  # the port stays closed meanwhile, as a loading vLLM's does
     logger.info(
         "%s, profile %s, %d KV blocks of %d tokens, %s batching",
-        *(config.model, config.profile.id, config.engine.kv_blocks, config.engine.block_size, config.batching),
+        *(config.model, config.profile.id, config.engine.kv_blocks, config.engine.block_size, config.batching.name),
     )
-    uvloop.run(serve(config))
+    sys.exit(uvloop.run(serve(config)))

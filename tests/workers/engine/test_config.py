@@ -8,7 +8,7 @@ def test_defaults_come_from_the_profile():
     assert config.model == "Qwen2.5-14B"
     assert config.engine.kv_blocks == 215_963 // 16
     assert config.engine.max_model_len == 8192
-    assert config.batching == "chunked_prefill"
+    assert config.batching.name == "chunked_prefill"
 
 
 def test_a_small_cache_bounds_the_context():
@@ -17,6 +17,11 @@ def test_a_small_cache_bounds_the_context():
 
 def test_the_budget_grows_with_the_batch():
     assert parse(["--port", "1", "--max-num-seqs", "4000"]).engine.max_num_batched_tokens == 4000
+
+
+def test_the_prefill_threshold_reaches_the_policy():
+    config = parse(["--port", "1", "--long-prefill-token-threshold", "100"])
+    assert config.batching.config.long_prefill_tokens == 100
 
 
 @pytest.mark.parametrize(
@@ -29,6 +34,8 @@ def test_the_budget_grows_with_the_batch():
         (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
         (["--startup-delay", "-1"], "not between 0 and 86400"),
         (["--kv-blocks", "-3"], "--kv-blocks: "),
+        (["--long-prefill-token-threshold", "0"], "--long-prefill-token-threshold: "),
+        (["--batching", "iteration_level", "--long-prefill-token-threshold", "9"], "does not cut prompts"),
     ],
 )
 def test_a_wrong_option_is_named(options, complaint, capsys):
