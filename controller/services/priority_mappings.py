@@ -31,7 +31,7 @@ def priority_mapping_create(
 ) -> PriorityMapping:
     """`levels`: objects with the fields of LevelBounds, the most urgent first."""
     row = PriorityMapping(
-        tenant=tenant, levels=list(levels), window=window, window_age_s=window_age_s, contention=contention
+        tenant=tenant, levels=levels, window=window, window_age_s=window_age_s, contention=contention
     )
     return change.create(row, actor=actor, kind="priority_mapping", check=_check)
 

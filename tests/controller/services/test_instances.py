@@ -1,0 +1,157 @@
+"""Instances: wishes are audited, observations are not; both reach the gateways; cost runs while it is provisioned."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from controller.models import Decision, Device, Instance
+from controller.selectors import fleet
+from controller.selectors.snapshot import config_version, gateway_snapshot
+from controller.services.actions import action_claim, action_create, action_finish, action_renew
+from controller.services.change import VersionConflict
+from controller.services.instances import (
+    instance_drain,
+    instance_observe,
+    instance_register,
+    instance_remove,
+    instance_set_role,
+    instance_stop,
+    instance_undrain,
+    instance_update,
+    instance_wish,
+)
+from tests import factories
+from tests.factories import ACTOR
+
+pytestmark = pytest.mark.django_db
+Observed = Instance.Observed
+
+
+def test_a_wished_instance_serves_once_it_was_seen_ready():
+    row = instance_wish(actor=ACTOR, model=factories.served_model(), spec={"profile": "x"})
+    assert (row.desired_state, row.observed_state) == ("running", "pending")
+    assert gateway_snapshot().instances == ()
+    before = config_version()
+
+    assert instance_observe(instance_id=row.id, observed_state=Observed.READY, url="http://127.0.0.1:9/", generation=1)
+    assert not instance_observe(instance_id=row.id, observed_state=Observed.READY, url="http://127.0.0.1:9")
+
+    row.refresh_from_db()
+    assert (row.url, row.observed_generation) == ("http://127.0.0.1:9", 1)
+    assert row.ready_at is not None
+    assert [spec.id for spec in gateway_snapshot().instances] == [row.id]
+    assert config_version() == before + 1
+    assert Decision.objects.count() == 1  # the wish
+
+
+def test_a_static_instance_needs_its_url():
+    with pytest.raises(ValidationError) as caught:
+        instance_register(actor=ACTOR, id="vllm-1", model=factories.served_model(), url="")
+    assert list(caught.value.message_dict) == ["url"]
+
+    with pytest.raises(ValidationError, match="http"):
+        instance_register(actor=ACTOR, id="vllm-1", model=factories.served_model(), url="ftp://x")
+
+
+def test_draining_takes_nothing_new_and_can_be_taken_back():
+    row = factories.instance()
+
+    instance_drain(actor=ACTOR, instance_id=row.id, version=1)
+    assert gateway_snapshot().draining == (row.id,)
+    instance_drain(actor=ACTOR, instance_id=row.id)
+    instance_undrain(actor=ACTOR, instance_id=row.id)
+
+    row.refresh_from_db()
+    assert gateway_snapshot().draining == ()
+    assert (row.desired_state, row.generation, row.version) == ("running", 3, 3)
+    assert list(Decision.objects.order_by("id").values_list("kind", flat=True)) == [
+        "instance_drained", "instance_undrained",
+    ]  # fmt: skip
+
+
+def test_stopping_is_final_and_at_once():
+    row = factories.instance()
+
+    instance_stop(actor=ACTOR, instance_id=row.id)
+
+    assert gateway_snapshot().instances == ()
+    with pytest.raises(ValidationError, match="new id"):
+        instance_undrain(actor=ACTOR, instance_id=row.id)
+
+
+def test_a_stale_version_is_a_conflict():
+    row = factories.instance()
+    instance_update(actor=ACTOR, instance_id=row.id, version=1, changes={"unit_cost": 2.0})
+
+    with pytest.raises(VersionConflict):
+        instance_drain(actor=ACTOR, instance_id=row.id, version=1)
+    assert Instance.objects.get(pk=row.id).desired_state == "running"
+
+
+def test_devices_are_held_from_the_wish_until_it_is_gone():
+    model = factories.served_model()
+    device = Device.objects.create(host=factories.host(), index=0, kind="a100", memory_bytes=80)
+    first = instance_wish(actor=ACTOR, model=model, devices=[device])
+
+    with pytest.raises(ValidationError):
+        instance_wish(actor=ACTOR, model=model, devices=[device])
+    assert Instance.objects.count() == 1
+    instance_observe(instance_id=first.id, observed_state=Observed.FAILED, error="died")
+
+    assert instance_wish(actor=ACTOR, model=model, devices=[device]).holdings.count() == 1
+
+
+def test_cost_is_provisioned_time_times_unit_cost_in_each_role():
+    start = timezone.now() - timedelta(hours=1)
+    row = instance_wish(actor=ACTOR, model=factories.served_model(), unit_cost=2.0)
+    instance_observe(instance_id=row.id, observed_state=Observed.STARTING, at=start)
+    instance_observe(instance_id=row.id, observed_state=Observed.READY, at=start + timedelta(seconds=5))
+    instance_observe(instance_id=row.id, observed_state=Observed.STOPPED, at=start + timedelta(seconds=30))
+
+    assert row.intervals.count() == 1
+    assert fleet.cost(since=start, until=timezone.now()) == pytest.approx(60.0)
+    assert fleet.cost(since=start + timedelta(seconds=10), until=start + timedelta(seconds=20)) == pytest.approx(20.0)
+
+
+def test_a_change_of_role_starts_a_new_interval():
+    row = instance_wish(actor=ACTOR, model=factories.served_model())
+    instance_observe(instance_id=row.id, observed_state=Observed.READY, url="http://127.0.0.1:9")
+
+    instance_set_role(actor=ACTOR, instance_id=row.id, role="prefill")
+
+    assert [(part.role, part.ended_at is None) for part in row.intervals.all()] == [
+        ("collocated", False), ("prefill", True),
+    ]  # fmt: skip
+    assert gateway_snapshot().instances[0].role == "prefill"
+    with pytest.raises(ValidationError):
+        instance_set_role(actor=ACTOR, instance_id=row.id, role="cook")
+
+
+def test_only_what_is_gone_is_forgotten():
+    row = factories.instance()
+    with pytest.raises(ValidationError, match="stop it first"):
+        instance_remove(actor=ACTOR, instance_id=row.id)
+    instance_stop(actor=ACTOR, instance_id=row.id)
+    instance_observe(instance_id=row.id, observed_state=Observed.STOPPED)
+
+    instance_remove(actor=ACTOR, instance_id=row.id)
+
+    assert not Instance.objects.exists()
+
+
+def test_an_action_is_claimed_by_one_worker_until_its_lease_ends():
+    action = action_create(kind="drain", instance=factories.instance())
+
+    claimed = action_claim(action_id=action.pk, owner="w1", lease_s=60)
+
+    assert (claimed.attempts, claimed.lease_owner) == (1, "w1")
+    assert action_claim(action_id=action.pk, owner="w2", lease_s=60) is None
+    assert action_renew(action_id=action.pk, owner="w1", lease_s=-1)  # as if its time had run out
+    assert action_claim(action_id=action.pk, owner="w2", lease_s=60).attempts == 2
+    assert not action_finish(action_id=action.pk, owner="w1")
+    assert action_finish(action_id=action.pk, owner="w2", error="no room")
+    assert action_claim(action_id=action.pk, owner="w3", lease_s=60) is None
