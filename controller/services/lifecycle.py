@@ -67,7 +67,7 @@ def instance_mark(*, step: Mark) -> Decision | None:
 def instance_replace(*, step: Replace) -> Decision | None:
     """The instance has failed for good: another of its kind is wished for, later the more failed lately."""
     with transaction.atomic():
-        row = Instance.objects.select_for_update().select_related("model", "host").get(pk=step.id)
+        row = Instance.objects.select_for_update(of=("self",)).select_related("model", "host").get(pk=step.id)
         failures = _recent_failures(row) + 1
         pause = pause_before_start(failures)
         new_id = f"{row.backend}-{secrets.token_hex(3)}"

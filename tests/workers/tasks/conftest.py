@@ -1,0 +1,54 @@
+"""A model with a policy and two running instances, and a provisioner that does what the test says."""
+
+import time
+
+import pytest
+
+from controller.models import Instance
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_observe, instance_wish
+from controller.services.scaling_policies import scaling_policy_create
+from controller.services.served_models import served_model_create
+from workers.provisioners import Observed
+
+
+class FakeProvisioner:
+    """Keeps what it was told; `seen` is what it observes, by id."""
+
+    def __init__(self):
+        self.seen, self.started, self.stopped = {}, {}, []
+
+    def observe(self):
+        return list(self.seen.values())
+
+    def start(self, id, spec):
+        self.started[id] = dict(spec)
+        self.seen.setdefault(id, Observed(id, "starting"))
+
+    def stop(self, id, grace_s):
+        self.stopped.append(id)
+        self.seen.pop(id, None)
+
+    def becomes(self, id, state, **fields):
+        url = f"http://127.0.0.1:{9000 + sum(map(ord, id))}"
+        self.seen[id] = Observed(id, state, **{"url": url, "started_at": time.time(), **fields})
+
+
+@pytest.fixture
+def fake():
+    return FakeProvisioner()
+
+
+@pytest.fixture
+def policy(db):
+    model = served_model_create(actor=SYSTEM, name="mid")
+    return scaling_policy_create(actor=SYSTEM, model=model, min_instances=1, max_instances=4, sustain_s=0, cooldown_s=0)
+
+
+@pytest.fixture
+def two(policy):
+    """Ids of two instances that are ready."""
+    for number in (1, 2):
+        row = instance_wish(actor=SYSTEM, id=f"e{number}", model=policy.model, spec={"profile": "p", "seed": number})
+        instance_observe(instance_id=row.pk, observed_state=Instance.Observed.READY, url=f"http://h:{number}")
+    return ["e1", "e2"]

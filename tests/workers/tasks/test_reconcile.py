@@ -1,0 +1,156 @@
+"""The reconciler against a real database and a scripted provisioner: every look repeated must come to rest."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controller.models import Decision, Instance, InstanceInterval
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_drain, instance_register, instance_stop, instance_wish
+from workers.tasks import reconcile
+from workers.tasks.reconcile import look_and_act
+
+pytestmark = [pytest.mark.django_db, pytest.mark.db]
+
+
+@pytest.fixture
+def look(fake, monkeypatch):
+    """One look of the reconciler; `look.fleet` is what gateways publish."""
+
+    def run(times=1):
+        for _ in range(times):
+            steps = look_and_act({"process": fake, "static": type(fake)()}, time.time())
+        return steps
+
+    run.fleet = []
+    monkeypatch.setattr(reconcile, "fleet_or_nothing", lambda: run.fleet)
+    return run
+
+
+@pytest.fixture
+def one(policy):
+    return instance_wish(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "p"})
+
+
+def message(**running):
+    instances = [{"id": id, "utilisation": 0.1, "running": n, "waiting": 0} for id, n in running.items()]
+    return [{"at": time.time(), "period_s": 1.0, "instances": instances}]
+
+
+def kinds():
+    return list(Decision.objects.filter(actor="reconciler").order_by("pk").values_list("kind", flat=True))
+
+
+def test_from_wish_to_ready(look, fake, one):
+    look()
+    wished = {"profile": "p", "model": "mid", "role": "collocated", "max_num_seqs": 5}
+    assert wished.items() <= fake.started["e1"].items()
+    fake.becomes("e1", "starting")
+    look(3)
+    fake.becomes("e1", "ready")
+    look(3)
+    row = Instance.objects.get(pk="e1")
+    assert (row.observed_state, row.url, row.observed_generation) == ("ready", fake.seen["e1"].url, row.generation)
+    assert kinds() == ["instance_started", "instance_ready"]
+    assert InstanceInterval.objects.filter(instance=row, ended_at=None).count() == 1
+
+
+def test_a_crashed_instance_is_replaced_once(look, fake, one):
+    fake.becomes("e1", "ready")
+    look()
+    fake.becomes("e1", "exited", exit_code=-9)
+    look(3)
+    failed = Instance.objects.get(pk="e1")
+    assert (failed.observed_state, failed.desired_state, failed.error) == ("failed", "stopped", "exit code -9")
+    assert not failed.intervals.filter(ended_at=None).exists()
+    [decision] = Decision.objects.filter(kind="instance_replaced")
+    [other] = Instance.objects.exclude(pk="e1")
+    assert decision.outcome == {"replacement": other.pk}
+    assert other.pk in fake.started
+    assert "e1" in fake.stopped
+
+
+def test_one_that_keeps_crashing_is_started_later_and_later(look, fake, one):
+    for _ in range(4):
+        look(2)
+        for id in list(fake.seen):
+            fake.becomes(id, "exited", exit_code=1)
+        look(2)
+        Instance.objects.filter(desired_state="running").update(spec={"start_after": 0})
+    pauses = [d.inputs["pause_s"] for d in Decision.objects.filter(kind="instance_replaced").order_by("pk")]
+    assert pauses == [0.0, 1.0, 2.0, 4.0]
+
+
+def test_a_replacement_waits_out_its_pause(look, fake, one):
+    Instance.objects.filter(pk="e1").update(spec={"start_after": time.time() + 60})
+    look(2)
+    assert fake.started == {}
+
+
+def test_a_drain_ends_when_the_gateways_say_it_is_empty(look, fake, one):
+    fake.becomes("e1", "ready")
+    look()
+    instance_drain(actor=SYSTEM, instance_id="e1")
+    Instance.objects.filter(pk="e1").update(desired_at=timezone.now() - timedelta(seconds=5))
+    look.fleet = message(e1=2)
+    look(2)
+    assert Instance.objects.get(pk="e1").observed_state == "draining"
+    look.fleet = []  # nobody tells: not known to be empty
+    look(2)
+    assert Instance.objects.get(pk="e1").desired_state == "draining"
+    look.fleet = message(e1=0)
+    look(4)
+    row = Instance.objects.get(pk="e1")
+    assert (row.desired_state, row.observed_state) == ("stopped", "stopped")
+    assert kinds()[-4:] == ["instance_draining", "instance_drained", "instance_stopped", "instance_gone"]
+    assert Decision.objects.get(kind="instance_drained", actor="reconciler").reason == "drained"
+
+
+def test_stopping_is_carried_out_and_recorded(look, fake, one):
+    fake.becomes("e1", "ready")
+    look()
+    instance_stop(actor=SYSTEM, instance_id="e1")
+    look(3)
+    assert "e1" in fake.stopped
+    row = Instance.objects.get(pk="e1")
+    assert row.observed_state == "stopped"
+    assert not row.intervals.filter(ended_at=None).exists()
+
+
+def test_a_new_run_closes_the_interval_where_the_former_was_last_seen(look, fake, one):
+    fake.becomes("e1", "ready", started_at=time.time() - 7200)
+    look()
+    an_hour_ago = timezone.now() - timedelta(hours=1)
+    InstanceInterval.objects.update(started_at=an_hour_ago - timedelta(hours=1))
+    Instance.objects.update(observed_at=an_hour_ago)
+    fake.becomes("e1", "ready", started_at=time.time(), url="http://127.0.0.1:9999")
+    look(2)
+    former, current = InstanceInterval.objects.order_by("started_at")
+    assert former.ended_at == an_hour_ago
+    assert current.ended_at is None
+    assert Instance.objects.get(pk="e1").url == "http://127.0.0.1:9999"
+    assert Decision.objects.filter(kind="instance_ready", reason="new_run").count() == 1
+
+
+def test_a_process_nobody_wants_is_stopped(look, fake, one):
+    fake.becomes("ghost", "ready")
+    look()
+    assert "ghost" in fake.stopped
+
+
+def test_one_instance_in_trouble_does_not_hold_the_others_up(look, fake, one, policy, monkeypatch):
+    instance_wish(actor=SYSTEM, id="a0", model=policy.model, provisioner="nowhere")
+    look()
+    assert "e1" in fake.started
+
+
+def test_an_endpoint_that_goes_and_comes_back_is_told_each_time(look, fake, policy):
+    static = type(fake)()
+    instance_register(actor=SYSTEM, id="s1", model=policy.model, url="http://h:1")
+    for state in ("ready", "exited", "ready", "exited"):
+        static.becomes("s1", state, started_at=None, url="http://h:1")
+        for _ in range(2):
+            look_and_act({"static": static}, time.time())
+    assert kinds() == ["instance_ready", "instance_unreachable"] * 2
