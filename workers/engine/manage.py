@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from workers.engine import fields, tokenizer
 from workers.engine.config import ServerConfig
@@ -34,6 +35,7 @@ class Management:
             "/health": {"GET": self.health},
             "/ping": ping,
             "/version": {"GET": self.version},
+            "/server_info": {"GET": self.server_info},
             "/load": {"GET": self.load},
             "/metrics": {"GET": self.metrics},
             "/v1/models": {"GET": self.models},
@@ -55,6 +57,22 @@ class Management:
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply({"version": VERSION})
+
+    async def server_info(self, exchange: Exchange) -> None:
+        """What this engine is: its sizes and the latency it emulates (seconds, tokens)."""
+        profile = self._config.profile
+        await exchange.reply(
+            {
+                "version": VERSION,
+                "model": self._config.model,
+                "role": self._config.role,
+                "executor": "emulated",
+                "tokenizer": tokenizer.NAME,
+                "batching": self._config.batching.name,
+                "engine": asdict(self._config.engine),
+                "profile": {"id": profile.id, "model": profile.model, "latency": profile.coefficients._asdict()},
+            }
+        )
 
     async def load(self, exchange: Exchange) -> None:
         await exchange.reply({"server_load": self._generator.in_flight})

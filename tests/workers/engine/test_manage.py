@@ -63,6 +63,16 @@ async def _loaded(http):
     return await get(http, "/load") == {"server_load": 1}
 
 
+async def test_server_info_tells_sizes_and_latency(http):
+    info = await get(http, "/server_info")
+    assert info["profile"]["latency"] == {
+        **dict.fromkeys(("prefill_b", "prefill_c", "decode_b", "decode_c"), 0.0),
+        **dict.fromkeys(("prefill_a", "decode_a"), 0.002),
+    }
+    assert (info["engine"]["max_num_seqs"], info["engine"]["kv_blocks"]) == (4, 128)
+    assert (info["role"], info["executor"], info["tokenizer"]) == ("collocated", "emulated", "utf8-chunk4")
+
+
 async def test_tokenize_and_back(http):
     _, answer = await post(http, "/tokenize", {"prompt": "hello world", "return_token_strs": True})
     assert (answer["count"], answer["max_model_len"]) == (3, 512)
