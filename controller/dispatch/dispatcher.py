@@ -194,7 +194,7 @@ class StageDispatcher:
         request.attempts += 1
         lane = self._fleet.lane(request.model)
         figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": worker.id}
-        if request.attempts >= self.config.max_attempts or not lane.workers:
+        if request.attempts >= self.config.max_attempts:
             actions.append(_refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
         entry = Entry(request, lane.cost(request), now)

@@ -182,7 +182,8 @@ class Backlog:
     leaves running decodes the steps they need to keep their mean TPOT. Whatever the engine reports early (first
     tokens) frees room at once; nothing waits for a clock.
 
-    `share` 0.6 of the tightest recent TTFT, so that the next arrival still has the rest for itself; `most_s` 1.0: more
+    `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (0.4, 0.6 and 0.9 were
+    compared, docs/decisions.md); `most_s` 1.0: more
     work than that in the engine would only be out of the queue's order; `spare_slots` 0.25: the part of the sequence
     slots that must be free before a hopeless request gets one.
     """
@@ -193,7 +194,7 @@ class Backlog:
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        share: float = 0.6
+        share: float = 0.4
         most_s: float = 1.0
         spare_slots: float = 0.25
 

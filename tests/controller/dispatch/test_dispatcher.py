@@ -126,6 +126,15 @@ def test_failure_before_the_first_token_goes_elsewhere():
     assert given_up.actions[0].code == "no_capacity"
 
 
+def test_a_retry_waits_for_a_replacement_when_its_only_instance_is_gone():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), ev.Arrived(request("r", wait=30.0))], 0.0)
+    lost = dispatcher.handle([ev.InstanceDown("a"), ev.Failed("r", True, "connection reset")], 0.1)
+    assert lost.actions == []
+    assert lost.wake_at is not None
+    assert sends(dispatcher.handle([up("b")], 3.0)) == [("r", "b")]
+
+
 def test_failure_after_the_first_token_is_the_drivers_to_tell():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("a"), up("b"), ev.Arrived(request("r"))], 0.0)
