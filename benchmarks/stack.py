@@ -76,6 +76,7 @@ class Stack:
                 "DATA_DIR": str(self.folder),
                 "SECRET_KEY": secrets.token_urlsafe(32),
                 "LOG_LEVEL": "WARNING",
+                "DJANGO_SETTINGS_MODULE": "console.settings",
             }
             self._manage("manage.py", "migrate", "--skip-checks", "--verbosity", "0")
             self.api_key = self._seed()
