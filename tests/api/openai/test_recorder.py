@@ -16,12 +16,39 @@ from controller.core.records import RequestRecord, record_as_dict
 
 def record(name: str) -> RequestRecord:
     return RequestRecord(
-        id=name, arrived_at=1.5, tenant="acme", slo_class="chat", model="demo", priority=None, instance="e1",
-        outcome="ok", error_code="", http_status=200, streamed=True, judged_by="tokens", prompt_tokens=1,
-        output_tokens=2, target_ttft_s=1.0, target_tpot_s=0.1, target_deadline_s=None,
-        waiting_time_s=5.0, queue_s=0.0, ttft_s=0.1, tpot_s=0.05, e2e_s=0.2, ttft_met=True, tpot_met=True, deadline_met=True, attained=True, goodput_tokens=2,
-        attempts=1, workflow="", stage="", decisions=[{"kind": "dispatch", "figures": {"a": 1.0}}], token_times=[0.1],
-    )  # fmt: skip
+        id=name,
+        arrived_at=1.5,
+        tenant="acme",
+        slo_class="chat",
+        model="demo",
+        priority=None,
+        instance="e1",
+        outcome="ok",
+        error_code="",
+        http_status=200,
+        streamed=True,
+        judged_by="tokens",
+        prompt_tokens=1,
+        output_tokens=2,
+        target_ttft_s=1.0,
+        target_tpot_s=0.1,
+        target_deadline_s=None,
+        waiting_time_s=5.0,
+        queue_s=0.0,
+        ttft_s=0.1,
+        tpot_s=0.05,
+        e2e_s=0.2,
+        ttft_met=True,
+        tpot_met=True,
+        deadline_met=True,
+        attained=True,
+        goodput_tokens=2,
+        attempts=1,
+        workflow="",
+        stage="",
+        decisions=[{"kind": "dispatch", "figures": {"a": 1.0}}],
+        token_times=[0.1],
+    )
 
 
 class Database:

@@ -1,0 +1,137 @@
+"""Instances: wishes with an audit record, and what may not be wished."""
+
+import pytest
+
+from api.control.instances import BACKENDS, PROVISIONERS
+from controller.models import Decision, Instance
+from tests import factories
+from tests.api.control.conftest import ROOT
+from workers.backends.registry import BACKENDS as ADAPTERS
+from workers.provisioners import PROVISIONERS as REGISTERED
+
+pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
+
+
+def test_what_is_on_offer_is_what_is_registered():
+    assert set(PROVISIONERS) == set(REGISTERED)
+    assert set(BACKENDS) == set(ADAPTERS) - {"fake"}
+
+
+def test_an_operator_wishes_for_an_engine(operator):
+    model = factories.served_model()
+    body = {"model": model.name, "backend": "reference", "provisioner": "process", "spec": {"profile": "demo"}}
+    answer = operator.post("/instances", body)
+    assert answer.status_code == 201, answer.data
+    assert (answer.data["desired_state"], answer.data["observed_state"]) == ("running", "pending")
+    assert answer.data["spec"] == {"profile": "demo"}
+    decision = Decision.objects.get(kind="instance_created")
+    assert (decision.actor, decision.subject) == (operator.user.username, answer.data["id"])
+
+
+def test_an_operator_registers_an_endpoint(operator):
+    model = factories.served_model()
+    body = {"id": "gpu-1", "model": model.name, "backend": "vllm", "provisioner": "static", "url": "http://gpu-1:8000/"}
+    answer = operator.post("/instances", body)
+    assert answer.status_code == 201, answer.data
+    assert answer.data["url"] == "http://gpu-1:8000"
+    assert operator.post("/instances", body).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": "none"}, "model"),
+        ({"backend": "magic"}, "backend"),
+        ({"backend": "vllm"}, "backend"),
+        ({"provisioner": "magic"}, "provisioner"),
+        ({"provisioner": "static"}, "url"),
+        ({"url": "http://x"}, "url"),
+        ({"id": "../../etc"}, "id"),
+        ({"id": "a..b"}, "id"),
+        ({"host": "none"}, "host"),
+        ({"tp": 0}, "tp"),
+        ({"unit_cost": -1}, "unit_cost"),
+        ({"spec": [1]}, "spec"),
+        ({"spec": {"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}}}, "spec"),
+        ({"spec": {"a": "x\x00"}}, "spec"),
+        ({"id": "gpu-1", "provisioner": "static", "url": "ftp://x"}, "url"),
+        ({"id": "gpu-1", "provisioner": "static", "url": "http://"}, "url"),
+        ({"id": "gpu-1", "provisioner": "static", "url": "http://x:99999"}, "url"),
+        ({"spec": {str(i): i for i in range(600)}}, "spec"),
+    ],
+)
+def test_what_is_wrong_is_named(operator, change, field):
+    body = {"model": factories.served_model().name, "backend": "reference", "provisioner": "process", **change}
+    answer = operator.post("/instances", body)
+    assert answer.status_code == 400, answer.data
+    assert field in answer.data["error"]["fields"], answer.data
+    assert not Instance.objects.exists()
+
+
+def test_half_a_surrogate_pair_is_refused(operator):
+    model = factories.served_model().name
+    raw = f'{{"model": "{model}", "backend": "reference", "provisioner": "process", "spec": {{"a": "\\ud800"}}}}'
+    answer = operator.client.post(f"{ROOT}/instances", raw, content_type="application/json")
+    assert answer.status_code == 400
+    assert "spec" in answer.data["error"]["fields"]
+
+
+def test_drain_undrain_and_stop_each_leave_a_record(operator):
+    row = factories.instance()
+    assert operator.post(f"/instances/{row.pk}/drain", {"version": 1}).data["desired_state"] == "draining"
+    running = operator.post(f"/instances/{row.pk}/desired-state", {"desired_state": "running"})
+    assert running.data["desired_state"] == "running"
+    stopped = operator.post(f"/instances/{row.pk}/stop", None, If_Match='"3"')
+    assert (stopped.data["desired_state"], stopped.data["version"]) == ("stopped", 4)
+    kinds = list(Decision.objects.filter(actor=operator.user.username).order_by("id").values_list("kind", flat=True))
+    assert kinds == ["instance_drained", "instance_undrained", "instance_stopped"]
+
+
+def test_the_same_wish_twice_changes_nothing(operator):
+    row = factories.instance()
+    for _ in range(2):
+        assert operator.post(f"/instances/{row.pk}/drain").data["version"] == 2
+    assert Decision.objects.count() == 1
+
+
+def test_a_wish_for_an_older_version_is_a_conflict(operator):
+    row = factories.instance(version=5)
+    answer = operator.post(f"/instances/{row.pk}/stop", {"version": 4})
+    assert answer.data["error"]["code"] == "version_conflict"
+    assert operator.post(f"/instances/{row.pk}/stop", {"version": 5}, If_Match='"4"').status_code == 400
+
+
+def test_what_was_stopped_does_not_run_again(operator):
+    row = factories.instance(desired_state="stopped")
+    answer = operator.post(f"/instances/{row.pk}/desired-state", {"desired_state": "running"})
+    assert answer.status_code == 400
+    assert "desired_state" in answer.data["error"]["fields"]
+
+
+def test_an_instance_is_changed_with_its_version(operator):
+    row = factories.instance()
+    answer = operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 64, "version": 1})
+    assert answer.data["max_num_seqs"] == 64
+    assert operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 8, "version": 1}).status_code == 409
+    assert operator.patch(f"/instances/{row.pk}", {"role": "prefill", "version": 2}).status_code == 400
+
+
+def test_only_a_stopped_instance_is_forgotten(operator):
+    row = factories.instance()
+    assert operator.delete(f"/instances/{row.pk}").status_code == 409
+    Instance.objects.update(desired_state="stopped", observed_state="stopped")
+    assert operator.delete(f"/instances/{row.pk}").status_code == 204
+    assert Decision.objects.get(kind="instance_removed").subject == row.pk
+
+
+def test_the_list_is_narrowed(viewer):
+    model = factories.served_model()
+    here = factories.instance(model, host=factories.host(name="h1"))
+    gone = factories.instance(desired_state="stopped", observed_state="stopped")
+
+    def ids(**query):
+        return [row["id"] for row in viewer.get("/instances", **query).data["items"]]
+
+    assert ids(model=model.name) == ids(host="h1") == ids(live="true") == ids(observed_state="ready") == [here.pk]
+    assert ids(live="false") == ids(desired_state="stopped") == [gone.pk]
+    assert ids(host="") == [gone.pk]

@@ -1,0 +1,192 @@
+"""The real thing: a gateway process over PostgreSQL, Redis and reference engine processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from controller.core.messages import LIVE_QUEUE
+from controller.models import ApiKey, Instance, RequestRecord
+from controller.services.actors import SYSTEM
+from controller.services.api_keys import api_key_create, api_key_revoke
+from controller.services.instances import instance_observe, instance_register
+from controller.services.served_models import served_model_create
+from controller.services.slo_classes import slo_class_create
+from controller.services.tenants import tenant_create
+from tests.workers.engine.process import EngineProcess
+from workers import live
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    give_up_at = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > give_up_at:
+            raise AssertionError("it did not happen in time")
+        time.sleep(0.05)
+    return value
+
+
+class GatewayProcess:
+    def __init__(self, folder: Path, key: ApiKey, secret: str) -> None:
+        self.folder, self.key, self.secret = folder, key, secret
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.name = f"gw-{self.port}"
+        database = connection.settings_dict
+        environment = os.environ | {
+            "DATABASE_URL": f"postgresql://postgres@127.0.0.1:{database['PORT']}/{database['NAME']}",
+            "REDIS_URL": settings.REDIS_URL,
+            "DATA_DIR": str(folder),
+            "SECRET_KEY": "x" * 40,
+            "DJANGO_SETTINGS_MODULE": "console.settings",
+            "TELEMETRY_PERIOD_S": "0.2",
+        }
+        command = [sys.executable, "-m", "api.openai", "--port", str(self.port), "--name", self.name]
+        with (folder / "gateway.log").open("ab") as log:
+            self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
+        try:
+            eventually(self._ready, 20)
+        except AssertionError:
+            self.process.kill()
+            raise
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "gateway.log").read_text()
+        try:
+            return requests.get(self.url + "/healthz", timeout=2).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    def ask(self, **changes: Any) -> requests.Response:
+        body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, **changes}
+        headers = {"authorization": f"Bearer {self.secret}"}
+        return requests.post(self.url + "/v1/completions", json=body, headers=headers, timeout=30)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def engines() -> Iterator[list[EngineProcess]]:
+    options = ("--model", "demo", "--profile", "constant:10ms")
+    with EngineProcess(*options) as first, EngineProcess(*options) as second:
+        yield [first, second]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, engines: list[EngineProcess], transactional_db: None) -> Iterator[GatewayProcess]:
+    chat = slo_class_create(actor=SYSTEM, name="chat", ttft_s=5.0, tpot_s=1.0, waiting_time_s=20.0)
+    tenant = tenant_create(actor=SYSTEM, name="acme", default_class=chat)
+    model = served_model_create(actor=SYSTEM, name="demo")
+    for index, engine in enumerate(engines):
+        instance_register(actor=SYSTEM, id=f"e{index}", model=model, url=engine.url, backend="reference")
+        instance_observe(instance_id=f"e{index}", observed_state=Instance.Observed.READY, at=timezone.now())
+    new = api_key_create(actor=SYSTEM, tenant=tenant, name="test")
+    process = GatewayProcess(tmp_path, new.key, new.secret)
+    yield process
+    process.stop()
+
+
+def test_a_request_is_served_recorded_and_published(gateway: GatewayProcess) -> None:
+    answer = gateway.ask(stream=True)
+    assert answer.status_code == 200
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    request_id = answer.headers["x-slackline-request-id"]
+    record = eventually(lambda: RequestRecord.objects.filter(pk=request_id).first())
+    assert (record.tenant, record.slo_class, record.outcome, record.output_tokens) == ("acme", "chat", "ok", 4)
+    assert record.attained
+    assert record.instance == answer.headers["x-slackline-instance"]
+    (fleet,) = eventually(lambda: [f for f in live.read_fleet() if f["classes"]])
+    assert fleet["gateway"] == gateway.name
+    assert {i["id"]: i["state"] for i in fleet["instances"]} == {"e0": "up", "e1": "up"}
+    live.mark_watched(LIVE_QUEUE)
+    (queue,) = eventually(live.read_queue)
+    assert queue["total"] == 0
+    page = requests.get(gateway.url + "/metrics", timeout=5).text
+    assert 'slackline_attainment_ratio{slo_class="chat",tenant="acme"} 1.0' in page
+
+
+def test_a_revoked_key_stops_within_a_second(gateway: GatewayProcess) -> None:
+    assert gateway.ask().status_code == 200
+    api_key_revoke(actor=SYSTEM, key_id=gateway.key.pk)
+    revoked_at = time.monotonic()
+    eventually(lambda: gateway.ask().status_code == 401, 3)
+    assert time.monotonic() - revoked_at < 1.5
+    assert gateway.ask().json()["error"]["code"] == "invalid_api_key"
+
+
+def test_an_engine_killed_under_load_loses_no_request(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    def one(index: int) -> tuple[str, str]:
+        answer = gateway.ask(stream=True, max_tokens=40)
+        assert answer.status_code == 200
+        return answer.headers["x-slackline-request-id"], answer.text.rstrip().split("\n\n")[-1]
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(one, index) for index in range(64)]
+        eventually(lambda: sum(answer.done() for answer in answers) >= 8)
+        engines[0].process.kill()
+        ended = dict(answer.result() for answer in answers)
+    cut = {name for name, last in ended.items() if last != "data: [DONE]"}
+    assert 0 < len(cut) <= 16
+    assert all("engine_failed" in ended[name] for name in cut)
+    eventually(lambda: RequestRecord.objects.count() == 64)
+    outcomes = {record.id: record.outcome for record in RequestRecord.objects.all()}
+    assert outcomes == {name: "cut" if name in cut else "ok" for name in ended}
+    down = eventually(lambda: [i for f in live.read_fleet() for i in f["instances"] if i["state"] == "down"])
+    assert [instance["id"] for instance in down] == ["e0"]
+
+
+def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    for engine in engines:
+        engine.process.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(100) as pool:
+            answers = [pool.submit(gateway.ask, prompt=[5] * 100, max_tokens=8) for _ in range(100)]
+            live.mark_watched(LIVE_QUEUE)
+            (queue,) = eventually(lambda: [q for q in live.read_queue() if q["total"]])
+            victim = queue["rows"][-1]["id"]
+            (done,) = live.send_command("operator", "cancel", [victim, "req-unknown"])
+            assert (done["gateway"], done["applied"], done["gone"]) == (gateway.name, [victim], ["req-unknown"])
+            for engine in engines:
+                engine.process.send_signal(signal.SIGCONT)
+            ended = [answer.result() for answer in answers]
+    finally:
+        for engine in engines:
+            engine.process.send_signal(signal.SIGCONT)
+    cancelled = [answer for answer in ended if answer.status_code == 499]
+    assert [answer.headers["x-slackline-request-id"] for answer in cancelled] == [victim]
+    assert json.loads(cancelled[0].content)["error"]["code"] == "cancelled"
+
+
+def test_shutdown_keeps_every_record(gateway: GatewayProcess) -> None:
+    names = {gateway.ask().headers["x-slackline-request-id"] for _ in range(5)}
+    assert gateway.stop() in (0, -signal.SIGTERM)  # uvicorn ends by the signal it was sent, after its shutdown
+    assert set(RequestRecord.objects.values_list("id", flat=True)) == names
