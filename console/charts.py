@@ -39,36 +39,45 @@ def line_style(index: int) -> dict[str, Any]:
     return {"color": f"series-{index % SERIES + 1}", "width": 2, "dash": DASHES[index // SERIES % len(DASHES)]}
 
 
-def attainment(rows: Sequence[Minute], targets: Mapping[str, float], since: float, until: float) -> Spec:
-    """Share attained by minute and class, with one SLO line for each distinct target. Empty minutes are gaps."""
+def attainment(
+    rows: Sequence[Minute], palette: Mapping[str, int], targets: Mapping[str, float], since: float, until: float
+) -> Spec:
+    """Share attained by minute and class, and one SLO line for each distinct target. Empty minutes are gaps."""
+    groups = by_key(rows)
     traces = []
-    for index, (key, minutes) in enumerate(by_key(rows).items()):
+    for key, minutes in groups.items():
         x, y = _with_gaps([(row.at, row.attained / row.finished) for row in minutes if row.finished])
-        traces.append(_line(key, minutes[0].name, x, y, index, "%{y:.1%}"))
+        traces.append(_line(key, minutes[0].name, x, y, palette.get(key, 0), "%{y:.1%}"))
     lines = [
-        {"y": target, "color": "bad", "text": f"SLO {target * 100:.4g} %", "below": True}
-        for target in sorted({targets[key] for key in by_key(rows) if key in targets})
+        {"y": target, "color": "bad", "text": f"SLO {target * 100:.4g} %"}
+        for target in sorted({targets[key] for key in groups if key in targets}, reverse=True)
     ]
-    yaxis = {"range": [0, 1.04], "tickformat": ".0%", "rangemode": "normal"}
+    lowest = min((value for trace in traces for value in trace["y"] if value is not None), default=0.9)
+    yaxis = {"range": [max(0.0, min(lowest, 0.9) - 0.05), 1.02], "tickformat": ".0%", "rangemode": "normal"}
     return {
         "traces": traces,
         "layout": {"y_title": "attained", "yaxis": yaxis, "lines": lines, "x_range": [since, until]},
     }
 
 
-def goodput(rows: Sequence[Minute], since: float, until: float) -> Spec:
-    """Output tokens a second that were delivered in time, by class, stacked."""
+def goodput(rows: Sequence[Minute], palette: Mapping[str, int], since: float, until: float) -> Spec:
+    """Output tokens a second that were delivered in time, by class, stacked. A minute without requests is zero."""
+    grid = _minutes(rows)
     traces = []
-    groups = by_key(rows)
-    grid = sorted({row.at for row in rows})
-    for index, (key, minutes) in enumerate(groups.items()):
+    for key, minutes in by_key(rows).items():
         values = {row.at: row.goodput_tokens / 60 for row in minutes}
-        trace = _line(key, minutes[0].name, grid, [values.get(at, 0.0) for at in grid], index, "%{y:.1f} tok/s")
+        y: list[float | None] = [values.get(at, 0.0) for at in grid]
+        trace = _line(key, minutes[0].name, list(grid), y, palette.get(key, 0), "%{y:.1f} tok/s")
         traces.append(trace | {"stackgroup": "goodput", "fillcolor": trace["line"]["color"]})
-    return {
-        "traces": traces,
-        "layout": {"y_title": "tokens/s in time", "yaxis": {}, "x_range": [since, until]},
-    }
+    return {"traces": traces, "layout": {"y_title": "tokens/s in time", "yaxis": {}, "x_range": [since, until]}}
+
+
+def _minutes(rows: Sequence[Minute]) -> list[float]:
+    """Every minute from the first to the last that has requests."""
+    if not rows:
+        return []
+    first, last = min(row.at for row in rows), max(row.at for row in rows)
+    return [first + 60.0 * step for step in range(round((last - first) / 60) + 1)]
 
 
 def queue_depth(until: float, window_s: float = 600.0) -> Spec:

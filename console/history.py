@@ -50,6 +50,7 @@ def overview_history(now: datetime) -> dict[str, Any]:
     spent = fleet.cost(since=now - HOUR, until=now)
     attained = sum(row.attained for row in minutes)
     targets = {each["key"]: each["target"] for each in classes}
+    palette = {each["key"]: each["series"] for each in classes}
     window = ((now - HOUR).timestamp(), now.timestamp())
     rows = [_minute(row) for row in minutes]
     return {
@@ -57,8 +58,8 @@ def overview_history(now: datetime) -> dict[str, Any]:
         "cost_per_hour": fleet.cost(since=now - RATE_WINDOW, until=now) * (HOUR / RATE_WINDOW),
         "cost_per_attained": spent / attained if attained else None,
         "charts": {
-            "attainment": charts.attainment(rows, targets, *window),
-            "goodput": charts.goodput(rows, *window),
+            "attainment": charts.attainment(rows, palette, targets, *window),
+            "goodput": charts.goodput(rows, palette, *window),
         },
     }
 
@@ -84,13 +85,14 @@ def class_history(
         counts[0] += row.finished
         counts[1] += row.attained
     found = []
-    for row in day:
+    for series, row in enumerate(day):
         tenant, slo_class = row.tenant or "", row.slo_class or ""
         promise = promise_of(known, tenant, slo_class)
         finished, attained = hour[(tenant, slo_class)]
         found.append(
             {
                 "key": row_key(tenant, slo_class),
+                "series": series,  # one colour a class on every chart and in the table
                 "tenant": tenant,
                 "slo_class": slo_class,
                 "name": class_name(slo_class),

@@ -136,14 +136,12 @@ def verdict(rows: Sequence[ClassRow]) -> Verdict:
     active = [row for row in rows if row["status"] != "idle"]
     bad = sorted((row for row in active if row["status"] == "bad"), key=_shortfall, reverse=True)
     warn = [row for row in active if row["status"] == "warn"]
-    lines = [{"key": row["key"], "name": _full_name(row), "text": _explain(row)} for row in [*bad, *warn]]
+    lines = [_line(row) for row in bad]
+    if warn:
+        lines.append(_close_line(warn))
     if bad:
-        noun = "class misses its" if len(active) == 1 else "classes miss their"
-        headline = (
-            f"{len(bad)} of {len(active)} {noun} SLO now"
-            if len(active) > 1
-            else "The only class with traffic misses its SLO"
-        )
+        verb = "misses its" if len(bad) == 1 else "miss their"
+        headline = f"{len(bad)} of {len(active)} {'class' if len(active) == 1 else 'classes'} {verb} SLO now"
         return Verdict(status="bad", headline=headline, lines=lines)
     if warn:
         return Verdict(status="warn", headline="Every SLO is kept, but with little room", lines=lines)
@@ -157,14 +155,32 @@ def _shortfall(row: ClassRow) -> float:
     return row["target"] - (row["attainment"] or 0.0)
 
 
-def _full_name(row: ClassRow) -> str:
-    return f"{row['name']} · {row['tenant']}"
+def _line(row: ClassRow) -> dict[str, str]:
+    name = f"{row['name']} · {row['tenant']}"
+    return {
+        "key": row["key"],
+        "name": name,
+        "status": row["status"],
+        "label": row["status_text"],
+        "text": _explain(row),
+    }
+
+
+def _close_line(rows: Sequence[ClassRow]) -> dict[str, str]:
+    """All that are close on one line: they come and go, and the page below must not jump with them."""
+    names = ", ".join(f"{row['name']} · {row['tenant']} ({_close_why(row)})" for row in rows)
+    return {"key": "", "name": "", "status": "warn", "label": "close", "text": names}
+
+
+def _close_why(row: ClassRow) -> str:
+    slack = row["oldest_slack_s"]
+    if slack is not None and slack < 0:
+        return f"a queued request is {-slack:.1f} s late"
+    return f"{row['misses']} of {row['finished']} missed"
 
 
 def _explain(row: ClassRow) -> str:
-    if row["attainment"] is None:
-        return f"{row['queued']} waiting, the most urgent is already late"
-    share, target = f"{row['attainment'] * 100:.3g} %", f"{row['target'] * 100:.3g} %"
+    share, target = f"{(row['attainment'] or 0.0) * 100:.3g} %", f"{row['target'] * 100:.3g} %"
     parts = [f"{share} attained of {target} promised ({row['misses']} of {row['finished']} missed)"]
     if row["why"]:
         parts.append(f"mostly: {row['why']}")

@@ -51,7 +51,8 @@ def sentence(decision: Decision) -> str:
     changed = changes(decision.inputs)
     if changed:
         return f"{what}: {'; '.join(changed)}"
-    return f"{what}: {reason_in_words(decision.reason)}" if decision.reason else what
+    says_nothing_new = decision.reason.endswith(tuple(CHANGES))  # "person_created" beside "created SLO class"
+    return what if says_nothing_new or not decision.reason else f"{what}: {reason_in_words(decision.reason)}"
 
 
 def changes(inputs: Mapping[str, Any]) -> list[str]:
@@ -73,8 +74,12 @@ def _short(value: Any) -> str:
 
 
 def scalar_figures(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, words and flags; nested objects are for the audit's detail, not for one line."""
-    return {name: value for name, value in values.items() if not isinstance(value, dict | list)}
+    """Numbers, words and flags; nested objects and row numbers are for the audit's detail, not for one line."""
+    return {
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, dict | list) and name not in ("id", "version")
+    }
 
 
 def as_item(decision: Decision) -> dict[str, Any]:

@@ -23,7 +23,7 @@ CHARTS = (
     {
         "name": "attainment",
         "title": "Attainment by minute",
-        "note": "share of requests that attained their SLO, last hour",
+        "note": "share that attained their SLO, last hour",
     },
     {"name": "goodput", "title": "Goodput", "note": "output tokens a second delivered in time, last hour"},
     {"name": "queue", "title": "Queue", "note": "requests waiting, since this page was opened"},
@@ -75,7 +75,11 @@ def merged_rows(now: list[live_view.ClassRow], history: list[dict[str, Any]]) ->
     for row in now:
         known = by_key.get(row["key"], links(row["tenant"], row["slo_class"]))
         by_key[row["key"]] = {**known, **row}
-    return [by_key[key] for key in sorted(by_key)]
+    rows = [by_key[key] for key in sorted(by_key)]
+    for row in rows:
+        if "series" in row:
+            row["series_class"] = row["series"] % charts.SERIES + 1
+    return rows
 
 
 def instance_card(instance: Any) -> dict[str, Any]:

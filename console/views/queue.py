@@ -9,7 +9,7 @@ from django.views.decorators.http import require_GET, require_POST
 from console.access import Role, allows
 from controller.core.messages import CommandAnswer
 from controller.services.actors import Actor
-from controller.services.decisions import decision_record
+from controller.services.queue_commands import queue_command_record
 from workers import live
 
 REQUESTS_MAX = 500
@@ -31,14 +31,14 @@ def queue_command(request: HttpRequest) -> JsonResponse:
         return JsonResponse({"message": f"Unknown command; known: {', '.join(COMMANDS)}."}, status=400)
     if not 1 <= len(ids) <= REQUESTS_MAX or any(len(each) > 64 for each in ids):
         return JsonResponse({"message": f"Choose 1 to {REQUESTS_MAX} requests."}, status=400)
-    actor = request.user.get_username()
+    actor = Actor.person(request.user.get_username())
     try:
-        answers = live.send_command(actor, kind, ids)
+        answers = live.send_command(actor.name, kind, ids)
     except live.LiveUnavailable as error:
-        record(actor, kind, ids, {"error": str(error)})
+        queue_command_record(actor=actor, kind=kind, request_ids=ids, outcome={"error": str(error)})
         return JsonResponse({"message": "Redis is away: no gateway can be told. Nothing was cancelled."}, status=503)
     outcome = summary(ids, answers)
-    record(actor, kind, ids, outcome)
+    queue_command_record(actor=actor, kind=kind, request_ids=ids, outcome=outcome)
     return JsonResponse({"message": say(outcome), **outcome}, status=200 if outcome["gateways"] else 503)
 
 
@@ -63,16 +63,3 @@ def say(outcome: dict[str, int]) -> str:
     if outcome["gone"]:
         parts.append(f"{outcome['gone']} had left the queue")
     return ", ".join(parts) + "."
-
-
-def record(actor: str, kind: str, ids: list[str], outcome: dict[str, int] | dict[str, str]) -> None:
-    decision_record(
-        actor=Actor.person(actor),
-        kind=f"queue_{kind}",
-        subject_type="request",
-        subject=ids[0] if len(ids) == 1 else f"{len(ids)} requests",
-        reason="person_asked",
-        inputs={"request_ids": ids},
-        outcome=outcome,
-        request_id=ids[0] if len(ids) == 1 else "",
-    )

@@ -37,3 +37,5 @@ function confirmFirst(event) {
 document.addEventListener("submit", confirmFirst, true);
 document.addEventListener("htmx:after:swap", (event) => refresh(event.target instanceof Element ? event.target : document));
 refresh();
+// On a narrow screen the menu scrolls sideways: bring the current page's entry into view.
+document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -1,6 +1,8 @@
 // Draws what console/charts.py shaped: {traces, layout}. Colours are names of tokens ("series-1"), read from the style
 // sheet, so that a change of the system's theme redraws. `uirevision` stays, so that an update keeps the zoom.
 
+export const SERIES = 8; // colours in tokens.css
+
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function themed(trace) {
@@ -23,18 +25,16 @@ function layoutOf(spec) {
     font: { family: token("font"), size: 12, color: token("ink-2") },
     hovermode: "x unified",
     hoverlabel: { bgcolor: token("surface"), bordercolor: token("line-strong"), font: { color: token("ink") } },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
-    showlegend: given.showlegend ?? true,
-    barmode: given.barmode,
-    xaxis: { ...axis, type: "date", range: given.x_range?.map((at) => new Date(at * 1000)) },
+    showlegend: false, // the page has one legend for all of them
+    xaxis: { ...axis, type: "date", tickformat: "%H:%M", nticks: 6, range: given.x_range?.map((at) => new Date(at * 1000)) },
     yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, title: { text: given.y_title, standoff: 4, font: { size: 11 } } },
     shapes: (given.lines || []).map((line) => ({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y,
       line: { color: token(line.color), width: 1.5, dash: "dash" },
     })),
-    annotations: (given.lines || []).filter((line) => line.text).map((line) => ({
-      xref: "paper", x: 1, xanchor: "right", y: line.y, yanchor: line.below ? "top" : "bottom", showarrow: false, text: line.text,
-      font: { size: 11, color: token(line.color) },
+    annotations: (given.lines || []).map((line, index) => ({
+      xref: "paper", x: 0.01, xanchor: "left", xshift: index * 72, y: line.y, yanchor: "top", showarrow: false, text: line.text,
+      font: { size: 11, color: token(line.color) }, bgcolor: token("surface"), borderpad: 1,
     })),
   };
 }
@@ -76,9 +76,9 @@ export function extend(element, at, values) {
 /** A chart that lives from frames alone gets a trace for each new key. */
 function addTraces(spec, values) {
   const known = new Set(spec.traces.map((trace) => trace.key));
-  for (const [key, { name }] of Object.entries(values)) {
+  for (const [key, { name, series }] of Object.entries(values)) {
     if (known.has(key)) continue;
-    const line = { color: `series-${(spec.traces.length % 8) + 1}`, width: 2, shape: "hv" };
+    const line = { color: `series-${(series % SERIES) + 1}`, width: 2, shape: "hv" };
     spec.traces.push({ ...spec.grow, key, name, type: "scatter", mode: "lines", x: [], y: [], line });
   }
 }

@@ -1,6 +1,6 @@
 // Overview: live rows from the gateways, hour and day from the database every fifteen seconds, decisions as they happen.
 
-import { draw, extend } from "../charts.js";
+import { SERIES, draw, extend } from "../charts.js";
 import { count, money, ms, percent, rate, timeElement, tokensPerSecond } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 
@@ -29,9 +29,11 @@ function showVerdict(verdict) {
   list.replaceChildren(
     ...verdict.lines.map((line) => {
       const item = document.createElement("li");
+      const label = document.createElement("span");
+      badge(label, line.status, line.label);
       const name = document.createElement("strong");
       name.textContent = line.name;
-      item.append(name, ` ${line.text}`);
+      item.append(label, " ", name, ` ${line.text}`);
       return item;
     }),
   );
@@ -39,6 +41,7 @@ function showVerdict(verdict) {
 
 const TOTALS = {
   attainment: percent,
+  finished: count,
   goodput_tps: tokensPerSecond,
   arrival_rate: rate,
   service_rate: rate,
@@ -63,8 +66,9 @@ function rowFor(item) {
     row.dataset.key = item.key;
     put(cell(row, "name"), item.name);
     put(cell(row, "tenant"), item.tenant);
-    const query = new URLSearchParams({ tenant: item.tenant, slo_class: item.slo_class });
+    const query = new URLSearchParams({ tenant: item.tenant, slo_class: item.slo_class || "(none)" });
     cell(row, "requests").href = `${page.requestsUrl}?${query}&attained=no`;
+    showSeries(row, item);
     cell(row, "decisions").href = `${page.auditUrl}?q=${encodeURIComponent(item.slo_class || item.tenant)}`;
     find("[data-classes]").append(row);
     rows.set(item.key, row);
@@ -73,9 +77,32 @@ function rowFor(item) {
   return rows.get(item.key);
 }
 
+// ---- one colour a class, in the table, the legend and every chart --------------------------------------------------------
+
+const palette = new Map();
+
+function seriesOf(item) {
+  if (!palette.has(item.key)) palette.set(item.key, item.series ?? Math.max(-1, ...palette.values()) + 1);
+  return palette.get(item.key);
+}
+
+function showSeries(row, item) {
+  const name = `series-${(seriesOf(item) % SERIES) + 1}`;
+  cell(row, "chip").className = `chip ${name}`;
+  const legend = find("[data-legend]");
+  if (legend.querySelector(`[data-key="${CSS.escape(item.key)}"]`)) return;
+  const entry = document.createElement("span");
+  entry.dataset.key = item.key;
+  const chip = document.createElement("i");
+  chip.className = `chip ${name}`;
+  entry.append(chip, fullName(item));
+  legend.append(entry);
+}
+
 function showClass(item) {
   const row = rowFor(item);
   row.dataset.status = item.status;
+  if (!palette.has(item.key)) showSeries(row, item);
   badge(cell(row, "status"), item.status, item.status_text);
   const now = cell(row, "now");
   put(now, percent(item.attainment));
@@ -83,7 +110,7 @@ function showClass(item) {
   put(cell(row, "now-count"), item.finished ? `${count(item.finished)} requests` : "");
   put(cell(row, "target"), percent(item.target));
   put(cell(row, "queued"), count(item.queued));
-  put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `least slack ${ms(item.oldest_slack_s)}`);
+  put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `slack ${ms(item.oldest_slack_s)}`);
   cell(row, "slack").classList.toggle("miss", item.oldest_slack_s < 0);
   put(cell(row, "ttft"), `${ms(item.ttft_p50_s)} / ${ms(item.ttft_p95_s)}`);
   put(cell(row, "why"), item.why || "–");
@@ -141,7 +168,7 @@ let lastPoint = 0;
 function extendCharts(data, at) {
   if (at - lastPoint < 2) return;
   lastPoint = at;
-  const series = (value) => Object.fromEntries(data.classes.map((item) => [item.key, { name: fullName(item), value: value(item) }]));
+  const series = (value) => Object.fromEntries(data.classes.map((item) => [item.key, { name: fullName(item), series: seriesOf(item), value: value(item) }]));
   extend(find('[data-chart="attainment"]'), at, series((item) => item.attainment ?? undefined));
   extend(find('[data-chart="goodput"]'), at, series((item) => item.goodput_tps));
   extend(find('[data-chart="queue"]'), at, series((item) => item.queued));
@@ -159,6 +186,7 @@ function showBudget(row, item) {
 function showHistory(history) {
   for (const item of history.classes) {
     const row = rowFor(item);
+    showSeries(row, item);
     put(cell(row, "hour"), percent(item.hour));
     put(cell(row, "day"), percent(item.day));
     put(cell(row, "ttft-target"), item.ttft_target_s ? `target ${ms(item.ttft_target_s)}` : "");

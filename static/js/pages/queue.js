@@ -114,7 +114,8 @@ function tick() {
   for (const element of elements.values()) {
     const { row } = element;
     const slack = row.slack_s - since;
-    const share = row.ttft_s > 0 ? Math.max(0, Math.min(1, slack / row.ttft_s)) : 0;
+    // What is late fills its bar again, in red, by how late it is.
+    const share = row.ttft_s > 0 ? Math.min(1, Math.abs(slack) / row.ttft_s) : 1;
     put(cell(element, "slack"), slack < 0 ? `${ms(-slack)} late` : `${ms(slack)} left`);
     cell(element, "slack").className = slack < 0 ? "miss" : share < 0.25 ? "near" : "";
     const meter = cell(element, "meter");
