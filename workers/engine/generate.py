@@ -36,7 +36,7 @@ class Generator:
     async def _serve(self, exchange: Exchange, parse: Parser) -> None:
         model, context = self._config.model, self._config.engine.max_model_len
         asked = parse(await exchange.json(), exchange.headers, model, context)
-        stream = Stream(self._sequence(asked), asked.stops, wake_each=asked.stream)
+        stream = Stream(self._sequence(asked), asked.stops, asked.stream, asked.keep_stop)
         self._engine.submit(stream)
         form = (ChatFormat if asked.chat else CompletionFormat)(asked.name, model)
         watch = asyncio.ensure_future(exchange.disconnected())

@@ -29,6 +29,7 @@ class Generation:
     min_tokens: int
     ignore_eos: bool
     stops: tuple[str, ...]
+    keep_stop: bool
     seed: int | None
     priority: int
     salt: bytes
@@ -66,6 +67,7 @@ def _generation(
         min_tokens=min_tokens,
         ignore_eos=fields.boolean(body, "ignore_eos"),
         stops=fields.strings(body, "stop", most=16),
+        keep_stop=fields.boolean(body, "include_stop_str_in_output"),
         seed=fields.integer(body, "seed"),
         priority=_priority(body, headers),
         salt=_salt(body),

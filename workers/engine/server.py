@@ -23,6 +23,7 @@ from workers.engine.manage import Management
 
 HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
 BACKLOG = 4096
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not send into one that closes
 logger = logging.getLogger("workers.engine")
 
 
@@ -66,6 +67,7 @@ async def serve(config: ServerConfig) -> int:
             access_log=False,
             log_config=None,
             backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(config.shutdown_timeout + HARD_STOP_S),
         )
     )

@@ -12,10 +12,12 @@ from workers.engine.tokenizer import StreamDecoder
 class StopFilter:
     """Cuts a text at the first stop string. What could be the start of one is held back until that is settled."""
 
-    __slots__ = ("_held", "_hold", "_stops", "found")
+    __slots__ = ("_held", "_hold", "_keep", "_stops", "found")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
+        """`keep`: the stop string itself stays in the text."""
         self._stops = stops
+        self._keep = keep
         self._hold = max(map(len, stops)) - 1
         self._held = ""
         self.found: str | None = None
@@ -25,7 +27,7 @@ class StopFilter:
         hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
             at, self.found = min(hits)
-            return text[:at]
+            return text[: at + len(self.found) if self._keep else at]
         keep = 0 if last else min(self._hold, len(text))
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -36,13 +38,13 @@ class Stream:
 
     __slots__ = ("_decoder", "_every", "_filter", "_waiter", "finish", "last_at", "pieces", "seq")
 
-    def __init__(self, seq: Seq, stops: Sequence[str], wake_each: bool) -> None:
+    def __init__(self, seq: Seq, stops: Sequence[str], wake_each: bool, keep_stop: bool = False) -> None:
         self.seq = seq
         self.pieces: list[str] = []
         self.finish: FinishReason | None = None
         self.last_at: float | None = None  # when the newest token came
         self._decoder = StreamDecoder()
-        self._filter = StopFilter(stops) if stops else None
+        self._filter = StopFilter(stops, keep_stop) if stops else None
         self._every = wake_each
         self._waiter: asyncio.Future[None] | None = None
 

@@ -92,6 +92,8 @@ async def test_a_stop_string_cuts_the_text_and_is_named(http):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert choice["text"] == whole[: whole.index(stop)]
     assert answer["usage"]["completion_tokens"] < 20
+    kept = await complete(http, max_tokens=20, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
+    assert kept["choices"][0]["text"] == choice["text"] + stop
     chunks = await streamed(http, COMPLETIONS, {"prompt": "hello", "max_tokens": 20, "ignore_eos": True, "stop": stop})
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
