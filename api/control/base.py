@@ -116,13 +116,19 @@ class ControlView(APIView):
 
 
 def claimed_version(request: Request, data: dict[str, Any]) -> int:
-    """The version a change was made from: `version` in the body (taken out of it) or If-Match."""
-    stated, matched = data.pop("version", None), matched_version(request)
-    if stated is None and matched is None:
+    """The version a change was made from; it must be stated."""
+    version = stated_version(request, data)
+    if version is None:
         raise VersionRequired("Say which version you change: `version` in the body, or If-Match with the ETag.")
+    return version
+
+
+def stated_version(request: Request, data: dict[str, Any]) -> int | None:
+    """`version` in the body (taken out of it) or If-Match, where there is one."""
+    stated, matched = data.pop("version", None), matched_version(request)
     if stated is not None and matched is not None and stated != matched:
         raise VersionRequired("`version` and If-Match name different versions.")
-    return int(stated if matched is None else matched)
+    return stated if matched is None else matched
 
 
 def matched_version(request: Request) -> int | None:

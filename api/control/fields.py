@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.core.validators import RegexValidator
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 SECONDS_MAX = 86_400.0
 JSON_DEPTH_MAX = 6
 JSON_VALUES_MAX = 500
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")
+NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:/-]*\Z")
 
 
 class NameField(serializers.CharField):
@@ -27,7 +28,32 @@ class NameField(serializers.CharField):
         self.validators.append(RegexValidator(NAME, message))
 
 
-class SecondsField(serializers.FloatField):
+class BaseUrlField(serializers.CharField):
+    """Where an engine listens: http or https, a host (a bare name will do), perhaps a port and a path."""
+
+    def to_internal_value(self, data: Any) -> str:
+        value = super().to_internal_value(data)
+        try:
+            parts = urlsplit(value)
+            usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 80) > 0
+        except ValueError:
+            usable = False
+        if not usable or value != value.strip() or any(letter.isspace() for letter in value):
+            raise serializers.ValidationError("Use http:// or https://, a host, and perhaps a port.")
+        return value
+
+
+class NumberField(serializers.FloatField):
+    """A finite number: NaN would pass every bound, here and in PostgreSQL, and `true` is not 1."""
+
+    def to_internal_value(self, data: Any) -> float:
+        value = math.inf if isinstance(data, bool) else super().to_internal_value(data)
+        if not math.isfinite(value):
+            self.fail("invalid")
+        return value
+
+
+class SecondsField(NumberField):
     """A positive duration of at most a day, in seconds."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -66,11 +92,6 @@ class LabelsField(JsonObjectField):
     """Names to short texts."""
 
     child = serializers.CharField(max_length=200, allow_blank=True)
-
-
-@extend_schema_field(OpenApiTypes.DATETIME)
-class EpochField(serializers.DateTimeField):
-    """A time, out as ISO 8601 in UTC."""
 
 
 def _texts(value: Any, depth: int) -> Iterable[str]:

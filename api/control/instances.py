@@ -10,9 +10,9 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
+from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version, stated_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import JsonObjectField, VersionField
+from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
 from api.control.references import host_named, model_named
 from api.permissions import IsOperator, IsViewer
 from controller.models import Instance
@@ -48,7 +48,9 @@ class InstanceQuery(PageQuery):
     """Filters of the list."""
 
     model = serializers.CharField(max_length=120, required=False, help_text="A model's name.")
-    host = serializers.CharField(max_length=120, required=False, help_text="A host's name.")
+    host = serializers.CharField(
+        max_length=120, required=False, allow_blank=True, help_text="A host's name; empty: on none."
+    )
     role = serializers.ChoiceField(choices=Role.choices, required=False)
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices, required=False)
     observed_state = serializers.ChoiceField(choices=Instance.Observed.choices, required=False)
@@ -62,7 +64,7 @@ class _InstanceFields(serializers.Serializer):
     device_kind = serializers.CharField(max_length=64, allow_blank=True, required=False)
     tp = serializers.IntegerField(min_value=1, max_value=1024, required=False, help_text="Tensor parallel degree.")
     max_num_seqs = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
-    unit_cost = serializers.FloatField(
+    unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
     )
     spec = JsonObjectField(required=False, help_text="What the provisioner and the engine need to know.")
@@ -75,7 +77,7 @@ class InstanceInput(_InstanceFields):
     model = serializers.CharField(max_length=120, help_text="A model's name.")
     backend = serializers.ChoiceField(choices=BACKENDS)
     provisioner = serializers.ChoiceField(choices=PROVISIONERS)
-    url = serializers.URLField(max_length=255, required=False, help_text="Of a `static` instance.")
+    url = BaseUrlField(max_length=255, required=False, help_text="Of a `static` instance.")
     role = serializers.ChoiceField(choices=Role.choices, required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -178,8 +180,7 @@ class _InstanceWishView(ControlView):
     access: ClassVar = {"POST": IsOperator}
 
     def wish(self, service: Callable[..., Instance], pk: str, data: dict[str, Any]) -> Response:
-        version = data.get("version")
-        service(actor=self.actor, instance_id=pk, version=matched_version(self.request) if version is None else version)
+        service(actor=self.actor, instance_id=pk, version=stated_version(self.request, data))
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import VersionField
+from api.control.fields import NumberField, VersionField
 from api.control.references import host_named
 from api.permissions import IsAdmin, IsViewer
 from controller.models import Link
@@ -31,8 +31,8 @@ class LinkQuery(PageQuery):
 
 
 class _LinkFields(serializers.Serializer):
-    bandwidth_bytes_s = serializers.FloatField(min_value=1, max_value=BANDWIDTH_MAX)
-    latency_s = serializers.FloatField(min_value=0, max_value=LATENCY_MAX_S, required=False)
+    bandwidth_bytes_s = NumberField(min_value=1, max_value=BANDWIDTH_MAX)
+    latency_s = NumberField(min_value=0, max_value=LATENCY_MAX_S, required=False)
     state = serializers.ChoiceField(choices=Link.State.choices, required=False)
 
 

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NameField, VersionField
+from api.control.fields import NameField, NumberField, VersionField
 from api.permissions import IsAdmin
 from controller.models import ServedModel
 from controller.selectors.catalogue import served_models
@@ -29,7 +29,7 @@ class ServedModelQuery(PageQuery):
 class _ServedModelFields(serializers.Serializer):
     aliases = serializers.ListField(child=NameField(max_length=120), max_length=ALIASES_MAX, required=False)
     context_tokens = serializers.IntegerField(min_value=1, max_value=CONTEXT_MAX, required=False)
-    chars_per_token = serializers.FloatField(
+    chars_per_token = NumberField(
         min_value=0.1, max_value=100, required=False, help_text="Estimate where no tokenizer is configured."
     )
     tokenizer = serializers.CharField(max_length=255, allow_null=True, required=False)

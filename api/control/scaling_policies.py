@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import VersionField
+from api.control.fields import NumberField, VersionField
 from api.control.references import model_named
 from api.permissions import IsOperator, IsViewer
 from controller.models import ScalingPolicy
@@ -37,19 +37,13 @@ class ScalingPolicyQuery(PageQuery):
 class _ScalingFields(serializers.Serializer):
     min_instances = serializers.IntegerField(min_value=0, max_value=INSTANCES_MAX, required=False)
     max_instances = serializers.IntegerField(min_value=1, max_value=INSTANCES_MAX, required=False)
-    upper = serializers.FloatField(
-        min_value=0, max_value=LOAD_MAX, required=False, help_text="Load; 1.0 is a fleet exactly full."
-    )
-    lower = serializers.FloatField(min_value=0, max_value=LOAD_MAX, required=False)
-    sustain_s = serializers.FloatField(
+    upper = NumberField(min_value=0, max_value=LOAD_MAX, required=False, help_text="Load; 1.0 is a fleet exactly full.")
+    lower = NumberField(min_value=0, max_value=LOAD_MAX, required=False)
+    sustain_s = NumberField(
         min_value=0, max_value=SECONDS_MAX, required=False, help_text="Load must stay low for this long."
     )
-    cooldown_s = serializers.FloatField(
-        min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action."
-    )
-    interval_s = serializers.FloatField(
-        min_value=0.1, max_value=60, required=False, help_text="Time between two looks."
-    )
+    cooldown_s = NumberField(min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action.")
+    interval_s = NumberField(min_value=0.1, max_value=60, required=False, help_text="Time between two looks.")
     enabled = serializers.BooleanField(required=False)
 
 

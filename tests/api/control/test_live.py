@@ -46,7 +46,8 @@ def window(tenant="acme", slo_class="chat", **fields):
     return {
         "tenant": tenant, "slo_class": slo_class, "window_s": 60.0, "finished": 10, "attained": 8, "ttft_met": 9,
         "tpot_met": 8, "refused": 1, "failed": 0, "cancelled": 2, "goodput_tokens": 100, "target": 0.95, "queued": 3,
-        "oldest_slack_s": 0.5, "ttft_p50_s": 0.2, "ttft_p95_s": 0.9, "tpot_p50_s": 0.05, "miss_reason": "tpot", **fields,
+        "oldest_slack_s": 0.5, "ttft_p50_s": 0.2, "ttft_p95_s": 0.9, "tpot_p50_s": 0.05, "miss_reason": "tpot",
+        **fields,
     }  # fmt: skip
 
 
