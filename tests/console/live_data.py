@@ -1,0 +1,53 @@
+"""Messages as gateways publish them, with one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
+
+NOON = 1_792_584_000.0
+
+
+def window(**fields: Any) -> ClassWindow:
+    """Ninety-eight of a hundred attained, nothing queued."""
+    defaults: dict[str, Any] = {
+        "tenant": "acme", "slo_class": "chat", "window_s": 60.0, "finished": 100, "attained": 98, "ttft_met": 98,
+        "tpot_met": 100, "refused": 0, "failed": 0, "cancelled": 0, "goodput_tokens": 6000, "target": 0.95, "queued": 0,
+        "oldest_slack_s": None, "ttft_p50_s": 0.2, "ttft_p95_s": 0.4, "tpot_p50_s": 0.05, "miss_reason": "",
+    }  # fmt: skip
+    return ClassWindow(**{**defaults, **fields})  # type: ignore[typeddict-item]
+
+
+def instance(**fields: Any) -> InstanceMessage:
+    defaults: dict[str, Any] = {
+        "id": "engine-1", "model": "demo", "role": "collocated", "state": "up", "running": 2, "waiting": 0,
+        "waiting_tokens": 0, "kv_usage": 0.1, "slots": 8, "utilisation": 0.25, "telemetry_age_s": 0.3, "sent_total": 10,
+    }  # fmt: skip
+    return InstanceMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]
+
+
+def fleet(**fields: Any) -> FleetMessage:
+    defaults: dict[str, Any] = {
+        "gateway": "gateway-1", "at": NOON, "seq": 1, "period_s": 1.0, "instances": [instance()], "queued": 0,
+        "queued_tokens": 0, "in_flight": 2, "arrival_rate": 5.0, "service_rate": 4.5, "wait_over_slo": 0.1,
+        "classes": [window()], "policy": "slackline",
+    }  # fmt: skip
+    return FleetMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]
+
+
+def queue_row(**fields: Any) -> QueueRow:
+    defaults: dict[str, Any] = {
+        "id": "req-1", "tenant": "acme", "slo_class": "chat", "model": "demo", "prompt_tokens": 100, "output_tokens": 20,
+        "waited_s": 0.2, "ttft_s": 1.0, "slack_s": 0.8, "hopeless": False, "priority": 0,
+    }  # fmt: skip
+    return QueueRow(**{**defaults, **fields})  # type: ignore[typeddict-item]
+
+
+def queue(**fields: Any) -> QueueMessage:
+    rows = fields.pop("rows", [queue_row()])
+    defaults: dict[str, Any] = {
+        "gateway": "gateway-1", "at": NOON, "seq": 1, "total": len(rows), "rows": rows,
+        "by_class": [{"tenant": "acme", "slo_class": "chat", "count": len(rows), "oldest_slack_s": 0.8}],
+    }  # fmt: skip
+    return QueueMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]

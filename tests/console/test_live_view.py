@@ -1,0 +1,121 @@
+"""What gateways publish, as rows, verdict, fleet and queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from console import live_view
+from tests.console.live_data import fleet, instance, queue, queue_row, window
+
+
+def row_of(**fields):
+    return live_view.class_row(window(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"attained": 98}, "ok"),
+        ({"attained": 96}, "warn"),  # four of the five misses that 95 % of a hundred allow
+        ({"attained": 95}, "warn"),
+        ({"attained": 94}, "bad"),
+        ({"attained": 100, "oldest_slack_s": -0.1, "queued": 1}, "warn"),
+        ({"finished": 0, "attained": 0}, "idle"),
+        ({"finished": 0, "attained": 0, "queued": 3, "oldest_slack_s": -1.0}, "warn"),
+        ({"target": 1.0, "attained": 99}, "bad"),
+        ({"target": 1.0, "attained": 100}, "ok"),
+    ],
+)
+def test_a_class_is_judged_against_its_target(fields, status):
+    assert row_of(**fields)["status"] == status
+
+
+def test_a_row_says_why_in_words_only_when_something_missed():
+    assert row_of(attained=90, miss_reason="tpot_missed")["why"] == "tokens came slower than promised"
+    assert row_of(attained=100, miss_reason="tpot_missed")["why"] == ""
+
+
+def test_an_unknown_reason_reads_as_its_own_words():
+    assert row_of(attained=90, miss_reason="moon_phase")["why"] == "moon phase"
+
+
+def test_the_verdict_names_the_worst_class_first_and_why():
+    rows = [row_of(slo_class="a", attained=90), row_of(slo_class="b", attained=50, miss_reason="expired"), row_of()]
+    said = live_view.verdict(rows)
+    assert (said["status"], said["headline"]) == ("bad", "2 of 3 classes miss their SLO now")
+    assert [line["name"] for line in said["lines"]] == ["b · acme", "a · acme"]
+    assert "50 % attained of 95 % promised (50 of 100 missed)" in said["lines"][0]["text"]
+    assert "its waiting time ran out in the queue" in said["lines"][0]["text"]
+
+
+def test_one_miss_among_several_is_singular():
+    assert live_view.verdict([row_of(attained=10), row_of()])["headline"] == "1 of 2 classes misses its SLO now"
+
+
+def test_classes_without_traffic_do_not_count():
+    said = live_view.verdict([row_of(finished=0, attained=0)])
+    assert (said["status"], said["lines"]) == ("idle", [])
+
+
+def test_all_that_are_close_share_one_line():
+    said = live_view.verdict([row_of(slo_class=name, attained=96) for name in ("a", "b")])
+    assert said["status"] == "warn"
+    assert len(said["lines"]) == 1
+    assert "a · acme (4 of 100 missed), b · acme" in said["lines"][0]["text"]
+
+
+def test_windows_of_two_gateways_add_up():
+    left = window(finished=100, attained=100, ttft_p50_s=0.2, oldest_slack_s=0.5, queued=1)
+    right = window(finished=300, attained=200, ttft_p50_s=0.6, oldest_slack_s=-0.5, queued=2, miss_reason="expired")
+    (merged,) = live_view.merge_windows([fleet(classes=[left]), fleet(gateway="gateway-2", classes=[right])])
+    assert (merged["finished"], merged["attained"], merged["queued"]) == (400, 300, 3)
+    assert merged["ttft_p50_s"] == pytest.approx(0.5)
+    assert (merged["oldest_slack_s"], merged["miss_reason"]) == (-0.5, "expired")
+
+
+def test_a_quantile_known_to_one_gateway_stays():
+    left, right = window(ttft_p95_s=None), window(ttft_p95_s=0.7)
+    (merged,) = live_view.merge_windows([fleet(classes=[left]), fleet(classes=[right])])
+    assert merged["ttft_p95_s"] == 0.7
+
+
+def test_merging_leaves_the_messages_alone():
+    message = fleet()
+    live_view.merge_windows([message, fleet(gateway="gateway-2")])
+    assert message["classes"][0]["finished"] == 100
+
+
+def test_the_newest_view_of_an_instance_wins_and_what_was_sent_adds_up():
+    old = fleet(at=1.0, instances=[instance(state="up", sent_total=5)])
+    new = fleet(at=2.0, gateway="gateway-2", instances=[instance(state="draining", sent_total=7)])
+    (merged,) = live_view.merge_instances([new, old])
+    assert (merged["state"], merged["sent_total"]) == ("draining", 12)
+
+
+def test_totals_of_the_overview():
+    totals = live_view.overview([fleet(), fleet(gateway="gateway-2", queued=4)])["totals"]
+    assert (totals["finished"], totals["queued"], totals["arrival_rate"]) == (200, 4, 10.0)
+    assert totals["attainment"] == pytest.approx(0.98)
+    assert totals["goodput_tps"] == pytest.approx(200.0)
+
+
+def test_an_overview_of_nothing_claims_nothing():
+    shown = live_view.overview([])
+    assert shown["totals"]["attainment"] is None
+    assert shown["verdict"]["headline"] == "No requests in the last minute"
+
+
+def test_the_queue_shows_the_most_urgent_and_counts_all():
+    first = queue(rows=[queue_row(id="late", slack_s=-1.0), queue_row(id="calm", slack_s=9.0)])
+    second = queue(gateway="gateway-2", rows=[queue_row(id="soon", slack_s=0.1)])
+    shown = live_view.queue([first, second], limit=2)
+    assert [row["id"] for row in shown["rows"]] == ["late", "soon"]
+    assert shown["total"] == 3
+    assert shown["by_class"] == [
+        {"key": "acme/chat", "tenant": "acme", "slo_class": "chat", "name": "chat", "count": 3, "oldest_slack_s": 0.8}
+    ]
+
+
+def test_data_is_stale_after_three_periods_and_never_before_three_seconds():
+    assert live_view.stale_after_s([fleet(period_s=5.0)]) == 15.0
+    assert live_view.stale_after_s([fleet(period_s=0.05)]) == 3.0
