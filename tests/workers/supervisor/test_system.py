@@ -1,0 +1,179 @@
+"""The whole of `make up` on free ports: ready, serving, killed in parts, stopped, started again. About a minute."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import requests
+
+from workers.supervisor.plan import ROOT
+from workers.supervisor.ports import free_port
+
+pytestmark = pytest.mark.slow
+READY_WITHIN_S = 120.0
+
+
+class System:
+    """One data folder and the supervisor that runs over it."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.gateway, self.console = (f"http://127.0.0.1:{port}" for port in (free_port(), free_port()))
+        self.process = None
+        self.output = self.folder / "up.log"
+
+    def command(self, name):
+        ports = {"GATEWAY_PORT": self.gateway, "CONSOLE_PORT": self.console}
+        environ = {variable: url.rpartition(":")[2] for variable, url in ports.items()}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DATABASE_", "REDIS_"))}
+        return subprocess.Popen(
+            [sys.executable, "-m", "workers.supervisor", name],
+            env={**kept, **environ, "DATA_DIR": str(self.folder), "DEMO_LOAD": "0", "DJANGO_SETTINGS_MODULE": ""},
+            cwd=ROOT,
+            stdout=self.output.open("a"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def up(self):
+        welcomes = self.output.read_text().count("is ready") if self.output.exists() else 0
+        self.process = self.command("up")
+        self.until(lambda: self.output.read_text().count("is ready") > welcomes, READY_WITHIN_S)
+        assert self.health() == 200
+
+    def until(self, condition, within_s=30.0):
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time; output:\n{self.output.read_text()[-3000:]}"
+            time.sleep(0.2)
+
+    def health(self):
+        try:
+            return requests.get(f"{self.console}/healthz", timeout=10).status_code
+        except requests.RequestException:
+            return 0
+
+    def pid(self, name):
+        rows = json.loads((self.folder / "processes.json").read_text())
+        return next((row["pid"] for row in rows if row["name"].startswith(name)), None)
+
+    def mine(self):
+        """Every process that was told this data folder, the supervisor included, and PostgreSQL's own."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                told = process.environ().get("DATA_DIR") == str(self.folder)
+                if (told or str(self.folder) in " ".join(process.cmdline())) and process.status() != "zombie":
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def complete(self):
+        key = json.loads((self.folder / "credentials.json").read_text())["api_key"]
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
+        headers = {"Authorization": f"Bearer {key}"}
+        return requests.post(f"{self.gateway}/v1/completions", json=body, headers=headers, timeout=20)
+
+    def query(self, sql):
+        port = json.loads((self.folder / "ports.json").read_text())["postgres"]
+        with psycopg.connect(f"postgresql://postgres@127.0.0.1:{port}/slackline") as connection:
+            return connection.execute(sql).fetchall()
+
+    def instances(self):
+        return dict(self.query("SELECT id, observed_state FROM instance WHERE desired_state = 'running'"))
+
+
+@pytest.fixture(scope="module")
+def system():
+    folder = tempfile.mkdtemp(prefix="slackline-system-")
+    os.chmod(folder, 0o755)  # PostgreSQL's own user must be able to reach it
+    running = System(folder)
+    running.up()
+    yield running
+    running.process.send_signal(signal.SIGINT)
+    running.process.wait(timeout=60)
+    for left in running.mine():
+        left.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_it_says_where_to_go_and_serves(system):
+    text = system.output.read_text()
+    assert system.console in text
+    assert "sk-slackline" in text
+    answer = system.complete()
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-slackline-instance"] in system.instances()
+
+
+def test_every_component_reports_itself(system):
+    components = requests.get(f"{system.console}/healthz", timeout=10).json()["components"]
+    assert set(components) == {"postgres", "redis", "gateway", "worker", "beat", "engines"}
+    assert components["engines"]["ready"] == components["engines"]["total"] == 2
+
+
+def test_a_second_one_over_the_same_data_is_refused(system):
+    second = system.command("up")
+    assert second.wait(timeout=30) == 1
+    assert "already runs" in system.output.read_text()
+
+
+def test_a_killed_engine_is_replaced(system):
+    before = system.instances()
+    victim = sorted(before)[0]
+    os.kill(system.pid(f"engine {victim}"), signal.SIGKILL)
+    system.until(lambda: victim not in system.instances() and list(system.instances().values()) == ["ready"] * 2)
+    replaced = "SELECT reason, outcome->>'replacement' FROM decision WHERE kind = 'instance_replaced'"
+    [(reason, started)] = system.query(f"{replaced} AND subject = '{victim}'")
+    assert reason == "exited"
+    assert started in system.instances()
+    assert system.complete().status_code == 200
+
+
+def test_a_killed_worker_comes_back_and_decides_nothing_twice(system):
+    worker = system.pid("worker")
+    os.kill(worker, signal.SIGKILL)
+    victim = sorted(system.instances())[0]
+    os.kill(system.pid(f"engine {victim}"), signal.SIGKILL)  # something to decide while it is away
+    system.until(lambda: system.pid("worker") not in (None, worker))
+    system.until(lambda: victim not in system.instances() and list(system.instances().values()) == ["ready"] * 2)
+    doubled = system.query(
+        "SELECT subject, count(*) FROM decision WHERE kind = 'instance_replaced' GROUP BY 1 HAVING count(*) > 1"
+    )
+    assert doubled == []
+    assert system.complete().status_code == 200
+
+
+def test_ctrl_c_leaves_no_process_and_it_starts_again_over_the_same_data(system):
+    fleet = system.instances()
+    assert len(system.mine()) >= 8
+    system.process.send_signal(signal.SIGINT)
+    assert system.process.wait(timeout=60) == 0
+    assert [process.cmdline() for process in system.mine()] == []
+    system.up()
+    assert set(system.instances()) == set(fleet)
+    assert system.complete().status_code == 200
+
+
+def test_after_kill_9_of_the_supervisor_nothing_lasts_and_the_next_start_works(system):
+    system.process.kill()
+    system.process.wait()
+    system.until(lambda: system.mine() == [], within_s=40.0)
+    system.up()
+    assert system.complete().status_code == 200
+
+
+def test_down_stops_it(system):
+    down = system.command("down")
+    assert down.wait(timeout=60) == 0
+    system.process.wait(timeout=5)
+    assert system.mine() == []
