@@ -37,7 +37,7 @@ SECURE_COOKIES = _env.flag("SECURE_COOKIES", CONSOLE_URL.startswith("https://"))
 
 # ---- times, in seconds -------------------------------------------------------------------------------------------
 TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
-DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 10.0, 1.0, 3600.0)
+DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 5.0, 1.0, 3600.0)  # no answer: the connection is given up
 RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)
 
 # ---- dispatching -----------------------------------------------------------------------------------------------------

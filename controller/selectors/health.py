@@ -26,7 +26,7 @@ class DatabaseHealth:
 
 
 def database_health() -> DatabaseHealth:
-    """Two queries; never raises for a database that is away, hangs or is not migrated."""
+    """Three queries; never raises for a database that is away, hangs or is not migrated."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")

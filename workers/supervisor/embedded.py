@@ -297,6 +297,8 @@ class EmbeddedPostgres(_Server):
     def _initialise(self) -> None:
         command = [str(self._bin / "initdb"), "-D", str(self.cluster), "-U", "postgres", "--auth=trust"]
         command += ["--encoding=UTF8", "--no-locale"]
+        if self.options.get("fsync") == "off":
+            command.append("--no-sync")
         done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False, **self._identity())
         if done.returncode != 0:
             raise EmbeddedError(f"initdb failed in {self.cluster}: {done.stderr.strip() or done.stdout.strip()}")

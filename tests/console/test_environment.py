@@ -1,0 +1,78 @@
+"""The environment is refused where it is nonsense, with the variable's name."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from console.environment import Environment
+
+
+@pytest.mark.parametrize(
+    ("read", "value"),
+    [
+        (lambda env: env.flag("X", True), "maybe"),
+        (lambda env: env.number("X", 1.0, 0.05, 5.0), "fast"),
+        (lambda env: env.number("X", 1.0, 0.05, 5.0), "nan"),
+        (lambda env: env.number("X", 1.0, 0.05, 5.0), "9"),
+        (lambda env: env.whole("X", 1, 1, 10), "1.5"),
+        (lambda env: env.choice("X", "a", ("a", "b")), "c"),
+        (lambda env: env.url("X", "http://a", ("http",)), "ftp://a"),
+        (lambda env: env.url("X", "http://a", ("http",)), "localhost"),
+        (lambda env: env.database("X", ""), "mysql://host/name"),
+        (lambda env: env.database("X", ""), "postgresql://host"),
+        (lambda env: env.database("X", ""), "postgresql://host:port/name"),
+        (lambda env: env.mapping("X"), "[1]"),
+        (lambda env: env.mapping("X"), "{"),
+    ],
+)
+def test_nonsense_is_refused_by_name(read, value):
+    with pytest.raises(ImproperlyConfigured, match=r"^X"):
+        read(Environment({"X": value}))
+
+
+def test_an_empty_value_counts_as_not_set():
+    env = Environment({"A": "", "B": ""})
+
+    assert env.flag("A", True) is True
+    assert env.number("B", 1.5, 0, 2) == 1.5
+    assert env.names("C", "x, y,") == ["x", "y"]
+
+
+def test_a_database_url_is_taken_apart():
+    env = Environment({"DATABASE_URL": "postgresql://us%40er:p%3Aw@db.example:6543/slack?sslmode=require"})
+
+    assert env.database("DATABASE_URL", "") == {
+        "NAME": "slack",
+        "USER": "us@er",
+        "PASSWORD": "p:w",
+        "HOST": "db.example",
+        "PORT": 6543,
+        "OPTIONS": {"sslmode": "require"},
+    }
+
+
+def test_a_secret_may_come_from_a_file(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("s" * 40 + "\n")
+
+    assert Environment({"SECRET_KEY_FILE": str(path)}).text("SECRET_KEY", "") == "s" * 40
+
+
+def test_a_secret_is_made_once_and_kept_private(tmp_path):
+    path = tmp_path / "new" / "secret_key"
+
+    made = Environment({}).secret("SECRET_KEY", path)
+
+    assert len(made) >= 32
+    assert Environment({}).secret("SECRET_KEY", path) == made
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Environment({"SECRET_KEY": "g" * 32}).secret("SECRET_KEY", path) == "g" * 32
+
+
+def test_a_short_secret_is_refused(tmp_path):
+    with pytest.raises(ImproperlyConfigured, match="SECRET_KEY"):
+        Environment({"SECRET_KEY": "short"}).secret("SECRET_KEY", tmp_path / "x")
+    (tmp_path / "kept").write_text("short")
+    with pytest.raises(ImproperlyConfigured, match="kept"):
+        Environment({}).secret("SECRET_KEY", tmp_path / "kept")

@@ -1,0 +1,87 @@
+"""The gateway's snapshot: whole, consistent with its version, and in a fixed number of queries."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from controller.core.snapshot import snapshot_from_json
+from controller.core.types import LatencyCoefficients
+from controller.models import ConfigVersion, Instance
+from controller.selectors.snapshot import config_version, gateway_snapshot
+from controller.services.served_models import latency_profile_set
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+SPEED = LatencyCoefficients(0.01, 1e-4, 1e-8, 0.02, 1e-7, 1e-4)
+
+
+def everything() -> Instance:
+    shared = factories.slo_class(name="fast")
+    tenant = factories.tenant(name="acme", default_class=shared, rpm=60)
+    factories.slo_class(name="fast", tenant=tenant, ttft_s=0.5)
+    factories.priority_mapping(tenant=tenant)
+    factories.api_key(tenant)
+    model = factories.served_model(aliases=["small"], context_tokens=8192)
+    latency_profile_set(actor=factories.ACTOR, model=model, device_kind="a100", coefficients=SPEED)
+    return factories.instance(model, device_kind="a100", max_num_seqs=16, spec={"kv_capacity_tokens": 1000})
+
+
+def test_it_holds_what_is_configured():
+    row = everything()
+
+    snapshot = gateway_snapshot()
+
+    assert snapshot.version == config_version()
+    (tenant,) = snapshot.tenants
+    assert (tenant.name, tenant.default_class, tenant.rpm) == ("acme", "fast", 60)
+    assert {(entry.tenant, entry.ttft_s) for entry in snapshot.classes} == {(None, 1.0), ("acme", 0.5)}
+    assert snapshot.mappings[0].levels[0].ttft_max_s == 1.25
+    assert snapshot.models[0].aliases == ("small",)
+    (spec,) = snapshot.instances
+    assert (spec.id, spec.url, spec.latency) == (row.id, row.url, SPEED)
+    assert (spec.max_num_seqs, spec.kv_capacity_tokens, spec.max_model_len) == (16, 1000, 8192)
+
+
+def test_it_survives_the_trip_to_disk():
+    everything()
+    snapshot = gateway_snapshot()
+
+    assert snapshot_from_json(json.loads(json.dumps(asdict(snapshot)))) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("fields", "serves"),
+    [
+        ({}, True),
+        ({"desired_state": "draining"}, True),
+        ({"desired_state": "stopped"}, False),
+        ({"observed_state": "starting"}, False),
+        ({"observed_state": "unreachable"}, False),
+        ({"observed_state": "failed"}, False),
+        ({"url": ""}, False),
+    ],
+)
+def test_only_what_can_serve_is_in_it(fields, serves):
+    factories.instance(**fields)
+
+    assert bool(gateway_snapshot().instances) == serves
+
+
+def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queries):
+    everything()
+    for _ in range(5):
+        factories.instance(factories.served_model())
+        factories.api_key()
+
+    with django_assert_num_queries(8):
+        gateway_snapshot()
+
+
+def test_without_its_row_the_version_is_zero(django_assert_num_queries):
+    ConfigVersion.objects.all().delete()
+
+    with django_assert_num_queries(1):
+        assert config_version() == 0
