@@ -92,9 +92,10 @@ class Engine:
         self.handle(Aborted(seq, reason))
 
     def abort_all(self, names: Sequence[str] = ()) -> None:
-        """Abort by client-visible id; no names: everything."""
+        """Abort by the id a client saw ("cmpl-x") or gave ("x"); no names: everything."""
+        wanted = set(names)
         seqs = [stream.seq for stream in self._streams.values()]
-        self._run([Aborted(seq) for seq in seqs if not names or seq.id.rsplit("-", 1)[0] in names])
+        self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(_names_of(seq))])
 
     def pause(self, release_kv: bool = False) -> None:
         self.handle(Paused(release_kv))
@@ -198,3 +199,8 @@ class Engine:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
         return stream
+
+
+def _names_of(seq: Seq) -> tuple[str, str]:
+    visible = seq.id.rsplit("-", 1)[0]
+    return visible, visible.partition("-")[2]

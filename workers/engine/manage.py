@@ -158,14 +158,14 @@ class Management:
         await exchange.reply({"is_paused": self._engine.scheduler.paused})
 
     async def abort_requests(self, exchange: Exchange) -> None:
-        """By the ids that clients saw; an empty list aborts everything."""
+        """By the ids that clients saw or gave; an empty list aborts everything."""
         names = fields.strings(await exchange.json(), "request_ids", most=100_000)
         self._engine.abort_all(names)
         await exchange.reply({"status": "aborted"})
 
     async def reset_prefix_cache(self, exchange: Exchange) -> None:
         self._engine.reset_cache()
-        await exchange.reply({"status": "reset"})
+        await exchange.reply({"success": True})
 
     async def _stop(self, mode: str, release_kv: bool) -> None:
         if mode == "wait":

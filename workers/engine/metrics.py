@@ -20,6 +20,7 @@ LATENCY = (
     *(1920.0, 7680.0),
 )
 ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LABELS = ("model_name", "engine")
 
@@ -99,6 +100,8 @@ class Metrics:
         self._prompt_length = self._histogram("request_prompt_tokens", lengths)
         self._output_length = self._histogram("request_generation_tokens", lengths)
         self._max_tokens = self._histogram("request_params_max_tokens", lengths)
+        self._kv_computed = self._histogram("request_prefill_kv_computed_tokens", lengths)
+        self._preempted = self._histogram("request_num_preemptions", PREEMPTIONS)
         self._iteration = self._histogram("iteration_tokens_total", ITERATION)
 
     def _cache_info(self, config: EngineConfig) -> None:
@@ -159,11 +162,13 @@ class Metrics:
         self._prompt_length.observe(seq.prompt_tokens)
         self._output_length.observe(seq.output_tokens)
         self._max_tokens.observe(seq.max_tokens)
+        self._preempted.observe(seq.preemptions)
         if seq.scheduled_at is None:
             return
         self._queue.observe(seq.scheduled_at - seq.arrival)
         if seq.first_token_at is None or seq.last_token_at is None:
             return
+        self._kv_computed.observe(seq.prompt_tokens - min(seq.cached, seq.prompt_tokens))
         self._prefill.observe(seq.first_token_at - seq.scheduled_at)
         self._decode.observe(seq.last_token_at - seq.first_token_at)
         self._inference.observe(seq.last_token_at - seq.scheduled_at)

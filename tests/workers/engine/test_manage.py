@@ -22,6 +22,7 @@ HISTOGRAMS = (
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
     *("request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens"),
     *("request_generation_tokens", "request_params_max_tokens", "iteration_tokens_total"),
+    *("request_num_preemptions", "request_prefill_kv_computed_tokens"),
 )
 
 
@@ -197,11 +198,12 @@ async def test_pause_with_keep_freezes_and_queues(awake):
     assert (await queued)["usage"]["completion_tokens"] == 1
 
 
-async def test_requests_can_be_aborted_by_name(http):
+@pytest.mark.parametrize("name", ["cmpl-victim", "victim"])
+async def test_requests_can_be_aborted_by_name(http, name):
     task = asyncio.create_task(complete(http, request_id="victim", max_tokens=400, ignore_eos=True))
     other = asyncio.create_task(complete(http, request_id="other", max_tokens=100, ignore_eos=True))
     await until(lambda: _running(http, 2), "both run")
-    await post(http, "/abort_requests", {"request_ids": ["cmpl-victim"]})
+    await post(http, "/abort_requests", {"request_ids": [name]})
     assert (await task)["choices"][0]["finish_reason"] == "abort"
     assert (await other)["choices"][0]["finish_reason"] == "length"
 
@@ -209,6 +211,6 @@ async def test_requests_can_be_aborted_by_name(http):
 async def test_resetting_the_prefix_cache_forgets(http):
     ids = list(range(700, 740))
     await complete(http, prompt=ids, max_tokens=1)
-    await post(http, "/reset_prefix_cache", {})
+    assert await post(http, "/reset_prefix_cache", {}) == (200, {"success": True})
     answer = await complete(http, prompt=ids, max_tokens=1)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
