@@ -11,6 +11,7 @@ import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -102,7 +103,12 @@ def _typed(model: type[Model], path: str, text: Any) -> Any:
         related = model._meta.get_field(part).related_model
         model = related  # type: ignore[assignment]
     value = model._meta.get_field(last).to_python(text)
-    if value is None:
+    if value is None or (isinstance(value, datetime) and not _is_utc_time(value)):
         raise InvalidCursor
     text.encode()  # lone surrogates cannot be sent to PostgreSQL
     return value
+
+
+def _is_utc_time(value: datetime) -> bool:
+    """With a zone, and with room for zone arithmetic at both ends of the calendar."""
+    return value.tzinfo is not None and 1 < value.year < 9999

@@ -1,0 +1,77 @@
+"""The OpenAPI document: complete, current, and shown without help from elsewhere."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from django.core.management import call_command
+
+from api.data_path_schema import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
+from api.openai.errors import KINDS
+from api.openai.schemas import OUR_FIELDS
+
+ROOT = Path(__file__).parents[3]
+STORED = ROOT / "docs/openapi.yaml"
+
+
+@pytest.fixture(scope="module")
+def document():
+    out = io.StringIO()
+    call_command("spectacular", validate=True, fail_on_warn=True, stdout=out)
+    return out.getvalue()
+
+
+def test_the_stored_document_is_current(document):
+    assert STORED.read_text().strip() == document.strip(), "run `make openapi` and commit docs/openapi.yaml"
+
+
+def test_every_resource_is_described(document):
+    paths = yaml.safe_load(document)["paths"]
+    names = {path.split("/")[3] for path in paths if path.startswith("/api/v1/")}
+    assert names == {
+        "tenants", "api-keys", "slo-classes", "priority-mappings", "models", "hosts", "devices", "links", "instances",
+        "scaling-policies", "decisions", "requests", "attainment", "queue", "health",
+    }  # fmt: skip
+
+
+def test_every_operation_says_who_may_call_it_and_how_it_fails(document):
+    for path, methods in yaml.safe_load(document)["paths"].items():
+        for method, operation in methods.items():
+            schemes = {name for each in operation["security"] for name in each}
+            assert "apiKey" in schemes, (path, method)
+            assert "401" in operation["responses"], (path, method)
+
+
+def test_the_data_path_is_described_as_the_gateway_speaks():
+    for status, codes in ERROR_CODES.items():
+        for code in codes:
+            assert KINDS[code].status == status, code
+    assert set(SLO_FIELDS) == set(OUR_FIELDS) - {"request_id"}
+    source = "".join(path.read_text() for path in (ROOT / "api/openai").glob("*.py"))
+    for header in RESPONSE_HEADERS:
+        assert header in source, header
+
+
+@pytest.mark.parametrize("accept", ["application/vnd.oai.openapi", "application/vnd.oai.openapi+json"])
+def test_the_document_is_public(client, accept):
+    answer = client.get("/api/schema", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert b"/v1/chat/completions" in answer.content
+
+
+def test_the_page_keeps_the_security_policy(client):
+    page = client.get("/api/docs").content.decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)", page)
+    assert "<style" not in page
+    assert "style=" not in page
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert addresses
+    assert all(address.startswith("/") for address in addresses), addresses
+
+
+def test_the_pages_script_names_the_document(client):
+    answer = client.get("/api/docs?script=")
+    assert answer["Content-Type"].startswith("application/javascript")
+    assert b"schema" in answer.content
