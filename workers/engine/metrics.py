@@ -20,7 +20,7 @@ LATENCY = (
     *(1920.0, 7680.0),
 )
 ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LABELS = ("model_name", "engine")
 

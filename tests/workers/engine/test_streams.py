@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.steps import FinishReason, Seq
@@ -37,6 +37,7 @@ def test_held_back_text_comes_out_when_no_stop_follows():
     assert (stream.finish, stream.stop_reason) == (FinishReason.LENGTH, None)
 
 
+@settings(deadline=None)
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3))
 def test_streamed_stops_cut_where_the_whole_text_would_be_cut_first(text, stops):
     """No stop string ever gets out, and nothing but text before one is lost."""

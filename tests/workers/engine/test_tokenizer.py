@@ -1,10 +1,11 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.engine.tokenizer import EOS, VOCAB_SIZE, StreamDecoder, decode, encode, encode_chat, estimate, token_bytes
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_every_text_survives_the_round_trip(text):
     ids = encode(text)
@@ -18,6 +19,7 @@ def test_english_text_is_four_characters_a_token():
     assert len(encode("a" * 401)) == 101
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20))
 def test_any_ids_decode(ids):
     assert isinstance(decode(ids), str)
@@ -46,6 +48,7 @@ def test_a_growing_conversation_keeps_its_tokens():
     assert grown[len(first) : len(first) + 2] == encode(" the and")
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_streamed_text_equals_the_whole(text):
     decoder, ids = StreamDecoder(), encode(text)

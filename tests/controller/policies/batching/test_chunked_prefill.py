@@ -1,7 +1,6 @@
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.policies.batching import BATCHINGS
 from controller.policies.batching.chunked_prefill import ChunkedPrefill, ChunkedPrefillConfig
 from tests.controller.policies.batching.view import FakeView, decoding, granted, queued, running
 
@@ -36,12 +35,3 @@ def test_a_threshold_below_one_is_refused():
     with pytest.raises(ConfigError) as caught:
         ChunkedPrefillConfig(long_prefill_tokens=0)
     assert caught.value.field == "long_prefill_tokens"
-
-
-@pytest.mark.parametrize("name", list(BATCHINGS))
-def test_every_policy_is_pure_and_orders_by_the_engine(name):
-    policy = BATCHINGS[name]()
-    view = FakeView([decoding("d")], [queued("a", 3), queued("b", 3)])
-    first = granted(policy, view)
-    assert first == granted(policy, view) == [("d", 1), ("a", 3), ("b", 3)]
-    assert policy.name == name
