@@ -1,6 +1,6 @@
 """Batching policies: what runs in the next step of an engine. Importing this package registers the built-in ones."""
 
-from controller.policies.batching import chunked_prefill, iteration_level
+from controller.policies.batching import chunked_prefill, iteration_level, vllm_v1
 from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant
 
-__all__ = ["BATCHINGS", "Batching", "EngineView", "Grant", "chunked_prefill", "iteration_level"]
+__all__ = ["BATCHINGS", "Batching", "EngineView", "Grant", "chunked_prefill", "iteration_level", "vllm_v1"]

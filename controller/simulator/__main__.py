@@ -1,0 +1,191 @@
+"""`python -m controller.simulator run|compare|sweep|goodput CONFIG`: what would it have looked like under that policy?
+
+CONFIG is a JSON file; controller/simulator/experiments/ has examples. Prints a progress bar to stderr,
+one table and, last, one line of JSON. A wrong file ends with status 2, the field and the valid names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from controller.core.errors import ConfigError
+from controller.simulator import runner, table
+from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
+from controller.simulator.report import report
+from controller.simulator.workloads import Row, parse_row
+
+BAR = 30
+EVERY_S = 0.1
+
+
+class Bar:
+    """A progress bar on a terminal; silent elsewhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown_at = 0.0
+        self._on = out.isatty()
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        if self._on and (now - self._shown_at > EVERY_S or done == of):
+            self._shown_at = now
+            filled = round(BAR * done / max(1, of))
+            self._out.write(f"\r\033[K{'█' * filled}{'·' * (BAR - filled)} {done}/{of}  {what}")
+            self._out.flush()
+
+    def close(self) -> None:
+        if self._on:
+            self._out.write("\r\033[K")
+
+
+def read_profile(reference: str) -> Mapping[str, Any]:
+    """A JSON file of one profile, or `file.json#id` of one with a list of `profiles` (by id or alias)."""
+    path, _, name = reference.partition("#")
+    raw = read_json(Path(path), "profile")
+    if not name:
+        return raw  # type: ignore[no-any-return]
+    profiles = raw.get("profiles", []) if isinstance(raw, dict) else []
+    for profile in profiles:
+        if name == profile.get("id") or name in profile.get("aliases", ()):
+            return profile  # type: ignore[no-any-return]
+    names = ", ".join(sorted(str(profile.get("id")) for profile in profiles)) or "none"
+    raise ConfigError(f"{path} has no profile {name!r}; valid: {names}", field="instances.profile")
+
+
+def read_json(path: Path, field: str) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", field=field) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", field=field) from None
+
+
+def read_trace(name: str) -> list[Row]:
+    """A CSV file with a header (gzip if it ends with .gz): arrival_s, input_tokens, output_tokens, prefix_hashes."""
+    try:
+        with gzip.open(name, "rt") if name.endswith(".gz") else open(name) as lines:
+            return [parse_row(raw, number) for number, raw in enumerate(csv.DictReader(lines), 1)]
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror or error}", field="workload.path") from None
+
+
+def load(arguments: argparse.Namespace) -> Experiment:
+    experiment = parse_experiment(read_json(arguments.config, "config"), read_profile, read_trace)
+    if arguments.policies:
+        chosen = tuple(contender(name.strip(), "--policies") for name in arguments.policies.split(","))
+        experiment = replace(experiment, contenders=chosen)
+    added = tuple(variant(text) for text in arguments.variant)
+    experiment = replace(experiment, contenders=(*experiment.contenders, *added))
+    for text in arguments.set:
+        experiment = replace(experiment, contenders=_with(experiment.contenders, text))
+    if arguments.rates:
+        experiment = replace(experiment, rates=tuple(_number(rate, "--rates") for rate in arguments.rates.split(",")))
+    if arguments.seeds:
+        experiment = replace(experiment, seeds=experiment.seeds[: arguments.seeds])
+    return experiment
+
+
+def variant(text: str) -> Contender:
+    """`label=policy_set:{"pacing": {"share": 0.5}}`"""
+    label, equals, rest = text.partition("=")
+    name, _, overrides = rest.partition(":")
+    if not equals:
+        raise ConfigError(f"--variant {text!r}: write label=policy_set:{{overrides}}", field="--variant")
+    return contender({"label": label, "name": name, "overrides": _value(overrides or "{}")}, "--variant")
+
+
+def _with(contenders: Sequence[Contender], text: str) -> tuple[Contender, ...]:
+    """`label.part.setting=value` changes one setting of one contender."""
+    path, equals, value = text.partition("=")
+    parts = path.rsplit(".", 2)
+    if not equals or len(parts) != 3:
+        raise ConfigError(f"--set {text!r}: write label.part.setting=value", field="--set")
+    label, part, setting = parts
+    if label not in {each.label for each in contenders}:
+        names = ", ".join(each.label for each in contenders)
+        raise ConfigError(f"--set: no policy {label!r} here; valid: {names}", field="--set")
+    return tuple(_changed(each, part, setting, _value(value)) if each.label == label else each for each in contenders)
+
+
+def _changed(each: Contender, part: str, setting: str, value: Any) -> Contender:
+    overrides = {**each.overrides, part: {**each.overrides.get(part, {}), setting: value}}
+    return contender({"label": each.label, "name": each.policy_set, "overrides": overrides}, "--set")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _number(text: str, field: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise ConfigError(f"{field}: {text!r} is not a positive number", field=field)
+    return number
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m controller.simulator", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", choices=("run", "compare", "sweep", "goodput"), help="run: the first policy, once")
+    parser.add_argument("config", type=Path, metavar="CONFIG")
+    parser.add_argument("--policies", default="", help="only these policy sets, comma-separated")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="LABEL=POLICY:JSON", help="one more contender"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="LABEL.PART.SETTING=VALUE")
+    parser.add_argument("--rates", default="", help="requests/s, comma-separated, in place of the file's")
+    parser.add_argument("--seeds", type=int, default=0, help="only the first N seeds")
+    parser.add_argument("--json", type=Path, help="also write the JSON here, indented")
+    return parser.parse_args(arguments)
+
+
+def carry_out(what: str, experiment: Experiment, bar: Bar) -> tuple[str, dict[str, Any]]:
+    if what == "goodput":
+        found = runner.goodput(experiment, bar)
+        return table.goodput_table(found), found
+    if what == "run":
+        only = experiment.contenders[0]
+        rates, knee = runner.rates_of(experiment, bar)
+        result = runner.run_once(experiment, only, rates[0], experiment.seeds[0], bar)
+        found = report(result, experiment.warmup_s)
+        entry = {"policy": only.label, "policy_set": only.policy_set, "rate": rates[0], **runner.summary([found])}
+        return table.comparison_table({"entries": [entry], "knee": knee}), found
+    found = runner.compare(experiment, bar)
+    return (table.sweep_table if what == "sweep" else table.comparison_table)(found), found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    bar = Bar(sys.stderr)
+    try:
+        shown, found = carry_out(options.what, load(options), bar)
+    except ConfigError as error:
+        bar.close()
+        print(f"{options.config}: {error}" + (f" (field {error.field})" if error.field else ""), file=sys.stderr)
+        return 2
+    bar.close()
+    print(shown)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

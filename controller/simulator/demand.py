@@ -1,0 +1,28 @@
+"""What a workload asks for: the truth about each request, of which a dispatcher learns only what it would live."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from controller.core.types import Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One request. `at` is seconds after the start; `output_tokens` is what the model will answer.
+
+    `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt.
+    """
+
+    id: str
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    targets: Targets
+    slo_class: str = ""
+    tenant: str = "default"
+    priority: int = 0
+    value: float = 1.0
+    max_tokens: int | None = None
+    prefix: tuple[Hashable, ...] = ()

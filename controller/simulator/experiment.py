@@ -1,0 +1,192 @@
+"""An experiment: what is simulated, under which policies, rates and seeds. Parsed from plain JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients
+from controller.dispatch import POLICY_SETS, StageDispatcher, build_dispatcher
+from controller.simulator.fields import Fields
+from controller.simulator.settings import Failure, InstanceSettings, SimulationSettings
+from controller.simulator.workloads import ReadTrace, Workload, read_workload
+
+ReadProfile = Callable[[str], Mapping[str, Any]]
+COEFFICIENTS = LatencyCoefficients._fields
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy set with its settings, under a label of its own."""
+
+    label: str
+    policy_set: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> StageDispatcher:
+        """A fresh one for each run: dispatchers learn."""
+        return build_dispatcher(self.policy_set, {key: dict(value) for key, value in self.overrides.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Rates as multiples of the rate at which `contender` drops below `level`."""
+
+    contender: Contender
+    level: float
+    times: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    name: str
+    settings: SimulationSettings
+    workload: Workload
+    contenders: tuple[Contender, ...]
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    knee: Knee | None = None
+    level: float = 0.9
+    warmup_s: float = 0.0
+
+
+def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace) -> Experiment:
+    """Raises ConfigError whose `field` is the path of the wrong value ("instances.max_num_seqs")."""
+    top = Fields(raw, "")
+    instances = _instances(top, read_profile)
+    settings = _settings(top.object("settings"), instances)
+    longest = min(instance.max_model_len for instance in instances)
+    workload = read_workload(Fields(top.required("workload"), "workload"), read_trace, longest)
+    contenders = tuple(contender(item, f"policies[{i}]") for i, item in enumerate(top.list("policies", ["slackline"])))
+    labels = [each.label for each in contenders]
+    if not contenders or len(set(labels)) != len(labels):
+        raise ConfigError("policies must be given, each with a label of its own", field="policies")
+    experiment = Experiment(
+        name=top.text("name", "experiment"),
+        settings=settings,
+        workload=workload,
+        contenders=contenders,
+        seeds=_seeds(top),
+        rates=tuple(top.check_number(rate, "rates", 0) for rate in top.list("rates", [])),
+        knee=_knee(top.object("knee")) if "knee" in top else None,
+        level=top.number("level", 0.9, above=0),
+        warmup_s=top.number("warmup_s", 0.0, above=-1e-9),
+    )
+    top.done()
+    return experiment
+
+
+def contender(raw: Any, where: str = "policies") -> Contender:
+    """A name, or an object with name, label and overrides. Built once, so that a wrong setting is found here."""
+    if isinstance(raw, str):
+        raw = {"name": raw}
+    item = Fields(raw, where)
+    name = item.text("name", valid=sorted(POLICY_SETS))
+    label = item.text("label", name)
+    overrides = item.any("overrides", {})
+    if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
+        raise ConfigError(f"{where}.overrides must be settings by part", field=f"{where}.overrides")
+    item.done()
+    made = Contender(label, name, overrides)
+    try:
+        made.build()
+    except ConfigError as error:
+        raise ConfigError(str(error), field=f"{where}.overrides.{error.field}") from None
+    return made
+
+
+def _seeds(top: Fields) -> tuple[int, ...]:
+    seeds = tuple(top.check_integer(seed, "seeds", 0) for seed in top.list("seeds", [1]))
+    if not seeds:
+        raise ConfigError("seeds must not be empty", field="seeds")
+    return seeds
+
+
+def _knee(item: Fields) -> Knee:
+    found = Knee(
+        contender(item.any("policy", "round_robin"), "knee.policy"),
+        item.number("level", 0.9, above=0),
+        tuple(item.check_number(times, "times", 0) for times in item.list("times", [1.0])),
+    )
+    item.done()
+    return found
+
+
+def _instances(top: Fields, read_profile: ReadProfile) -> tuple[InstanceSettings, ...]:
+    raw = top.required("instances")
+    groups = raw if isinstance(raw, list) else [raw]
+    made: list[InstanceSettings] = []
+    for index, group in enumerate(groups):
+        item = Fields(group, f"instances[{index}]" if isinstance(raw, list) else "instances")
+        count = item.integer("count", 1)
+        made += [_instance(item, read_profile)] * count
+    return tuple(made)
+
+
+def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
+    profile = _profile(item, item.required("profile"), read_profile)
+    values: dict[str, Any] = {"latency": _coefficients(profile, item.name("profile"))}
+    if profile.get("kv_capacity_tokens"):
+        values["kv_tokens"] = int(profile["kv_capacity_tokens"])
+    believed = item.any("believed")
+    if believed is not None:
+        values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))
+    for known in fields(InstanceSettings):
+        if known.name not in ("latency", "believed"):
+            given = item.any(known.name)
+            if given is not None:
+                values[known.name] = given
+    item.done()
+    try:
+        return InstanceSettings(**values)
+    except (ConfigError, TypeError) as error:
+        name = getattr(error, "field", None)
+        raise ConfigError(str(error), field=item.name(name) if name else item.where) from None
+
+
+def _profile(item: Fields, raw: Any, read_profile: ReadProfile) -> Mapping[str, Any]:
+    profile = read_profile(raw) if isinstance(raw, str) else raw
+    if not isinstance(profile, Mapping):
+        raise ConfigError(f"{item.name('profile')} must be a path or an object", field=item.name("profile"))
+    return profile
+
+
+def _coefficients(profile: Mapping[str, Any], where: str) -> LatencyCoefficients:
+    """Either the six names, or `coefficients` with them, or `prefill` and `decode` with a, b, c."""
+    flat = profile.get("coefficients", profile)
+    if "prefill" in flat and "decode" in flat:
+        flat = {f"{part}_{key}": flat[part].get(key) for part in ("prefill", "decode") for key in "abc"}
+    wrong = [name for name in COEFFICIENTS if not isinstance(flat.get(name), int | float)]
+    if wrong:
+        raise ConfigError(f"{where} lacks {wrong[0]}; it needs: {', '.join(COEFFICIENTS)}", field=f"{where}.{wrong[0]}")
+    return LatencyCoefficients(*(float(flat[name]) for name in COEFFICIENTS))
+
+
+def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> SimulationSettings:
+    failures = tuple(
+        _failure(Fields(raw, f"{item.name('failures')}[{i}]")) for i, raw in enumerate(item.list("failures", []))
+    )
+    settings = SimulationSettings(instances)
+    changes: dict[str, Any] = {"failures": failures}
+    for name in ("telemetry_period_s", "progress_s", "sample_s"):
+        changes[name] = item.number(name, getattr(settings, name), above=0)
+    for name in ("telemetry_delay_s", "network_s"):
+        changes[name] = item.number(name, getattr(settings, name), above=-1e-12)
+    for name in ("know_output", "leaps"):
+        changes[name] = item.flag(name, getattr(settings, name))
+    changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
+    item.done()
+    try:
+        return replace(settings, **changes)
+    except ConfigError as error:
+        raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _failure(item: Fields) -> Failure:
+    made = Failure(
+        item.integer("instance", least=0), item.number("at", above=-1e-12), item.optional_number("for_s", above=0)
+    )
+    item.done()
+    return made

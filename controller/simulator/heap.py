@@ -1,0 +1,58 @@
+"""Events in virtual time. Equal times are ordered by kind, then by the serial in which they were scheduled."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class Kind(IntEnum):
+    """What happens first at one instant: results before news, news before what is done about them."""
+
+    STEP = 0  # a step (or a leap of steps) ended
+    FAILURE = 1
+    DELIVERY = 2  # something reached an engine or came back from one
+    ARRIVAL = 3
+    TICK = 4  # telemetry, progress, samples
+    WAKE = 5
+    END = 6
+
+
+class Happening(NamedTuple):
+    """`subject` is what the kind needs; `version` tells a stale entry from a valid one."""
+
+    at: float
+    kind: Kind
+    serial: int
+    subject: Any
+    version: int
+
+
+class EventHeap:
+    """Never goes back: scheduling before the last popped time is an error, not a silent reordering."""
+
+    def __init__(self) -> None:
+        self._heap: list[Happening] = []
+        self._serial = 0
+        self.now = 0.0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, at: float, kind: Kind, subject: Any = None, version: int = 0) -> None:
+        if at < self.now:
+            raise ValueError(f"cannot schedule {kind.name} at {at}: it is {self.now} already")
+        self._serial += 1
+        heapq.heappush(self._heap, Happening(at, kind, self._serial, subject, version))
+
+    def pop(self) -> Happening:
+        happening = heapq.heappop(self._heap)
+        self.now = happening.at
+        return happening
+
+    @property
+    def next_at(self) -> float:
+        """Infinite when nothing is scheduled."""
+        return self._heap[0].at if self._heap else math.inf

@@ -1,0 +1,150 @@
+"""One simulated engine: the real scheduler, a latency model for a device, and leaps over equal steps."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from controller.core.steps import EngineAction, EngineEvent, Seq, Start, Step, StepsDone
+from controller.core.types import Load
+from controller.engine import EngineScheduler
+from controller.predict.latency import LatencyModel
+from controller.simulator.settings import InstanceSettings
+from controller.simulator.tokens import Track
+
+MOST_STEPS = 256  # a leap is cut by the next arrival anyway; planning further ahead is work thrown away
+
+
+class Instance:
+    """`due`: when the running step, or the last step of the leap, ends; `version` changes with it."""
+
+    def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
+        self.id = instance_id
+        self.spec = settings.spec(instance_id)
+        self.engine = EngineScheduler(settings.engine_config(), settings.build_batching())
+        self.latency = LatencyModel(settings.latency)
+        self.up_at = up_at
+        self.up = True
+        self.down_at: float | None = None
+        self.due: float | None = None
+        self.version = 0
+        self.busy_s = 0.0
+        self.tracks: dict[str, Track] = {}
+        self.step_ends: array[float] = array("d")
+        self._leaps = leaps
+        self._steady = bool(getattr(self.engine.batching, "steady", False))
+        self._step: Step | None = None
+        self._started = 0.0
+        self._ends: list[float] = []
+
+    # ---- what the simulation does ---------------------------------------------------------------------------------
+
+    def tell(self, events: Sequence[EngineEvent], now: float) -> list[EngineAction]:
+        """Hand events to the engine; a leap is cut to the step that runs now, after which the engine looks again."""
+        if len(self._ends) > 1:
+            self._cut(now)
+        actions = self.engine.handle(events, now).actions
+        if actions and type(actions[-1]) is Start:
+            self._begin(actions.pop().step, now)  # type: ignore[union-attr]
+        return actions
+
+    def complete(self, now: float) -> tuple[list[Seq], list[EngineAction]]:
+        """The step or leap that was due ended: sequences with their first token, and what else the engine says."""
+        step, ends = self._step, self._ends
+        if step is None:
+            raise RuntimeError(f"{self.id} has no step to complete")
+        self._step, self._ends, self.due = None, [], None
+        self.busy_s += now - self._started
+        started = [chunk.seq for chunk in step.chunks if chunk.last]
+        first = [seq for seq in started if seq.output_tokens == 0]
+        for seq in started:
+            self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
+        if not self._steady:
+            for seq in (*started, *step.decodes):
+                self.tracks[seq.id].add(now)
+        self.step_ends.extend(ends)
+        return first, self.tell([StepsDone(step.id, len(ends))], now)
+
+    def token_times(self, seq: Seq) -> array[float]:
+        """Of a sequence that ended; forgets it."""
+        track = self.tracks.pop(seq.id, None)
+        return track.collect(self.step_ends, seq.output_tokens) if track is not None else array("d")
+
+    def token_times_so_far(self, seq: Seq, now: float) -> array[float]:
+        """Of a sequence that is cut while it runs: the tokens it has by now, those of the running leap included."""
+        track = self.tracks.pop(seq.id, None)
+        if track is None:
+            return array("d")
+        extra = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        return track.collect(self.step_ends + array("d", self._ends[:extra]), seq.output_tokens + extra)
+
+    # ---- what is seen from outside --------------------------------------------------------------------------------
+
+    def produced(self, now: float) -> Iterator[tuple[str, int]]:
+        """(id, tokens so far) of every sequence that has its first token."""
+        extra = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        for seq in self.engine.running:
+            if seq.output_tokens:
+                yield seq.id, seq.output_tokens + extra
+
+    def load(self, now: float) -> Load:
+        engine = self.engine
+        totals = engine.totals
+        return Load(
+            observed_at=now,
+            running=len(engine.running),
+            waiting=engine.waiting_count,
+            kv_usage=self._kv_usage(now),
+            kv_capacity_tokens=engine.config.kv_capacity_tokens,
+            max_num_seqs=engine.config.max_num_seqs,
+            prompt_tokens_total=totals.prompt,
+            generation_tokens_total=totals.generated,
+        )
+
+    def _kv_usage(self, now: float) -> float:
+        """As step by step: in mid-leap each decode also holds the blocks of the steps that ended."""
+        blocks = self.engine.blocks
+        done = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        if not done or self._step is None:
+            return blocks.usage
+        done = min(done, len(self._ends) - 1)
+        more = sum(blocks.blocks_for(seq.computed + done + 1) - len(seq.blocks) for seq in self._step.decodes)
+        return blocks.usage + more / blocks.total
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: Step, now: float) -> None:
+        self._step, self._started = step, now
+        if step.chunks:
+            tokens = squares = 0
+            for chunk in step.chunks:
+                tokens += chunk.length
+                squares += chunk.length * (chunk.length + 2 * chunk.start)
+            self._ends = [now + self.latency.step(tokens, squares, len(step.decodes), step.context_sum)]
+        else:
+            self._ends = self._decode_ends(step, now)
+        self._plan()
+
+    def _decode_ends(self, step: Step, now: float) -> list[float]:
+        """The same additions in the same order as one step after the other, so that results are equal to the bit."""
+        repeats = min(self.engine.repeats(), MOST_STEPS) if self._leaps else 1
+        batch, context = len(step.decodes), step.context_sum
+        k = self.latency.coefficients
+        a, b, c = k.decode_a, k.decode_b, k.decode_c * batch
+        ends, at = [], now
+        for _ in range(repeats):
+            at += a + b * context + c
+            ends.append(at)
+            context += batch
+        return ends
+
+    def _cut(self, now: float) -> None:
+        keep = bisect_right(self._ends, now) + 1
+        if keep < len(self._ends):
+            del self._ends[keep:]
+            self._plan()
+
+    def _plan(self) -> None:
+        self.due = self._ends[-1]
+        self.version += 1

@@ -1,0 +1,83 @@
+"""What a run returns: plain records and samples. Writing them anywhere is the caller's business."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from controller.core.types import Outcome, Targets
+
+
+@dataclass(slots=True)
+class SimRecord:
+    """One request and how it ended; the fields of core.records.RequestRecord that a simulation knows.
+
+    `at` is seconds after the start, durations are seconds after `at`. `token_times`: of every token, where kept.
+    """
+
+    id: str
+    at: float
+    tenant: str
+    slo_class: str
+    instance: str
+    outcome: Outcome
+    reason: str
+    prompt_tokens: int
+    output_tokens: int
+    targets: Targets
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    ttft_met: bool
+    tpot_met: bool
+    deadline_met: bool
+    attained: bool
+    goodput_tokens: int
+    attempts: int
+    preemptions: int
+    cached_tokens: int
+    token_times: array[float] | None = None
+
+
+class Sample(NamedTuple):
+    """Where everybody is at one moment, requests."""
+
+    at: float
+    queued: int  # in the dispatcher
+    waiting: int  # in engines, before the first token
+    running: int
+    instances: int
+
+
+class InstanceUse(NamedTuple):
+    """`provisioned_s`: from start to the end of the run or the instance; `busy_s`: with a step running."""
+
+    id: str
+    provisioned_s: float
+    busy_s: float
+    steps: int
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    preemptions: int
+    unit_cost: float
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """`ended_at`: virtual seconds; `events`: happenings processed; `rounds`: calls of the dispatcher."""
+
+    policy: str
+    records: list[SimRecord] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    instances: list[InstanceUse] = field(default_factory=list)
+    ended_at: float = 0.0
+    events: int = 0
+    rounds: int = 0
+
+    @property
+    def cost(self) -> float:
+        """HyperFlexis eq. 3: provisioned instance-seconds times unit cost."""
+        return sum(use.provisioned_s * use.unit_cost for use in self.instances)

@@ -1,0 +1,123 @@
+"""Running experiments: one run, every policy at every rate, the rate a policy can bear."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from controller.core.errors import ConfigError
+from controller.simulator.experiment import Contender, Experiment
+from controller.simulator.report import attainment, report
+from controller.simulator.results import SimulationResult
+from controller.simulator.simulation import Simulation
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+LOWEST_RATE, HIGHEST_RATE = 0.01, 100_000.0
+FIRST_RATE = 8.0
+
+
+def silent(what: str, done: int, of: int) -> None:
+    """Nobody watches."""
+
+
+def run_once(
+    experiment: Experiment, contender: Contender, rate: float | None, seed: int, progress: Progress = silent
+) -> SimulationResult:
+    demands = experiment.workload.demands(rate, seed)
+    if not demands:
+        raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
+    simulation = Simulation(experiment.settings, contender.build(), demands)
+    at = f" at {rate:.3g}/s" if rate else ""
+    return simulation.run(lambda done, of: progress(f"{contender.label}{at}, seed {seed}", done, of))
+
+
+def find_knee(
+    experiment: Experiment, contender: Contender, level: float, progress: Progress = silent, tolerance: float = 0.02
+) -> float:
+    """The highest rate at which the median attainment over the seeds is at least `level`, requests/s.
+
+    Doubling from a first guess until the level is crossed, then bisection to `tolerance` (a share of the rate).
+    """
+
+    def holds(rate: float) -> bool:
+        seen = [attainment(run_once(experiment, contender, rate, seed, progress).records) for seed in experiment.seeds]
+        return statistics.median(seen) >= level
+
+    low = high = FIRST_RATE
+    if holds(low):
+        while holds(high := low * 2):
+            low = high
+            if high > HIGHEST_RATE:
+                raise ConfigError(f"{contender.label} holds {level} at any rate", field="workload")
+    else:
+        while not holds(low := high / 2):
+            high = low
+            if low < LOWEST_RATE:
+                raise ConfigError(f"{contender.label} never reaches {level}", field="workload")
+    while high / low > 1 + tolerance:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def rates_of(experiment: Experiment, progress: Progress = silent) -> tuple[list[float | None], float | None]:
+    """The rates to run at and the knee they are multiples of, if they are."""
+    if experiment.rates:
+        return list(experiment.rates), None
+    if experiment.knee is None:
+        return [None], None
+    knee = find_knee(experiment, experiment.knee.contender, experiment.knee.level, progress)
+    return [knee * times for times in experiment.knee.times], knee
+
+
+def compare(experiment: Experiment, progress: Progress = silent) -> dict[str, Any]:
+    """Every policy at every rate over every seed, on the same requests."""
+    rates, knee = rates_of(experiment, progress)
+    entries = [_entry(experiment, contender, rate, progress) for rate in rates for contender in experiment.contenders]
+    return {"name": experiment.name, "seeds": list(experiment.seeds), "knee": knee, "entries": entries}
+
+
+def _entry(experiment: Experiment, contender: Contender, rate: float | None, progress: Progress) -> dict[str, Any]:
+    reports = [
+        report(run_once(experiment, contender, rate, seed, progress), experiment.warmup_s) for seed in experiment.seeds
+    ]
+    return {"policy": contender.label, "policy_set": contender.policy_set, "rate": rate, **summary(reports)}
+
+
+def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians over seeds, the extremes of attainment, and the first seed's whole report for charts."""
+    seen = [each["attainment"] for each in reports]
+    classes = sorted({name for each in reports for name in each["by_class"]})
+    return {
+        "attainment": statistics.median(seen),
+        "attainment_spread": [min(seen), max(seen)],
+        "by_class": {name: _median(reports, "by_class", name, "attainment") for name in classes},
+        "ttft_p50_s": _median(reports, "ttft_s", "p50"),
+        "ttft_p95_s": _median(reports, "ttft_s", "p95"),
+        "tpot_p50_s": _median(reports, "tpot_s", "p50"),
+        "e2e_mean_s": _median(reports, "e2e_mean_s"),
+        "goodput_tokens_per_s": _median(reports, "goodput_tokens_per_s"),
+        "attained_per_s": _median(reports, "attained_per_s"),
+        "utilisation": _median(reports, "utilisation"),
+        "cost": _median(reports, "cost"),
+        "outcomes": [each["outcomes"] for each in reports],
+        "first_seed": reports[0],
+    }
+
+
+def _median(reports: Sequence[Mapping[str, Any]], *path: str) -> float | None:
+    found = []
+    for each in reports:
+        value: Any = each
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            found.append(float(value))
+    return statistics.median(found) if found else None
+
+
+def goodput(experiment: Experiment, progress: Progress = silent) -> dict[str, Any]:
+    """FlowPrefill's goodput: the highest rate at `level` attainment, by policy."""
+    rates = {each.label: find_knee(experiment, each, experiment.level, progress) for each in experiment.contenders}
+    return {"name": experiment.name, "level": experiment.level, "seeds": list(experiment.seeds), "goodput": rates}

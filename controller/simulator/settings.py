@@ -1,0 +1,135 @@
+"""What is simulated: instances, what telemetry shows, what clients and machines do. Checked when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.core.errors import ConfigError
+from controller.core.types import InstanceSpec, LatencyCoefficients
+from controller.engine import EngineConfig
+from controller.policies.batching import BATCHINGS, Batching
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSettings:
+    """One engine. `latency` is the truth; `believed` what the dispatcher starts from (None: the truth)."""
+
+    latency: LatencyCoefficients
+    kv_tokens: int = 262_144
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    block_size: int = 16
+    scheduling_policy: str = "priority"
+    prefix_caching: bool = True
+    batching: str = "chunked_prefill"
+    batching_settings: Mapping[str, Any] = field(default_factory=dict)
+    believed: LatencyCoefficients | None = None
+    unit_cost: float = 1.0
+    model: str = "model"
+
+    def __post_init__(self) -> None:
+        self.engine_config()
+        self.build_batching()
+        if min(self.latency) < 0:
+            raise ConfigError("latency coefficients must not be negative", field="latency")
+        if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
+            raise ConfigError("a step must take time: prefill a + b and decode a + c must be positive", field="latency")
+
+    def engine_config(self) -> EngineConfig:
+        if self.scheduling_policy not in ("priority", "fcfs"):
+            raise ConfigError(
+                f"unknown scheduling_policy {self.scheduling_policy!r}; valid: fcfs, priority",
+                field="scheduling_policy",
+            )
+        return EngineConfig(
+            kv_blocks=self.kv_tokens // self.block_size,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            scheduling_policy="priority" if self.scheduling_policy == "priority" else "fcfs",
+            prefix_caching=self.prefix_caching,
+        )
+
+    def build_batching(self) -> Batching:
+        policy = BATCHINGS[self.batching]
+        config_type = getattr(policy, "Config", None)
+        if config_type is None:
+            raise ConfigError(f"batching {self.batching!r} has no Config", field="batching")
+        valid = set(getattr(config_type, "__dataclass_fields__", {}))
+        unknown = sorted(set(self.batching_settings) - valid)
+        if unknown:
+            names = ", ".join(sorted(valid)) or "none"
+            raise ConfigError(
+                f"batching {self.batching} has no setting {unknown[0]!r}; valid: {names}",
+                field=f"batching_settings.{unknown[0]}",
+            )
+        built: Batching = policy(config_type(**self.batching_settings))
+        return built
+
+    def spec(self, instance_id: str) -> InstanceSpec:
+        return InstanceSpec(
+            id=instance_id,
+            model=self.model,
+            backend="simulated",
+            max_num_seqs=self.max_num_seqs,
+            kv_capacity_tokens=self.kv_tokens // self.block_size * self.block_size,
+            max_model_len=self.max_model_len,
+            unit_cost=self.unit_cost,
+            latency=self.believed or self.latency,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An instance dies at `at`; a new one takes its place `for_s` later (None: never)."""
+
+    instance: int
+    at: float
+    for_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.at < 0:
+            raise ConfigError("a failure's time must not be negative", field="failures.at")
+        if self.for_s is not None and self.for_s <= 0:
+            raise ConfigError("for_s must be positive seconds", field="failures.for_s")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """Seconds throughout.
+
+    `telemetry_*`: how often engines are asked, and how old the answer is when it arrives. `progress_s`: how often the
+    gateway tells the dispatcher of tokens. `network_s`: one way between gateway and engine. `cutoff_s`: clients give up
+    that long after the last arrival (None: never). `know_output`: the dispatcher is told true output lengths (an
+    oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
+    """
+
+    instances: tuple[InstanceSettings, ...]
+    telemetry_period_s: float = 1.0
+    telemetry_delay_s: float = 0.0
+    progress_s: float = 0.25
+    network_s: float = 0.0
+    cutoff_s: float | None = None
+    know_output: bool = False
+    leaps: bool = True
+    sample_s: float = 1.0
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.instances:
+            raise ConfigError("at least one instance is needed", field="instances")
+        for name in ("telemetry_period_s", "progress_s", "sample_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive seconds", field=name)
+        for name in ("telemetry_delay_s", "network_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative", field=name)
+        if self.cutoff_s is not None and self.cutoff_s <= 0:
+            raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
+        for failure in self.failures:
+            if not 0 <= failure.instance < len(self.instances):
+                raise ConfigError(f"there is no instance {failure.instance}", field="failures.instance")

@@ -1,0 +1,351 @@
+"""One run: a workload, a dispatcher and simulated engines on one virtual clock.
+
+The dispatcher is told exactly what the gateway would tell it, no earlier: arrivals, first tokens, progress a few times
+a second, ends, telemetry with its period and delay. All state hangs off one Simulation, so that two runs in one process
+never influence each other; nothing here draws random numbers (workloads do, before the run).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.core.steps import Added, EngineAction, Finish, Reject, Seq
+from controller.core.types import Outcome, Request
+from controller.dispatch import StageDispatcher
+from controller.predict.output_length import OutputLengthModel
+from controller.simulator.demand import Demand
+from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.instance import Instance
+from controller.simulator.results import InstanceUse, Sample, SimulationResult
+from controller.simulator.settings import Failure, SimulationSettings
+from controller.simulator.trip import Trip
+
+SHORTEST_WAKE_S = 0.0005  # as the gateway's own loop: a wake-up in the past must not spin
+REPORT_EVERY = 500  # ended requests between two calls of `progress`
+
+
+class Simulation:
+    """Run once. `run` returns when every request has ended or its clients gave up."""
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        dispatcher: StageDispatcher,
+        demands: Sequence[Demand],
+        *,
+        keep_token_times: bool = False,
+    ) -> None:
+        if len({demand.id for demand in demands}) != len(demands):
+            raise ConfigError("two requests of a workload have the same id", field="workload")
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.heap = EventHeap()
+        self.result = SimulationResult(dispatcher.name)
+        self._demands = sorted(demands, key=lambda demand: (demand.at, demand.id))
+        self._next = 0
+        self._keep = keep_token_times
+        self._lengths = OutputLengthModel()
+        self._trips: dict[str, Trip] = {}
+        self._pending: list[ev.Event] = []
+        self._instances: list[Instance] = []
+        self._gone: list[InstanceUse] = []
+        self._wake = 0
+        self._handlers: dict[Kind, Callable[[Any, int], None]] = {
+            Kind.STEP: self._step_ended,
+            Kind.FAILURE: self._failure,
+            Kind.DELIVERY: self._delivered,
+            Kind.ARRIVAL: self._arrival,
+            Kind.TICK: self._tick,
+            Kind.WAKE: self._woke,
+            Kind.END: self._cut_off,
+        }
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
+        """`progress(ended, of)` is called now and then."""
+        self._start()
+        heap, handlers, result = self.heap, self._handlers, self.result
+        total, reported = len(self._demands), 0
+        while len(result.records) < total:
+            if not heap:
+                raise RuntimeError(f"{total - len(result.records)} requests can never end: nothing is scheduled")
+            happening = heap.pop()
+            result.events += 1
+            handlers[happening.kind](happening.subject, happening.version)
+            if self._pending and heap.next_at > heap.now:
+                self._pass()
+            if progress is not None and len(result.records) >= reported + REPORT_EVERY:
+                reported = len(result.records)
+                progress(reported, total)
+        self._finish()
+        return result
+
+    # ---- start and end --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for index in range(len(self.settings.instances)):
+            self._instances.append(self._new_instance(index, 0.0))
+        for failure in self.settings.failures:
+            self.heap.push(failure.at, Kind.FAILURE, failure)
+        if not self._demands:
+            return
+        self.heap.push(self._demands[0].at, Kind.ARRIVAL)
+        self.heap.push(0.0, Kind.TICK, self._sample_telemetry)
+        self.heap.push(self.settings.progress_s, Kind.TICK, self._report_progress)
+        self.heap.push(0.0, Kind.TICK, self._sample)
+        if self.settings.cutoff_s is not None:
+            self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
+
+    def _new_instance(self, index: int, now: float, generation: int = 0) -> Instance:
+        name = f"engine-{index}" + (f"-{generation}" if generation else "")
+        instance = Instance(name, self.settings.instances[index], now, self.settings.leaps)
+        self._pending.append(ev.InstanceUp(instance.spec))
+        return instance
+
+    def _finish(self) -> None:
+        self.result.ended_at = self.heap.now
+        self.result.instances = self._gone + [self._use(i, self.heap.now) for i in self._instances if i.up]
+
+    def _use(self, instance: Instance, until: float) -> InstanceUse:
+        totals = instance.engine.totals
+        return InstanceUse(
+            instance.id,
+            until - instance.up_at,
+            instance.busy_s,
+            totals.steps,
+            totals.generated,
+            totals.prompt,
+            totals.prompt_cached,
+            totals.preemptions,
+            instance.spec.unit_cost,
+        )
+
+    def _cut_off(self, _: Any, __: int) -> None:
+        """Clients give up: whatever is open is a miss."""
+        for trip in list(self._trips.values()):
+            self._end(
+                trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
+            )
+
+    # ---- arrivals and the dispatcher ------------------------------------------------------------------------------
+
+    def _arrival(self, _: Any, __: int) -> None:
+        demand = self._demands[self._next]
+        self._next += 1
+        if self._next < len(self._demands):
+            self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
+        trip = self._trips[demand.id] = Trip(demand, self._request(demand))
+        self._pending.append(ev.Arrived(trip.request))
+
+    def _request(self, demand: Demand) -> Request:
+        model = self.settings.instances[0].model
+        expected = demand.output_tokens
+        if not self.settings.know_output:
+            expected = self._lengths.predict(demand.tenant, demand.slo_class, model, demand.max_tokens)
+        return Request(
+            id=demand.id,
+            arrival=demand.at,
+            targets=demand.targets,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=expected,
+            model=model,
+            tenant=demand.tenant,
+            slo_class=demand.slo_class,
+            priority=demand.priority,
+            value=demand.value,
+            max_tokens=demand.max_tokens,
+        )
+
+    def _pass(self) -> None:
+        """Everything of this instant in one batch, as the gateway's loop does."""
+        events, self._pending = self._pending, []
+        now = self.heap.now
+        reply = self.dispatcher.handle(events, now)
+        self.result.rounds += 1
+        self._wake += 1
+        if reply.wake_at is not None:
+            self.heap.push(max(reply.wake_at, now + SHORTEST_WAKE_S), Kind.WAKE, None, self._wake)
+        if reply.actions:
+            self._act(reply.actions)
+
+    def _woke(self, _: Any, version: int) -> None:
+        if version == self._wake:
+            self._pending.append(ev.Woke())
+
+    def _act(self, actions: Sequence[ev.Action]) -> None:
+        sends: dict[str, list[ev.Send]] = defaultdict(list)
+        for action in actions:
+            if isinstance(action, ev.Send):
+                sends[action.instance_id].append(action)
+            elif isinstance(action, ev.Refuse):
+                trip = self._trips[action.request.id]
+                self._end(trip, Outcome.FAILED if trip.sends else Outcome.REFUSED, action.decision.reason, ())
+            elif isinstance(action, ev.Drop):
+                self._end(self._trips[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
+        for instance_id, batch in sends.items():
+            self._send(instance_id, batch)
+
+    def _send(self, instance_id: str, batch: Sequence[ev.Send]) -> None:
+        now = self.heap.now
+        arrives = now + self.settings.network_s
+        seqs = []
+        for send in batch:
+            trip = self._trips[send.request.id]
+            trip.instance, trip.sent_at = instance_id, now
+            trip.sends += 1
+            seq = trip.sequence(arrives)
+            seq.priority = send.rank
+            seqs.append(seq)
+        if self.settings.network_s:
+            self.heap.push(arrives, Kind.DELIVERY, (instance_id, seqs))
+        else:
+            self._delivered((instance_id, seqs), 0)
+
+    # ---- engines --------------------------------------------------------------------------------------------------
+
+    def _delivered(self, subject: Any, _: int) -> None:
+        """Sequences reached an engine, or (with a network) an event came back from one."""
+        if isinstance(subject, tuple) and isinstance(subject[1], list):
+            instance_id, seqs = subject
+            instance = next((i for i in self._instances if i.id == instance_id and i.up), None)
+            seqs = [seq for seq in seqs if self._current(seq)]
+            if instance is None:
+                for seq in seqs:
+                    self._lost(self._trips[seq.id])
+                return
+            self._pending.extend(ev.Accepted(seq.id) for seq in seqs)
+            self._tell(instance, instance.tell([Added(seq) for seq in seqs], self.heap.now))
+        else:
+            subject()
+
+    def _current(self, seq: Seq) -> bool:
+        trip = self._trips.get(seq.id)
+        return trip is not None and trip.seq is seq
+
+    def _tell(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
+        if instance.due is not None:
+            self.heap.push(instance.due, Kind.STEP, instance, instance.version)
+        for action in actions:
+            if isinstance(action, Finish):
+                self._finished(instance, action.seq)
+            elif isinstance(action, Reject):
+                self._rejected(action)
+
+    def _step_ended(self, instance: Instance, version: int) -> None:
+        if version != instance.version or not instance.up:
+            return
+        first, actions = instance.complete(self.heap.now)
+        for seq in first:
+            self._later(partial(self._first_token, seq))
+        self._tell(instance, actions)
+
+    def _later(self, do: Callable[[], None]) -> None:
+        """At once, or when the network has brought it."""
+        if self.settings.network_s:
+            self.heap.push(self.heap.now + self.settings.network_s, Kind.DELIVERY, do)
+        else:
+            do()
+
+    def _first_token(self, seq: Seq) -> None:
+        if self._current(seq):
+            self._trips[seq.id].first_at = self.heap.now
+            self._pending.append(ev.FirstToken(seq.id))
+
+    def _finished(self, instance: Instance, seq: Seq) -> None:
+        times = instance.token_times(seq)
+        self._later(lambda: self._answered(seq, times))
+
+    def _answered(self, seq: Seq, times: array[float]) -> None:
+        if not self._current(seq):
+            return
+        trip = self._trips[seq.id]
+        self._pending.append(ev.Finished(seq.id, seq.output_tokens))
+        request = trip.request
+        self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
+        self._end(trip, Outcome.OK, "", self._as_seen(times))
+
+    def _as_seen(self, times: array[float]) -> array[float]:
+        delay = self.settings.network_s
+        return array("d", (at + delay for at in times)) if delay else times
+
+    def _rejected(self, action: Reject) -> None:
+        trip = self._trips[action.seq.id]
+        if action.code == "too_long":
+            self._pending.append(ev.Cancelled(trip.request.id))
+            self._end(trip, Outcome.REFUSED, "too_long", ())
+        else:
+            self._lost(trip)
+
+    def _so_far(self, trip: Trip) -> array[float]:
+        """Token times of an answer that is cut now."""
+        instance = next((i for i in self._instances if i.id == trip.instance), None)
+        if instance is None or trip.seq is None:
+            return array("d")
+        return self._as_seen(instance.token_times_so_far(trip.seq, self.heap.now))
+
+    def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> None:
+        del self._trips[trip.demand.id]
+        self.result.records.append(trip.record(outcome, reason, self.heap.now, times, self._keep))
+
+    # ---- failures -------------------------------------------------------------------------------------------------
+
+    def _failure(self, subject: Any, generation: int) -> None:
+        if isinstance(subject, Failure):
+            self._die(subject)
+        else:
+            index = subject
+            self._instances[index] = self._new_instance(index, self.heap.now, generation)
+
+    def _die(self, failure: Failure) -> None:
+        instance, now = self._instances[failure.instance], self.heap.now
+        if not instance.up:
+            return
+        self._pending.append(ev.InstanceDown(instance.id))
+        for trip in [trip for trip in self._trips.values() if trip.instance == instance.id]:
+            self._lost(trip)
+        instance.up, instance.due, instance.down_at = False, None, now
+        self._gone.append(self._use(instance, now))
+        if failure.for_s is not None:
+            generation = 1 + sum(use.id.startswith(f"engine-{failure.instance}") for use in self._gone[:-1])
+            self.heap.push(now + failure.for_s, Kind.FAILURE, failure.instance, generation)
+
+    def _lost(self, trip: Trip) -> None:
+        """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
+        before = trip.first_at is None
+        self._pending.append(ev.Failed(trip.request.id, before, "instance failed"))
+        if before:
+            trip.restart()
+        else:
+            self._end(trip, Outcome.CUT, "engine_failed", self._so_far(trip))
+
+    # ---- ticks ----------------------------------------------------------------------------------------------------
+
+    def _tick(self, what: Callable[[], None], _: int) -> None:
+        what()
+
+    def _sample_telemetry(self) -> None:
+        settings, now = self.settings, self.heap.now
+        news = [ev.Telemetry(i.id, i.load(now)) for i in self._instances if i.up]
+        if settings.telemetry_delay_s:
+            self.heap.push(now + settings.telemetry_delay_s, Kind.TICK, lambda: self._pending.extend(news))
+        else:
+            self._pending.extend(news)
+        self.heap.push(now + settings.telemetry_period_s, Kind.TICK, self._sample_telemetry)
+
+    def _report_progress(self) -> None:
+        now = self.heap.now
+        for instance in self._instances:
+            if instance.up:
+                self._pending.extend(ev.Progress(name, tokens) for name, tokens in instance.produced(now))
+        self.heap.push(now + self.settings.progress_s, Kind.TICK, self._report_progress)
+
+    def _sample(self) -> None:
+        loads = [i.load(self.heap.now) for i in self._instances if i.up]
+        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+        self.result.samples.append(Sample(self.heap.now, len(self.dispatcher.queue()), waiting, running, len(loads)))
+        self.heap.push(self.heap.now + self.settings.sample_s, Kind.TICK, self._sample)

@@ -1,0 +1,45 @@
+"""When each token was sampled, without an object a token.
+
+In a steady batching policy every running sequence that decodes gets one token in each step. So an instance keeps one
+array of step end times, and a sequence only the spans of steps in which it decoded (one, unless it was preempted).
+"""
+
+from __future__ import annotations
+
+from array import array
+
+
+class Track:
+    """Tokens of one sequence: spans of (first step, tokens), and the open span's first step."""
+
+    __slots__ = ("counted", "open_at", "spans", "times")
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int]] = []
+        self.open_at = -1
+        self.counted = 0
+        self.times: array[float] | None = None
+
+    def begin(self, step: int, tokens_before: int) -> None:
+        """A prefill completed in `step`: the first token, or the next one after a preemption."""
+        if self.open_at >= 0:
+            self.spans.append((self.open_at, tokens_before - self.counted))
+            self.counted = tokens_before
+        self.open_at = step
+
+    def add(self, at: float) -> None:
+        """One token of a policy that is not steady."""
+        if self.times is None:
+            self.times = array("d")
+        self.times.append(at)
+
+    def collect(self, step_ends: array[float], tokens: int) -> array[float]:
+        """End times of the first `tokens` tokens."""
+        if self.times is not None:
+            return self.times[:tokens]
+        found: array[float] = array("d")
+        for start, count in self.spans:
+            found.extend(step_ends[start : start + count])
+        if self.open_at >= 0:
+            found.extend(step_ends[self.open_at : self.open_at + tokens - self.counted])
+        return found

@@ -1,0 +1,88 @@
+"""One request on its way through a simulation, and its record at the end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from controller.core.steps import Seq
+from controller.core.types import Outcome, Request
+from controller.simulator.demand import Demand
+from controller.simulator.results import SimRecord
+from controller.slo.attainment import judge
+
+
+class Trip:
+    """`sends`: attempts on engines. Times are those of the gateway, absolute."""
+
+    __slots__ = ("demand", "first_at", "instance", "request", "sends", "sent_at", "seq")
+
+    def __init__(self, demand: Demand, request: Request) -> None:
+        self.demand = demand
+        self.request = request
+        self.instance = ""
+        self.seq: Seq | None = None
+        self.sends = 0
+        self.sent_at: float | None = None
+        self.first_at: float | None = None
+
+    def sequence(self, now: float) -> Seq:
+        """A fresh one for each attempt; the engine orders by when it reached the engine, not the gateway."""
+        demand = self.demand
+        self.seq = Seq(
+            id=demand.id,
+            arrival=now,
+            prompt_tokens=demand.prompt_tokens,
+            max_tokens=demand.output_tokens,
+            ignore_eos=True,
+            block_hashes=list(demand.prefix),
+        )
+        return self.seq
+
+    def restart(self) -> None:
+        """Back to the queue after a failure before the first token."""
+        self.instance, self.seq, self.first_at = "", None, None
+
+    def record(self, outcome: Outcome, reason: str, now: float, times: Sequence[float], keep: bool) -> SimRecord:
+        """`times`: of every token as the client saw it, absolute. TPOT is over all tokens after the first."""
+        demand, seq = self.demand, self.seq
+        produced = len(times)
+        after = array("d", (at - demand.at for at in times))
+        ttft = after[0] if after else None
+        tpot = (after[-1] - after[0]) / (produced - 1) if produced > 1 else None
+        e2e = now - demand.at if outcome is Outcome.OK else None
+        outlook = judge(
+            demand.targets,
+            outcome,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            e2e_s=e2e,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=produced,
+            token_times=after,
+        )
+        return SimRecord(
+            id=demand.id,
+            at=demand.at,
+            tenant=demand.tenant,
+            slo_class=demand.slo_class,
+            instance=self.instance,
+            outcome=outcome,
+            reason=reason,
+            prompt_tokens=demand.prompt_tokens,
+            output_tokens=produced,
+            targets=demand.targets,
+            queue_s=None if self.sent_at is None else self.sent_at - demand.at,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            e2e_s=e2e,
+            ttft_met=outlook.ttft_met,
+            tpot_met=outlook.tpot_met,
+            deadline_met=outlook.deadline_met,
+            attained=outlook.attained,
+            goodput_tokens=outlook.goodput_tokens,
+            attempts=self.sends,
+            preemptions=seq.preemptions if seq is not None else 0,
+            cached_tokens=seq.cached if seq is not None else 0,
+            token_times=after if keep else None,
+        )

@@ -1,0 +1,172 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.simulator.__main__ import main, read_profile, read_trace
+from controller.simulator.experiment import parse_experiment
+
+EXPERIMENTS = sorted((Path(__file__).parents[3] / "controller/simulator/experiments").glob("*.json"))
+GOOD = {
+    "name": "test",
+    "instances": {
+        "count": 2,
+        "profile": {"prefill": {"a": 0.004, "b": 5e-5, "c": 1e-9}, "decode": {"a": 0.006, "b": 1e-7, "c": 1e-4}},
+        "kv_tokens": 16384,
+        "max_model_len": 4096,
+        "max_num_seqs": 16,
+    },
+    "workload": {"kind": "mix", "mix": "4-task", "per_task": 10, "rate": 20},
+    "policies": ["round_robin", {"label": "edf_8", "name": "edf_window", "overrides": {"pacing": {"window": 8}}}],
+    "seeds": [1, 2],
+    "settings": {"cutoff_s": 25},
+}
+
+
+def parsed(raw):
+    return parse_experiment(raw, read_profile, read_trace)
+
+
+def changed(path, value):
+    raw = copy.deepcopy(GOOD)
+    *parents, last = path.split(".")
+    place = raw
+    for parent in parents:
+        place = place[int(parent)] if isinstance(place, list) else place[parent]
+    place[int(last) if isinstance(place, list) else last] = value
+    return raw
+
+
+def test_a_good_file_is_read_whole():
+    experiment = parsed(GOOD)
+    assert len(experiment.settings.instances) == 2
+    assert experiment.settings.instances[0].latency.prefill_b == 5e-5
+    assert experiment.settings.cutoff_s == 25.0
+    assert [each.label for each in experiment.contenders] == ["round_robin", "edf_8"]
+    assert len(experiment.workload.demands(None, 1)) == 40
+    assert len(experiment.workload.demands(5.0, 1)) == 40
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field", "message"),
+    [
+        ("surprise", 1, "surprise", "valid: .*instances"),
+        ("workload.kind", "mux", "workload.kind", "valid: mix, tasks, trace"),
+        ("workload.mix", "5-task", "mix", "valid: 2-task, 4-task"),
+        ("workload.rate", -1, "workload.rate", "above 0"),
+        ("workload.duration_s", 10, "workload.per_task", "either"),
+        ("workload.lenght", 10, "workload.lenght", "valid: "),
+        ("policies", ["nobody"], "policies[0].name", "valid: .*slackline"),
+        ("policies", ["slackline", "slackline"], "policies", "label"),
+        ("policies.1.overrides.pacing.window", 0, "policies[1].overrides.window", "at least 1"),
+        ("policies.1.overrides.pacing", {"windoww": 3}, "policies[1].overrides.pacing.windoww", "valid: window"),
+        ("instances.max_num_seqs", 0, "instances.max_num_seqs", "at least 1"),
+        ("instances.batching", "magic", "instances.batching", "valid: .*chunked_prefill"),
+        ("instances.batching_settings", {"x": 1}, "instances.batching_settings.x", "valid: long_prefill_tokens"),
+        ("instances.scheduling_policy", "lifo", "instances.scheduling_policy", "valid: fcfs, priority"),
+        ("instances.max_model_len", 10**9, "instances.max_model_len", "fit"),
+        ("instances.profile", {"prefill_a": 1}, "instances.profile.prefill_b", "lacks prefill_b"),
+        ("instances.profile", "missing.json", "profile", "No such file"),
+        ("instances.count", "two", "instances.count", "integer"),
+        ("settings.progress_s", 0, "settings.progress_s", "above 0"),
+        ("settings.leaps", "yes", "settings.leaps", "true or false"),
+        ("settings.failures", [{"instance": 7, "at": 1}], "settings.failures.instance", "no instance 7"),
+        ("seeds", [], "seeds", "empty"),
+        ("seeds", [1.5], "seeds", "integer"),
+        ("rates", ["fast"], "rates", "number"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_field(path, value, field, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        parsed(changed(path, value))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_shipped_experiments_are_good(path):
+    experiment = parsed(json.loads(path.read_text()))
+    assert experiment.workload.demands(10.0, 1)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "experiment.json"
+    path.write_text(json.dumps(GOOD))
+    return str(path)
+
+
+def last_line(capsys):
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_compare_prints_a_table_and_ends_with_one_json_line(config, capsys):
+    assert (
+        main(["compare", config, "--rates", "10,400", "--variant", 'tight=slackline:{"pacing": {"share": 0.2}}']) == 0
+    )
+    found = last_line(capsys)
+    assert [(e["rate"], e["policy"]) for e in found["entries"]] == [
+        (rate, policy) for rate in (10.0, 400.0) for policy in ("round_robin", "edf_8", "tight")
+    ]
+    assert all(e["attainment"] == 1.0 for e in found["entries"] if e["rate"] == 10.0)
+    assert found["seeds"] == [1, 2]
+
+
+def test_run_reports_classes_and_the_queue(config, capsys):
+    assert main(["run", config, "--policies", "slackline"]) == 0
+    found = last_line(capsys)
+    assert sum(each["requests"] for each in found["by_class"].values()) == found["requests"] == 40
+    assert set(found["queue"]) == {"at_s", "queued", "waiting", "running", "instances"}
+
+
+def test_goodput_lies_where_attainment_falls(config, capsys, tmp_path):
+    raw = changed("workload.per_task", 60)
+    Path(config).write_text(json.dumps(raw))
+    assert main(["goodput", config, "--policies", "round_robin", "--seeds", "1"]) == 0
+    rate = last_line(capsys)["goodput"]["round_robin"]
+    assert main(["sweep", config, "--policies", "round_robin", "--seeds", "1", "--rates", f"{rate},{rate * 1.1}"]) == 0
+    at, above = (entry["attainment"] for entry in last_line(capsys)["entries"])
+    assert at >= 0.9 > above
+
+
+def test_settings_are_changed_by_name(config, capsys):
+    assert main(["compare", config, "--set", "edf_8.pacing.window=1", "--rates", "400", "--seeds", "1"]) == 0
+    entries = {entry["policy"]: entry for entry in last_line(capsys)["entries"]}
+    assert max(entries["edf_8"]["first_seed"]["queue"]["running"]) <= 2
+    assert main(["compare", config, "--set", "nobody.pacing.window=1"]) == 2
+    assert "valid: round_robin, edf_8" in capsys.readouterr().err
+
+
+def test_a_wrong_file_ends_with_status_two_and_the_field(config, capsys):
+    Path(config).write_text(json.dumps(changed("workload.mix", "none")))
+    assert main(["compare", config]) == 2
+    assert "field mix" in capsys.readouterr().err
+    Path(config).write_text("{")
+    assert main(["run", config]) == 2
+    assert "not JSON" in capsys.readouterr().err
+
+
+def test_profiles_are_found_by_name(tmp_path):
+    path = tmp_path / "profiles.json"
+    path.write_text(json.dumps({"profiles": [{"id": "a/b", "aliases": ["ab"], "prefill": {}, "decode": {}}]}))
+    assert read_profile(f"{path}#ab")["id"] == "a/b"
+    with pytest.raises(ConfigError, match="valid: a/b"):
+        read_profile(f"{path}#c")
+
+
+def test_traces_are_read_and_cut_to_the_engine(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens,prefix_hashes\n0,100,10,a b\n4,99999,20,\n6,50,5,\n")
+    raw = changed("workload", {"kind": "trace", "path": str(path), "ttft_s": 2, "tpot_s": 0.1})
+    demands = parsed(raw).workload.demands(None, 1)
+    assert [d.at for d in demands] == [0.0, 4.0, 6.0]
+    assert demands[0].prefix == ("a", "b")
+    assert demands[1].prompt_tokens + demands[1].output_tokens < 4096
+    faster = parsed(raw).workload.demands(2.0, 1)
+    assert faster[-1].at == pytest.approx(1.0)
+    drawn = changed("workload", {**raw["workload"], "arrivals": "renewal", "count": 50})
+    assert len(parsed(drawn).workload.demands(2.0, 1)) == 50
+    path.write_text("arrival_s,input_tokens\n0,100\n")
+    with pytest.raises(ConfigError, match="output_tokens"):
+        parsed(raw)
