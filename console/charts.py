@@ -85,7 +85,11 @@ def queue_depth(until: float, window_s: float = 600.0) -> Spec:
     return {
         "traces": [],
         "grow": {"hovertemplate": "%{y} waiting<extra>%{fullData.name}</extra>"},
-        "layout": {"y_title": "requests waiting", "yaxis": {}, "x_range": [until - window_s, until]},
+        "layout": {
+            "y_title": "requests waiting",
+            "yaxis": {"autorangeoptions": {"include": 4}},
+            "x_range": [until - window_s, until],
+        },
     }
 
 

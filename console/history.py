@@ -21,6 +21,7 @@ from controller.selectors.attainment import Attainment, attainment, attainment_s
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 RATE_WINDOW = timedelta(minutes=5)
+SHORTEST_CHART = timedelta(minutes=10)
 TARGET_WITHOUT_CLASS = 0.95
 NO_CLASS = "(none)"  # how a link says "requests without a class"
 
@@ -51,8 +52,8 @@ def overview_history(now: datetime) -> dict[str, Any]:
     attained = sum(row.attained for row in minutes)
     targets = {each["key"]: each["target"] for each in classes}
     palette = {each["key"]: each["series"] for each in classes}
-    window = ((now - HOUR).timestamp(), now.timestamp())
     rows = [_minute(row) for row in minutes]
+    window = chart_window(rows, now)
     return {
         "classes": classes,
         "cost_per_hour": fleet.cost(since=now - RATE_WINDOW, until=now) * (HOUR / RATE_WINDOW),
@@ -62,6 +63,13 @@ def overview_history(now: datetime) -> dict[str, Any]:
             "goodput": charts.goodput(rows, palette, *window),
         },
     }
+
+
+def chart_window(rows: Sequence[charts.Minute], now: datetime) -> tuple[float, float]:
+    """The last hour; less where nothing is older, but ten minutes at least."""
+    first = min((row.at for row in rows), default=now.timestamp())
+    until = now.timestamp()
+    return max((now - HOUR).timestamp(), min(first, until - SHORTEST_CHART.total_seconds())), until
 
 
 def _minute(row: Attainment) -> charts.Minute:

@@ -1,58 +1,109 @@
-"""Decisions as sentences: who did what to whom, and why. The figures follow the sentence, not inside it."""
+"""Decisions as sentences: who did what to whom, and why, with the figures that matter. The rest is in the audit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from console.templatetags.units import figures as as_text
 from console.words import reason_in_words
+from controller.core.messages import DecisionMessage
 from controller.models import Decision
 
-# Verbs of known kinds; an unknown kind reads as its own words.
-KINDS: dict[str, str] = {
+# Whole sentences for what happens often; the figures are those the decision was made on.
+SENTENCES: dict[tuple[str, str], str] = {
+    (
+        "scale_out",
+        "load_above_upper",
+    ): "{actor} scaled {subject} out: load {load:.2f} is above {upper:g} with {ready} ready",
+    ("scale_out", "below_min"): "{actor} scaled {subject} out: {ready} ready, at least {min_instances} wanted",
+    ("scale_in", "load_below_lower"): (
+        "{actor} scaled {subject} in: load {load:.2f} was below {lower:g} for {low_for_s:.0f} s; {instance} goes"
+    ),
+    ("scale_in", "above_max"): "{actor} scaled {subject} in: {ready} ready, at most {max_instances} allowed",
+    ("scale_hold", "relieved"): "{actor} leaves {subject} as it is: load {load:.2f} is no longer above {upper:g}",
+    ("scale_hold", "settling"): "{actor} waits with {subject}: load {load:.2f}, but the last change has not settled",
+    ("scale_hold", "at_max"): "{actor} cannot scale {subject} out: load {load:.2f}, but {max_instances} is the limit",
+    ("scale_hold", "telemetry_stale"): "{actor} does not touch {subject}: what it sees is {snapshot_age_s:.1f} s old",
+    ("scale_hold", "rest_would_exceed_upper"): (
+        "{actor} keeps {subject}: with one instance less the load of {load:.2f} would rise above {upper:g}"
+    ),
+}
+# Verbs of other kinds; an unknown kind reads as its own words.
+VERBS: dict[str, str] = {
     "scale_out": "scaled out",
     "scale_in": "scaled in",
-    "scale_hold": "left the fleet as it is for",
+    "scale_hold": "left as it is:",
     "instance_replaced": "replaced instance",
     "instance_started": "started instance",
-    "instance_stopped": "stopped instance",
+    "instance_ready": "found ready instance",
+    "instance_draining": "lets instance finish:",
     "instance_drained": "drained instance",
-    "refusals": "refused requests of",
-    "refuse": "refused requests of",
-    "expire": "let requests expire for",
-    "queue_cancel": "cancelled queued requests:",
-    "queue_reprioritise": "changed the priority of queued requests:",
-    "queue_pause": "paused queued requests:",
-    "queue_resume": "resumed queued requests:",
+    "instance_stopped": "stopped instance",
+    "instance_gone": "saw instance go:",
+    "instance_failed": "saw instance fail:",
+    "queue_cancel": "cancelled",
+    "queue_reprioritise": "changed the priority of",
+    "queue_pause": "paused",
+    "queue_resume": "resumed",
     "access_refused": "was refused",
 }
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
     "slo_class": "SLO class",
-    "priority_mapping": "the priority mapping of",
+    "priority_mapping": "the",
     "api_key": "API key",
     "scaling_policy": "scaling policy",
     "served_model": "model",
 }
-
-
-def verb(kind: str, subject_type: str) -> str:
-    """`slo_class.updated` or `slo_class_updated` is "changed SLO class"; `scale_out` is "scaled out"."""
-    if kind in KINDS:
-        return KINDS[kind]
-    for ending, done in CHANGES.items():
-        if kind.endswith(f"_{ending}"):
-            return f"{done} {TYPES.get(subject_type, subject_type.replace('_', ' '))}"
-    return kind.replace("_", " ").replace(".", " ")
+# What a line shows first, where a decision has it; a line shows at most this many figures.
+IMPORTANT = ("load", "utilisation", "wait_over_slo", "rate_ratio", "arrival_rate", "processing_rate", "queued", "ready")
+FIGURES_SHOWN = 6
 
 
 def sentence(decision: Decision) -> str:
-    what = f"{decision.actor} {verb(decision.kind, decision.subject_type)} {decision.subject or 'all tenants'}"
-    changed = changes(decision.inputs)
+    known = {**decision.inputs, **decision.outcome}
+    return say(decision.kind, decision.actor, decision.subject_type, decision.subject, decision.reason, known)
+
+
+def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, known: Mapping[str, Any]) -> str:
+    """One sentence from a decision's parts; `known` are its inputs and its outcome."""
+    if kind == "refusals":
+        return _refusals(actor, known)
+    whole = _whole(SENTENCES.get((kind, reason), ""), {**known, "actor": actor, "subject": subject})
+    if whole:
+        return whole
+    what = f"{actor} {_verb(kind, subject_type)} {subject or 'all tenants'}"
+    changed = changes(known)
     if changed:
         return f"{what}: {'; '.join(changed)}"
-    says_nothing_new = decision.reason.endswith(tuple(CHANGES))  # "person_created" beside "created SLO class"
-    return what if says_nothing_new or not decision.reason else f"{what}: {reason_in_words(decision.reason)}"
+    nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked"))  # "person_created" beside "created ..."
+    return what if nothing_new or not reason else f"{what}: {reason_in_words(reason)}"
+
+
+def _whole(pattern: str, known: Mapping[str, Any]) -> str:
+    """Filled in, or "" where the record lacks a figure or has another kind of value there."""
+    try:
+        return pattern.format_map(known)
+    except (KeyError, ValueError, TypeError):
+        return ""
+
+
+def _refusals(actor: str, known: Mapping[str, Any]) -> str:
+    by_code = known.get("by_code")
+    codes = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in by_code.items()) if by_code else ""
+    return f"{actor} refused {known.get('requests', 'some')} requests in {known.get('seconds', 10):g} s: {codes}"
+
+
+def _verb(kind: str, subject_type: str) -> str:
+    """`slo_class_updated` is "changed SLO class"."""
+    if kind in VERBS:
+        return VERBS[kind]
+    for ending, done in CHANGES.items():
+        if kind.endswith(f"_{ending}"):
+            what = subject_type or kind.removesuffix(f"_{ending}")
+            return f"{done} {TYPES.get(what, what.replace('_', ' '))}"
+    return kind.replace("_", " ")
 
 
 def changes(inputs: Mapping[str, Any]) -> list[str]:
@@ -60,11 +111,7 @@ def changes(inputs: Mapping[str, Any]) -> list[str]:
     before, after = inputs.get("before"), inputs.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
-    names = [
-        name
-        for name in after
-        if name in before and before[name] != after[name] and name not in ("version", "updated_at")
-    ]
+    names = [name for name in after if name in before and before[name] != after[name] and name != "version"]
     return [f"{name} {_short(before[name])} to {_short(after[name])}" for name in names]
 
 
@@ -73,24 +120,34 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def scalar_figures(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, words and flags; nested objects and row numbers are for the audit's detail, not for one line."""
-    return {
+def figures_line(known: Mapping[str, Any]) -> str:
+    """The most telling figures on one line; nested objects and row numbers are for the audit's own page."""
+    plain = {
         name: value
-        for name, value in values.items()
-        if not isinstance(value, dict | list) and name not in ("id", "version")
+        for name, value in known.items()
+        if not isinstance(value, dict | list) and name not in ("id", "version", "tick", "error") and value != ""
     }
+    first = [name for name in IMPORTANT if name in plain]
+    shown = (first or list(plain))[:FIGURES_SHOWN]
+    return as_text({name: plain[name] for name in shown})
 
 
 def as_item(decision: Decision) -> dict[str, Any]:
-    """One line of the live list; the same shape as the live messages."""
+    """One line of the live list."""
     return {
         "id": str(decision.pk),
         "at": decision.at.timestamp(),
-        "kind": decision.kind,
-        "actor": decision.actor,
-        "subject": decision.subject,
-        "reason": decision.reason,
         "sentence": sentence(decision),
-        "figures": scalar_figures({**decision.inputs, **decision.outcome}),
+        "figures_text": figures_line({**decision.inputs, **decision.outcome}),
+    }
+
+
+def as_item_of_message(message: DecisionMessage) -> dict[str, Any]:
+    """The same line from a live message, so that a decision reads alike however it came."""
+    known = message["figures"]
+    return {
+        "id": message["id"],
+        "at": message["at"],
+        "sentence": say(message["kind"], message["actor"], "", message["subject"], message["reason"], known),
+        "figures_text": figures_line(known),
     }

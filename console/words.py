@@ -4,43 +4,30 @@ from __future__ import annotations
 
 # Causes of a miss, as the gateway records them, and reasons of dispatcher, scaler and people.
 REASONS: dict[str, str] = {
-    "queue": "waited in the queue past its first-token time",
+    # misses (gateway)
     "queued_too_long": "waited in the queue past its first-token time",
-    "queue_wait": "waited in the queue past its first-token time",
-    "prefill": "prefill on the engine was slower than predicted",
-    "slow_prefill": "prefill on the engine was slower than predicted",
     "slow_first_token": "the engine's first token came late",
-    "ttft": "the first token came late",
-    "ttft_missed": "the first token came late",
-    "tpot": "tokens came slower than promised",
-    "tpot_missed": "tokens came slower than promised",
     "slow_decode": "tokens came slower than promised",
-    "decode": "tokens came slower than promised",
-    "deadline": "the answer ended after its deadline",
     "deadline_missed": "the answer ended after its deadline",
-    "e2e": "the whole answer took too long (not streamed)",
     "e2e_missed": "the whole answer took too long (not streamed)",
-    "refused": "refused on arrival",
-    "slo_infeasible": "refused: no instance could have made it",
-    "no_capacity": "refused: no instance was up",
-    "rate_limit_exceeded": "refused: the tenant's quota was used up",
-    "queue_full": "refused: the queue was full",
-    "expired": "its waiting time ran out in the queue",
-    "waiting_time_exceeded": "its waiting time ran out in the queue",
-    "failed": "the engine failed and no retry was possible",
-    "engine_failed": "the engine failed and no retry was possible",
-    "cut": "the engine died during the answer",
     "engine_cut": "the engine died during the answer",
-    "hopeless": "became hopeless while it waited",
-}
-
-OUTCOMES: dict[str, tuple[str, str]] = {
-    "ok": ("answered", "ok"),
-    "refused": ("refused", "bad"),
-    "expired": ("expired in the queue", "bad"),
-    "failed": ("failed", "bad"),
-    "cut": ("cut off", "bad"),
-    "cancelled": ("cancelled by its client", "idle"),
+    "engine_failed": "the engine failed and no retry was possible",
+    # refusals and drops (dispatcher, gateway)
+    "slo_infeasible": "refused: no instance could have made it",
+    "infeasible_alone": "refused: no instance could have made it",
+    "no_capacity": "refused: no instance was up",
+    "no_instance": "refused: no instance was up",
+    "rate_limit_exceeded": "refused: the tenant's quota or the queue was full",
+    "queue_full": "refused: the queue was full",
+    "waiting_time_exceeded": "its waiting time ran out in the queue",
+    "waiting_time": "its waiting time ran out in the queue",
+    "expired": "its waiting time ran out in the queue",
+    "no_time_to_retry": "its engine failed, and no time was left to try another",
+    # jobs
+    "load_above_upper": "load above the upper threshold",
+    "load_below_lower": "load below the lower threshold",
+    "telemetry_stale": "what the scaler sees is too old to act on",
+    "role_too_low": "the role does not allow it",
 }
 
 

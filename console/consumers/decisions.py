@@ -8,8 +8,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 
 from console.consumers.base import LiveConsumer
-from console.sentences import as_item
-from console.templatetags.units import figures
+from console.sentences import as_item, as_item_of_message
 from controller.core.messages import LIVE_DECISIONS
 from controller.selectors import decisions as selectors
 from workers import live
@@ -36,12 +35,11 @@ class DecisionsConsumer(LiveConsumer):
             self._keep(item)
 
     def take(self, message: dict[str, Any]) -> bool:
-        return self._keep(message["data"])
+        return self._keep(as_item_of_message(message["data"]))
 
     def _keep(self, item: dict[str, Any]) -> bool:
         if any(known["id"] == item["id"] for known in self._items):
             return False
-        item = {**item, "figures_text": figures(item["figures"])}
         self._items.appendleft(item)
         self._unsent.appendleft(item)
         return True

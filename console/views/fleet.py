@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import Role, allows
 from console.live_view import merge_instances
-from console.sentences import sentence
+from console.sentences import figures_line, sentence
 from console.views.overview import read_fleets
 from controller.models import Instance
 from controller.selectors import catalogue, decisions
@@ -38,7 +38,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
             row_of(each, live.get(each.pk)) for each in selectors.instances_live().order_by("model__name", "role", "id")
         ],
         "policies": catalogue.scaling_policies(),
-        "events": [(decision, sentence(decision)) for decision in events],
+        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events],
     }
     return render(request, "console/fleet.html", context)
 

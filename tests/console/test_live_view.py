@@ -31,8 +31,8 @@ def test_a_class_is_judged_against_its_target(fields, status):
 
 
 def test_a_row_says_why_in_words_only_when_something_missed():
-    assert row_of(attained=90, miss_reason="tpot_missed")["why"] == "tokens came slower than promised"
-    assert row_of(attained=100, miss_reason="tpot_missed")["why"] == ""
+    assert row_of(attained=90, miss_reason="slow_decode")["why"] == "tokens came slower than promised"
+    assert row_of(attained=100, miss_reason="slow_decode")["why"] == ""
 
 
 def test_an_unknown_reason_reads_as_its_own_words():
