@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 MODEL = "demo"
 PROFILE = "llama-3.1-8b-a100"
 HOST = "local"
+DEVICES = 4
 DEVICE_KIND = "emulated-a100"
 DEVICE_MEMORY_BYTES = 80 * 2**30
 ENGINE_SEQS = 6  # few, so that a burst of the demo load fills two engines and the scaler has something to do

@@ -50,6 +50,8 @@ DISPATCH_OVERRIDES = _env.mapping("DISPATCH_OVERRIDES")
 BoundedConnection.patience_s = DATABASE_TIMEOUT_S if ROLE != "manage" else max(DATABASE_TIMEOUT_S, 600.0)
 _database = _env.database("DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/slackline")
 _database["OPTIONS"] |= {"connect_timeout": 5, "application_name": f"slackline-{ROLE}"}
+if ROLE in ("console", "gateway"):  # the server too gives up what its client no longer waits for
+    _database["OPTIONS"]["options"] = f"-c statement_timeout={int(DATABASE_TIMEOUT_S * 1000)}"
 if ROLE == "console":
     _database["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 5}
 DATABASES = {

@@ -6,14 +6,13 @@ misses; cancelled ones are counted apart.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import DateTimeField, DurationField, F, Func, Q, QuerySet, Sum, Value
 
 from controller.models import AttainmentMinute, histogram
 
@@ -102,21 +101,18 @@ def attainment_series(
         raise ValueError("bucket: a whole number of minutes, at least one")
     groups = _groups(by)
     start = since.replace(second=0, microsecond=0)
-    totals: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(COUNTS, 0))
-    rows = (
-        _rolled(start, until, tenant, slo_class)
-        .values("minute", *groups)
-        .annotate(**{f"sum_{name}": Sum(name) for name in COUNTS})
+    binned = Func(
+        Value(bucket, DurationField()), F("minute"), Value(start), function="date_bin", output_field=DateTimeField()
     )
-    for row in rows.order_by("minute", *groups):
-        at = start + (row["minute"] - start) // bucket * bucket
-        total = totals[(at, *(row[name] for name in groups))]
-        for name in COUNTS:
-            total[name] += row[f"sum_{name}"]
-    blank = dict.fromkeys(GROUPS)
+    rows = _rolled(start, until, tenant, slo_class).values(*groups, start=binned)
+    rows = rows.annotate(**{f"sum_{name}": Sum(name) for name in COUNTS}).order_by("start", *groups)
     return [
-        Attainment(**{**blank, **dict(zip(groups, key[1:], strict=True))}, **total, start=key[0])
-        for key, total in sorted(totals.items(), key=lambda item: (item[0][0], str(item[0][1:])))
+        Attainment(
+            **{name: row.get(name) for name in GROUPS},
+            **{name: row[f"sum_{name}"] for name in COUNTS},
+            start=row["start"],
+        )
+        for row in rows
     ]
 
 

@@ -174,6 +174,11 @@ def instance_observe(
         if observed_state in Instance.GONE and before[0] not in Instance.GONE:
             row.stopped_at = at
             row.holdings.filter(released_at__isnull=True).update(released_at=at)
+        if row.url and row.observed_state not in Instance.GONE:
+            # Whoever was last seen at an address is there: an older row that still names it is out of date.
+            Instance.objects.filter(url=row.url).exclude(pk=row.pk).exclude(observed_state__in=Instance.GONE).update(
+                url=""
+            )
         row.save(update_fields=_OBSERVED)
         _account(row, at)
         news = before != (row.observed_state, row.url, row.error)

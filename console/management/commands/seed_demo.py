@@ -46,17 +46,19 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--demo", action="store_true", help="give tenant demo the fixed key of the documentation")
-        parser.add_argument("--engines", type=int, default=2, help="reference engines to want (%(default)s; 0: none)")
+        parser.add_argument(
+            "--engines", type=int, default=2, choices=range(demo.DEVICES + 1), help="engines to want (%(default)s)"
+        )
 
-    def handle(self, *, demo: bool, engines: int, **options: Any) -> None:
+    def handle(self, *args: Any, **options: Any) -> None:
         path = Path(settings.DATA_DIR) / "credentials.json"
         credentials = _read(path)
         with transaction.atomic():
             partitions_ensure()
             _classes()
             model = _model()
-            _fleet(model, engines)
-            _keys(credentials, fixed=demo)
+            _fleet(model, options["engines"])
+            _keys(credentials, fixed=options["demo"])
             _people(credentials)
         _write(path, credentials)
         self.stdout.write(f"demo data ready; logins and keys in {path}")
@@ -92,7 +94,7 @@ def _fleet(model: ServedModel, engines: int) -> None:
     """Instances only for a model that never had any: what an operator stopped, and what failed, is not brought back."""
     host = Host.objects.filter(name=demo.HOST).first() or host_create(actor=SYSTEM, name=demo.HOST, zone="here")
     if not host.devices.exists():
-        for index in range(4):
+        for index in range(demo.DEVICES):
             device_create(
                 actor=SYSTEM, host=host, index=index, kind=demo.DEVICE_KIND, memory_bytes=demo.DEVICE_MEMORY_BYTES
             )

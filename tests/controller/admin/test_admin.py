@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib import admin
@@ -86,6 +86,7 @@ def test_a_decision_is_shown_and_a_post_to_it_refused(staff):
         ("within=1h", ["demo"]),
         ("q=interactive", ["interactive"]),
         ("actor_type__exact=job", ["demo"]),
+        ("at__gte=2020-01-01T00:00Z&at__lt=2020-02-01T00:00Z", ["old"]),
         ("kind=nothing", []),
     ],
 )
@@ -97,6 +98,10 @@ def test_decisions_are_filtered(staff, query, found):
         subject_type="slo_class",
         subject="interactive",
         at=timezone.now() - timedelta(hours=2),
+    )
+
+    decide(
+        kind="old", subject_type="old", subject="old", actor=Actor.gateway("old"), at=datetime(2020, 1, 15, tzinfo=UTC)
     )
 
     response = staff.get(f"{DECISIONS}?{query}")

@@ -155,3 +155,14 @@ def test_an_action_is_claimed_by_one_worker_until_its_lease_ends():
     assert not action_finish(action_id=action.pk, owner="w1")
     assert action_finish(action_id=action.pk, owner="w2", error="no room")
     assert action_claim(action_id=action.pk, owner="w3", lease_s=60) is None
+
+
+def test_the_newest_observation_of_an_address_wins():
+    old = factories.instance(url="http://127.0.0.1:9")
+    new = instance_wish(actor=ACTOR, model=old.model)
+
+    instance_observe(instance_id=new.id, observed_state=Observed.STARTING, url="http://127.0.0.1:9")
+
+    old.refresh_from_db()
+    assert old.url == ""
+    assert gateway_snapshot().instances == ()

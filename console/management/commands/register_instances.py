@@ -1,0 +1,38 @@
+"""`manage.py register_instances NAME=URL ...`: engines that somebody else runs (compose, a vLLM server) join the fleet."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from controller.models import Instance, ServedModel
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_register
+
+
+class Command(BaseCommand):
+    """Idempotent: a name that is registered already stays as it is. They serve once they answer /health."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("instances", nargs="+", metavar="NAME=URL")
+        parser.add_argument("--model", required=True, help="public name of the model they serve")
+        parser.add_argument("--backend", default="vllm", choices=("vllm", "reference"))
+        parser.add_argument("--max-num-seqs", type=int, default=32)
+
+    def handle(self, *, instances: list[str], model: str, backend: str, max_num_seqs: int, **options: Any) -> None:
+        served = ServedModel.objects.filter(name=model).first()
+        if served is None:
+            raise CommandError(f"there is no model {model!r}: make it first (console, control API, or seed_demo)")
+        for item in instances:
+            name, separator, url = item.partition("=")
+            if not separator or not url:
+                raise CommandError(f"{item!r}: write NAME=URL, such as engine-1=http://engine-1:8100")
+            if Instance.objects.filter(pk=name).exists():
+                self.stdout.write(f"{name} is registered already")
+                continue
+            instance_register(actor=SYSTEM, id=name, model=served, url=url, backend=backend, max_num_seqs=max_num_seqs)
+            self.stdout.write(f"registered {name} at {url}")
