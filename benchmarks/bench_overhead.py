@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -25,7 +26,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from benchmarks.engines import reference_engines, stop_on_sigterm
+from benchmarks.engines import prefer, reference_engines, stop_on_sigterm
 from benchmarks.stack import ClassSpec, Fleet, Stack
 from benchmarks.statistics import percentile
 from benchmarks.trials import note
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--block", type=float, default=BLOCK_S, help="seconds a block")
     arguments = parser.parse_args()
     stop_on_sigterm()
+    prefer(os.getpid())
     by_rate: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
         folder = Path(name)

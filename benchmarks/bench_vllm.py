@@ -3,7 +3,7 @@
 Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Every policy
 runs in the same gateway process, started anew for each run with a policy set by name, over the same PostgreSQL, Redis,
 classes and instances, so that only the policy differs; round robin by the client itself, straight at the engines, is
-measured once a load as the control. Policies alternate, within a seed and in another order with each seed. The client
+measured once a load as the control (not in QUICK). Policies alternate, within a seed and in another order with each seed. The client
 names its class and its output length (max_tokens with ignore_eos), which the gateway may use as an upper bound as it
 may of any client.
 
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from benchmarks.engines import (
     MODEL_NAME,
     VLLM_HOME,
     EngineFailed,
+    prefer,
     stop_on_sigterm,
     vllm_missing,
     vllm_servers,
@@ -55,10 +57,11 @@ SHORTEST_SUSTAINED_S = 25.0
 class Experiment:
     """All loads over one pair of servers."""
 
-    def __init__(self, bench: Bench, seeds: int, sweep: bool) -> None:
+    def __init__(self, bench: Bench, seeds: int, sweep: bool, control: bool = True) -> None:
         self.bench = bench
         self.seeds = seeds
         self.sweep = sweep
+        self.control = control
 
     def load(self, load: Load, rate: float) -> dict[str, Any]:
         """One entry of `by_load`."""
@@ -76,12 +79,13 @@ class Experiment:
                     scores[contender.name].append(found[windows[contender.name]])
                 else:
                     scores[contender.name].append(self._run(contender, load, plan, windows.get(contender.name)))
-        control = self.bench.direct(load.arrivals(rate, FIRST_SEED + round(1000 * load.times)), load.tasks)
         entry: dict[str, Any] = {"mix": load.mix, "kind": load.kind, "rate": round(rate, 2), "times_knee": load.times}
-        if load.kind == "sustained":
-            entry["duration_s"] = load.duration_s
+        entry |= {"duration_s": load.duration_s} if load.kind == "sustained" else {"per_task": load.per_task}
         entry |= {name: summary(of) for name, of in scores.items()}
-        entry |= {"windows": windows, "sweep": swept, "round_robin_direct": summary([control])}
+        entry |= {"windows": windows, "sweep": swept}
+        if self.control:
+            plan = load.arrivals(rate, FIRST_SEED + round(1000 * load.times))
+            entry["round_robin_direct"] = summary([self.bench.direct(plan, load.tasks)])
         return entry
 
     def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any]) -> dict[int, Score]:
@@ -136,20 +140,29 @@ def knees(bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, f
 
 
 def fit_to_budget(loads: Sequence[Load], rates: Mapping[str, float], spent_s: float) -> list[Load]:
-    """QUICK's loads, the sustained one as long as the 15 minutes allow (at most its 90 s)."""
-    runs = len(CONTENDERS) + 1
+    """QUICK's loads within 15 minutes: the sustained one as long as they allow (at most its 90 s), and where even
+    SHORTEST_SUSTAINED_S does not fit (a slow machine has a low knee, so its bursts last long) shorter bursts."""
+    each_s = (QUICK_BUDGET_S - spent_s) / len(CONTENDERS) - QUICK_RUN_OVERHEAD_S * len(loads)
     bursts = [load for load in loads if load.kind == "burst"]
-    seconds = [load.per_task * len(load.tasks) / (rates[load.mix] * load.times) + QUICK_DRAIN_S for load in bursts]
-    left = QUICK_BUDGET_S - spent_s - runs * (sum(seconds) + QUICK_RUN_OVERHEAD_S * len(loads))
-    lasting = max(SHORTEST_SUSTAINED_S, min(90.0, left / runs - CUTOFF_S))
-    return [load.lasting(round(lasting)) if load.kind == "sustained" else load for load in loads]
+    drains_s = QUICK_DRAIN_S * len(bursts) + CUTOFF_S * (len(loads) - len(bursts))
+    arriving_s = sum(load.per_task * len(load.tasks) / (rates[load.mix] * load.times) for load in bursts)
+    lasting = each_s - drains_s - arriving_s
+    share = min(1.0, max(0.1, (each_s - drains_s - SHORTEST_SUSTAINED_S) / arriving_s))
+    seconds = round(max(SHORTEST_SUSTAINED_S, min(90.0, lasting)))
+    return [
+        replace(load, duration_s=seconds)
+        if load.kind == "sustained"
+        else replace(load, per_task=int(load.per_task * share))
+        for load in loads
+    ]
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"{'load':34}{'policy':28}{'attainment':>11}{'spread':>15}{'mean E2E':>10}  by class"]
     for entry in entries:
         load = f"{entry['mix']} {entry['kind']} {entry['times_knee']:g}x = {entry['rate']:.1f}/s"
-        for name in (*(contender.name for contender in CONTENDERS), "round_robin_direct"):
+        shown = [contender.name for contender in CONTENDERS]
+        for name in [*shown, "round_robin_direct"] if "round_robin_direct" in entry else shown:
             row = entry[name]
             low, high = row["attainment_spread"]
             classes = " ".join(f"{task} {share:.2f}" for task, share in row["by_class"].items())
@@ -171,6 +184,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", default="", help=f"only these, comma-separated: {', '.join(x.name for x in LOADS)}")
     parser.add_argument("--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee, do not search")
+    parser.add_argument("--per-task", type=int, default=300, help="requests a task in a burst")
+    parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
     parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
     parser.add_argument("--output", type=Path, default=RESULTS / "vllm.json", help="rewritten after every load")
     arguments = parser.parse_args()
@@ -178,7 +193,8 @@ def parse() -> argparse.Namespace:
     unknown = sorted(set(names) - {load.name for load in LOADS})
     if unknown:
         parser.error(f"--loads: unknown {unknown[0]!r}")
-    arguments.loads = [load for load in LOADS if load.name in names] if names else list(LOADS)
+    wanted = [load for load in LOADS if load.name in names] if names else LOADS
+    arguments.loads = [replace(x, per_task=arguments.per_task, duration_s=arguments.duration) for x in wanted]
     arguments.knee = {mix: float(rate) for mix, rate in (text.split("=", 1) for text in arguments.knee)}
     return arguments
 
@@ -189,7 +205,9 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
     rates = {mix: knee["rate"] for mix, knee in found.items()}
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
-    experiment = Experiment(bench, 1 if quick else arguments.seeds, sweep=not (quick or arguments.no_sweep))
+    experiment = Experiment(
+        bench, 1 if quick else arguments.seeds, sweep=not (quick or arguments.no_sweep), control=not quick
+    )
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
@@ -214,6 +232,7 @@ def main() -> int:
         print(f"bench-vllm: {missing}", file=sys.stderr)
         return 1
     stop_on_sigterm()
+    prefer(os.getpid())
     with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL runs as another user

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import ROOT, Engine, free_port, running, spawn
+from benchmarks.engines import ROOT, Engine, free_port, prefer, running, spawn
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 TENANT = "benchmark"
@@ -70,6 +70,8 @@ class Stack:
             redis = EmbeddedRedis(self.folder)
             undo.callback(redis.stop)
             redis.start()
+            for server in (postgres, redis):
+                prefer(server.pid or 0)
             self.environment = {
                 "DATABASE_URL": postgres.url,
                 "REDIS_URL": redis.url,

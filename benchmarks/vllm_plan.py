@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.workloads import MIXES, Arrival, Task, burst, sustained
@@ -64,9 +64,6 @@ class Load:
         if self.kind == "burst":
             return burst(self.tasks, rate, seed, self.per_task)
         return sustained(self.tasks, rate, seed, self.duration_s)
-
-    def lasting(self, seconds: float) -> Load:
-        return replace(self, duration_s=seconds)
 
 
 LOADS = (

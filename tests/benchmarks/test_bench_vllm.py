@@ -1,0 +1,125 @@
+"""The report of bench-vllm has every key it promises, sweeps once a load, and QUICK stays within its time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, fit_to_budget, table
+from benchmarks.loadgen import CUTOFF_S
+from benchmarks.statistics import Score
+from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, Load
+from controller.dispatch.policy_sets import build_dispatcher
+
+PROMISED = {
+    "round_robin",
+    "least_outstanding",
+    "edf_best",
+    "engine_priority_class",
+    "engine_priority_deadline",
+    "tpot_arrival_best",
+    "slackline",
+}
+
+
+class Scripted:
+    """Stands for real servers: attainment by policy set and window; notes every run."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, int | None]] = []
+        self.controls = 0
+
+    def through_gateway(self, policy, overrides, plan, tasks) -> Score:
+        window = overrides.get("pacing", {}).get("window")
+        self.ran.append((policy, window))
+        attained = {"round_robin": 0.3, "slackline": 0.9}.get(policy, 0.5 + (window or 0) % 28 / 100)
+        return self._score(attained, tasks)
+
+    def direct(self, plan, tasks) -> Score:
+        self.controls += 1
+        return self._score(0.31, tasks)
+
+    @staticmethod
+    def _score(attained, tasks) -> Score:
+        classes = {task.name: attained for task in tasks}
+        return Score(attained, classes, 2.0, 1.5, {}, {}, {"ok": 4}, 0.02)
+
+
+@pytest.fixture
+def entry():
+    bench = Scripted()
+    found = Experiment(bench, seeds=3, sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
+    return bench, found
+
+
+def test_an_entry_has_all_promised_keys(entry):
+    _, found = entry
+    assert (found["mix"], found["kind"], found["rate"]) == ("4-task", "burst", 30.0)
+    for name in PROMISED:
+        assert {"attainment", "e2e_mean_s", "by_class", "attainment_spread"} <= set(found[name])
+    assert found["slackline"]["attainment"] == 0.9
+    assert found["round_robin_direct"]["attainment"] == 0.31
+    json.dumps(found)
+
+
+def test_windows_are_swept_once_and_the_best_is_kept(entry):
+    bench, found = entry
+    windows = next(c.windows for c in CONTENDERS if c.name == "edf_best")
+    assert found["windows"]["edf_best"] == max(windows, key=lambda window: window % 28)
+    assert found["sweep"]["edf_best"].keys() == {str(window) for window in windows}
+    edf = [window for policy, window in bench.ran if policy == "edf_window"]
+    assert len(edf) == len(windows) + 2  # the sweep's best run is the first seed's
+    assert all(found[name]["runs"] == 3 for name in PROMISED)
+    assert bench.controls == 1
+
+
+def test_policies_alternate_in_another_order_with_each_seed(entry):
+    bench, _ = entry
+    robins = [index for index, (policy, _) in enumerate(bench.ran) if policy == "round_robin"]
+    slackline = [index for index, (policy, _) in enumerate(bench.ran) if policy == "slackline"]
+    assert robins[0] < slackline[0]
+    assert robins[1] > slackline[1]
+
+
+def test_the_table_names_every_policy(entry):
+    _, found = entry
+    text = table([found])
+    assert all(name in text for name in PROMISED)
+    assert "1.29x the best baseline" in text  # 0.9 against 0.70, the best window
+    assert "3.00x round robin" in text
+
+
+def test_contenders_are_real_policy_sets():
+    assert {contender.name for contender in CONTENDERS} == PROMISED
+    assert set(BASELINES) == PROMISED - {"slackline"}
+    for contender in CONTENDERS:
+        for window in contender.windows or (None,):
+            assert build_dispatcher(contender.policy_set, contender.overrides(window)).name == contender.policy_set
+
+
+def test_the_full_plan_is_the_one_asked_for():
+    assert [(load.mix, load.kind, load.times) for load in LOADS] == [
+        ("4-task", "burst", 1.0),
+        ("4-task", "burst", 1.7),
+        ("4-task", "burst", 2.3),
+        ("4-task", "sustained", 1.2),
+        ("4-task", "sustained", 1.7),
+        ("2-task", "burst", 1.3),
+    ]
+    assert all(load.per_task == 300 and load.duration_s == 90 for load in LOADS)
+
+
+@pytest.mark.parametrize("knee", [8.0, 14.0, 20.0, 30.0])
+def test_quick_fits_its_fifteen_minutes(knee):
+    burst, sustained = fit_to_budget(QUICK_LOADS, {"4-task": knee}, spent_s=80.0)
+    assert 25 <= sustained.duration_s <= 90
+    assert burst.per_task == 300 or sustained.duration_s == 25
+    run_s = burst.per_task * 4 / (1.7 * knee) + QUICK_DRAIN_S + sustained.duration_s + CUTOFF_S
+    assert 80 + len(CONTENDERS) * run_s <= QUICK_BUDGET_S
+
+
+def test_quick_keeps_the_papers_burst_on_a_usual_machine():
+    burst, sustained = fit_to_budget(QUICK_LOADS, {"4-task": 28.0}, spent_s=80.0)
+    assert burst == QUICK_LOADS[0]
+    assert sustained.duration_s > 30
