@@ -3,7 +3,7 @@
 Two real vLLM servers, one core each, prefix caching off, prompts as random token ids with fresh seeds. Every policy
 runs in the same gateway process, started anew for each run with a policy set by name, over the same PostgreSQL, Redis,
 classes and instances, so that only the policy differs; round robin by the client itself, straight at the engines, is
-measured once a load as the control (not in QUICK). Policies alternate, within a seed and in another order with each seed. The client
+measured once a load as the control (not in QUICK). Policies alternate, in another order with each seed. The client
 names its class and its output length (max_tokens with ignore_eos), which the gateway may use as an upper bound as it
 may of any client.
 
