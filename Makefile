@@ -54,9 +54,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "cannot make $(VENV); on Debian: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
 
 $(BASE): requirements/base.txt | $(VENV)/bin/python
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
+	@echo "installing requirements/base.txt into $(VENV) (once; half a minute to two)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
 	@touch $@
 
 $(DEV): requirements/dev.txt $(BASE)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@echo "installing requirements/dev.txt into $(VENV) (once)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@touch $@

@@ -30,6 +30,7 @@ app.conf.update(
     broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "health_check_interval": 10},
     imports=TASK_MODULES,
     task_default_queue="control",
+    task_routes={"records.*": {"queue": "analysis"}},
     task_ignore_result=True,  # what a task did is in PostgreSQL
     task_acks_late=False,  # with Redis it would run long tasks twice; the next look repeats what a dead worker left
     task_time_limit=10,
@@ -47,8 +48,8 @@ app.conf.update(
         "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
-        "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S, "queue": "analysis"}},
-        "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S, "queue": "analysis"}},
+        "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
+        "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
     },
 )
 

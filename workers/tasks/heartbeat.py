@@ -16,7 +16,7 @@ TTL_S = 30
 REDIS_TIMEOUT_S = 1.0
 
 
-@shared_task(name=HEARTBEAT, queue="control", soft_time_limit=4, time_limit=5)
+@shared_task(name=HEARTBEAT, soft_time_limit=4, time_limit=5)
 def heartbeat() -> None:
     sign_of_life("worker")
 

@@ -7,7 +7,7 @@ import time
 
 REPEAT_AFTER_S = 30.0
 # One line per task and second from these at INFO; their warnings stay.
-CHATTY = ("celery.worker.strategy", "celery.app.trace", "celery.beat")
+CHATTY = ("celery.worker.strategy", "celery.worker.request", "celery.app.trace", "celery.beat")
 OUTAGES = ("OperationalError", "ConnectionError", "TimeoutError", "InterfaceError", "SchedulingError")
 
 

@@ -28,7 +28,7 @@ from workers.tasks.scaling import fleet_or_nothing
 log = logging.getLogger(__name__)
 
 
-@shared_task(name=RECONCILE, queue="control", soft_time_limit=7, time_limit=9)
+@shared_task(name=RECONCILE, soft_time_limit=7, time_limit=9)
 def reconcile() -> None:
     look_and_act(provisioners(Path(settings.DATA_DIR)), time.time())
 

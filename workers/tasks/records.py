@@ -13,14 +13,14 @@ from workers.tasks.names import PARTITIONS, RETENTION
 log = logging.getLogger(__name__)
 
 
-@shared_task(name=PARTITIONS, queue="analysis", soft_time_limit=50, time_limit=60)
+@shared_task(name=PARTITIONS, soft_time_limit=50, time_limit=60)
 def ensure_partitions() -> None:
     made = partitions_ensure()
     if made:
         log.info("made partitions for %s", ", ".join(map(str, made)))
 
 
-@shared_task(name=RETENTION, queue="analysis", time_limit=300, soft_time_limit=280)
+@shared_task(name=RETENTION, time_limit=300, soft_time_limit=280)
 def drop_old_records() -> None:
     dropped = records_retain(days=settings.RECORDS_KEPT_DAYS)
     if dropped:

@@ -18,7 +18,7 @@ from workers.tasks.names import SCALE
 log = logging.getLogger(__name__)
 
 
-@shared_task(name=SCALE, queue="control", soft_time_limit=6, time_limit=8)
+@shared_task(name=SCALE, soft_time_limit=6, time_limit=8)
 def tick() -> None:
     fleet = fleet_or_nothing()
     for policy_id in ScalingPolicy.objects.filter(enabled=True).values_list("pk", flat=True):

@@ -1,4 +1,4 @@
-"""`manage.py register_instances NAME=URL ...`: engines that somebody else runs (compose, a vLLM server) join the fleet."""
+"""`manage.py register_instances NAME=URL ...`: engines that others run (compose, a vLLM server) join the fleet."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""/healthz: what each answer of a component makes of the whole, and that nothing that hangs holds it up."""
+
+import socket
+import time
+
+import pytest
+import redis
+from django.conf import settings
+from django.test import Client
+
+from console.views import health
+from controller.core.messages import HEARTBEAT_KEY
+from tests.factories import instance, scaling_policy, served_model
+
+OK = {"state": "ok"}
+
+
+def engines(ready, total, least, serving):
+    return health.engines_state({**OK, "engines": (ready, total, least)}, {**OK, "serving": serving})
+
+
+@pytest.mark.parametrize(
+    ("ready", "total", "least", "serving", "state"),
+    [
+        (2, 2, 2, 2, "ok"),
+        (1, 2, 2, 1, "down"),
+        (2, 2, 2, 1, "down"),  # the gateway does not reach one
+        (2, 3, 2, 2, "ok"),  # the scaler has asked for a third
+        (0, 0, 0, 0, "down"),  # nothing serves
+        (1, 1, 0, 1, "ok"),
+    ],
+)
+def test_enough_engines_must_be_reached_by_the_gateway(ready, total, least, serving, state):
+    assert engines(ready, total, least, serving)["state"] == state
+
+
+def test_engines_are_unknown_while_the_database_or_the_gateway_is_away():
+    away = {"state": "down"}
+    assert health.engines_state(away, {**OK, "serving": 1})["state"] == "unknown"
+    assert health.engines_state({**OK, "engines": (1, 1, 1)}, away)["state"] == "unknown"
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(1.0, "ok"), (11.0, "down"), (None, "down")])
+def test_a_heartbeat_that_stopped_is_down(age_s, state):
+    raw = None if age_s is None else str(time.time() - age_s).encode()
+    assert health.heartbeat_state({**OK, "beat": raw}, "beat")["state"] == state
+
+
+async def test_a_check_that_hangs_is_cut_off(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never says a word
+        monkeypatch.setattr(settings, "GATEWAY_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(settings, "REDIS_URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.3)
+        began = time.monotonic()
+        for check in (health.check_gateway, health.check_redis):
+            assert (await health._bounded(check))["state"] == "down"
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.db
+@pytest.mark.django_db(transaction=True)
+def test_503_names_what_is_missing_and_tells_no_secret(monkeypatch):
+    model = served_model()
+    instance(model)
+    scaling_policy(model)
+    monkeypatch.setattr(settings, "GATEWAY_URL", "http://127.0.0.1:1")
+    redis.Redis.from_url(settings.REDIS_URL).set(HEARTBEAT_KEY.format(process="worker"), time.time(), ex=30)
+    answer = Client().get("/healthz")
+    components = answer.json()["components"]
+    assert answer.status_code == 503
+    assert components["postgres"]["state"] == components["redis"]["state"] == components["worker"]["state"] == "ok"
+    assert components["gateway"] == {"state": "down", "detail": "ClientConnectorError"}
+    assert components["engines"]["state"] == "unknown"
+    assert settings.REDIS_URL not in answer.text
