@@ -1,0 +1,78 @@
+"""People of each role, signed in, and live state that a test sets instead of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests import factories
+from workers import live
+
+
+@pytest.fixture
+def signed_in(db: Any) -> Callable[[str], Client]:
+    """`signed_in("viewer")`: a browser of somebody with that role ("" for none)."""
+
+    def sign_in(role: str) -> Client:
+        client = Client(enforce_csrf_checks=False)
+        client.force_login(factories.user(role))
+        return client
+
+    return sign_in
+
+
+@pytest.fixture
+def viewer(signed_in: Callable[[str], Client]) -> Client:
+    return signed_in("viewer")
+
+
+@pytest.fixture
+def operator(signed_in: Callable[[str], Client]) -> Client:
+    return signed_in("operator")
+
+
+class LiveStore:
+    """What gateways would have published; `away` makes every call fail as it does without Redis."""
+
+    def __init__(self) -> None:
+        self.fleets: list[Any] = []
+        self.queues: list[Any] = []
+        self.answers: list[Any] = []
+        self.watched: list[str] = []
+        self.commands: list[tuple[str, str, list[str]]] = []
+        self.away = False
+
+    def check(self) -> None:
+        if self.away:
+            raise live.LiveUnavailable("Redis is away: test")
+
+    def read_fleet(self) -> list[Any]:
+        self.check()
+        return list(self.fleets)
+
+    async def aread_fleet(self) -> list[Any]:
+        return self.read_fleet()
+
+    async def aread_queue(self) -> list[Any]:
+        self.check()
+        return list(self.queues)
+
+    async def amark_watched(self, topic: str) -> None:
+        self.check()
+        self.watched.append(topic)
+
+    def send_command(self, actor: str, kind: str, ids: list[str], **rest: Any) -> list[Any]:
+        self.check()
+        self.commands.append((actor, kind, ids))
+        return list(self.answers)
+
+
+@pytest.fixture
+def live_store(monkeypatch: pytest.MonkeyPatch) -> LiveStore:
+    store = LiveStore()
+    for name in ("read_fleet", "aread_fleet", "aread_queue", "amark_watched", "send_command"):
+        monkeypatch.setattr(live, name, getattr(store, name))
+    return store

@@ -1,0 +1,129 @@
+"""SLO classes: create, change, conflict, remove, undo."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.models import Decision, SLOClass
+from tests import factories
+
+FORM = {
+    "name": "chat", "tenant": "", "title": "Chat", "ttft_s": "0.5", "tpot_s": "0.05", "deadline_s": "",
+    "waiting_time_s": "5", "target": "97.5", "value": "2",
+}  # fmt: skip
+
+
+@pytest.fixture
+def row(db):
+    return factories.slo_class(name="chat", ttft_s=0.7, tpot_s=0.05, target=0.95)
+
+
+def changed(row, **fields):
+    return {**FORM, "version": row.version, **fields}
+
+
+def test_a_class_is_made_and_audited(operator):
+    answer = operator.post("/classes/new/", FORM, follow=True)
+    row = SLOClass.objects.get(name="chat")
+    assert (row.ttft_s, row.target, row.deadline_s, row.tenant) == (0.5, 0.975, None, None)
+    assert "Class chat is there" in answer.content.decode()
+    decision = Decision.objects.get(kind="slo_class_created")
+    assert decision.inputs["after"]["ttft_s"] == 0.5
+
+
+def test_a_class_of_one_tenant(operator):
+    owner = factories.tenant(name="acme")
+    operator.post("/classes/new/", {**FORM, "tenant": owner.pk})
+    assert SLOClass.objects.get(name="chat").tenant == owner
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ttft_s": "0"}, "greater than or equal to 0.0001"),
+        ({"ttft_s": "soon"}, "Enter a number"),
+        ({"ttft_s": "nan"}, "Enter a number"),
+        ({"tpot_s": ""}, "This field is required"),
+        ({"target": "101"}, "less than or equal to 100"),
+        ({"deadline_s": "0.1"}, "cannot be due before its first token"),
+        ({"name": "no spaces"}, "Letters, digits"),
+        ({"tenant": "99999"}, "Select a valid choice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_beside_its_field(operator, fields, message):
+    answer = operator.post("/classes/new/", {**FORM, **fields})
+    assert answer.status_code == 422
+    field = next(iter(fields))
+    html = answer.content.decode()
+    assert message in html.split(f'id="id_{field}_error"')[1].split("</ul>")[0]
+    assert not SLOClass.objects.exists()
+
+
+def test_a_taken_name_is_said_on_the_form(operator, row):
+    answer = operator.post("/classes/new/", FORM)
+    assert answer.status_code == 422
+    assert SLOClass.objects.count() == 1
+
+
+def test_a_change_raises_the_version_and_offers_to_undo(operator, row):
+    answer = operator.post(f"/classes/{row.pk}/", changed(row, ttft_s="0.4"), follow=True)
+    row.refresh_from_db()
+    assert (row.ttft_s, row.version) == (0.4, 2)
+    decision = Decision.objects.get(kind="slo_class_updated")
+    assert f'href="/classes/{row.pk}/?restore={decision.pk}"' in answer.content.decode()
+
+
+def test_undo_shows_the_values_before_and_saves_nothing_by_itself(operator, row):
+    operator.post(f"/classes/{row.pk}/", changed(row, ttft_s="0.4"))
+    decision = Decision.objects.get(kind="slo_class_updated")
+    html = operator.get(f"/classes/{row.pk}/?restore={decision.pk}").content.decode()
+    assert 'name="ttft_s" value="0.7"' in html
+    row.refresh_from_db()
+    assert row.ttft_s == 0.4
+
+
+def test_the_second_of_two_who_save_sees_both_values_and_loses_nothing(operator, row):
+    first, second = changed(row, ttft_s="0.4"), changed(row, ttft_s="0.9")
+    operator.post(f"/classes/{row.pk}/", first)
+    answer = operator.post(f"/classes/{row.pk}/", second)
+    assert answer.status_code == 409
+    html = answer.content.decode()
+    assert "<td>0.4 s</td><td>0.9 s</td>" in html
+    assert 'name="version" value="2"' in html
+    row.refresh_from_db()
+    assert row.ttft_s == 0.4
+    operator.post(f"/classes/{row.pk}/", {**second, "version": 2})
+    row.refresh_from_db()
+    assert (row.ttft_s, row.version) == (0.9, 3)
+
+
+def test_saving_without_a_change_leaves_no_trace(operator, row):
+    form = changed(row, title="", ttft_s="0.7", target="95", value="1")
+    answer = operator.post(f"/classes/{row.pk}/", form, follow=True)
+    assert "Nothing was different" in answer.content.decode()
+    assert not Decision.objects.exists()
+
+
+def test_a_class_is_removed_by_the_version_that_was_seen(operator, row):
+    SLOClass.objects.filter(pk=row.pk).update(version=4)
+    stale = operator.post(f"/classes/{row.pk}/remove/", {"version": 1})
+    assert stale.status_code == 409
+    answer = operator.post(f"/classes/{row.pk}/remove/", {"version": 4}, follow=True)
+    assert not SLOClass.objects.exists()
+    decision = Decision.objects.get(kind="slo_class_removed")
+    assert f"/classes/new/?restore={decision.pk}" in answer.content.decode()
+    assert 'name="ttft_s" value="0.7"' in operator.get(f"/classes/new/?restore={decision.pk}").content.decode()
+
+
+def test_markup_in_a_title_is_text(operator, viewer, row):
+    operator.post(f"/classes/{row.pk}/", changed(row, title="<script>alert(1)</script>"))
+    html = viewer.get("/classes/").content.decode()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<script>alert" not in html
+
+
+def test_the_list_costs_the_same_however_many_classes(viewer, django_assert_max_num_queries):
+    for number in range(30):
+        factories.slo_class(name=f"class-{number}", tenant=factories.tenant())
+    with django_assert_max_num_queries(4):
+        viewer.get("/classes/")

@@ -1,0 +1,104 @@
+"""Overview: live rows joined with the hour and the day, and what is said when something is away."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from console.history import error_budget
+from controller.models import AttainmentMinute, histogram
+from tests import factories
+from tests.console.live_data import fleet, window
+
+
+def minute(ago, **fields):
+    empty = [0] * histogram.SIZE
+    counts = dict.fromkeys(
+        ("ttft_met", "tpot_met", "refused", "expired", "failed", "cancelled", "prompt_tokens", "output_tokens"), 0
+    )
+    defaults = {
+        "tenant": "acme", "slo_class": "chat", "model": "demo", "finished": 10, "attained": 9, "goodput_tokens": 600,
+        "ttft_histogram": empty, "tpot_histogram": empty, "e2e_histogram": empty, **counts,
+    }  # fmt: skip
+    at = (timezone.now() - ago).replace(second=0, microsecond=0)
+    return AttainmentMinute.objects.create(minute=at, **{**defaults, **fields})
+
+
+def test_the_first_paint_names_who_misses_and_why(viewer, live_store):
+    missing = window(attained=50, miss_reason="queued_too_long")
+    live_store.fleets = [fleet(at=time.time(), classes=[missing])]
+    html = viewer.get("/").content.decode()
+    assert "1 of 1 class misses its SLO now" in html
+    assert "waited in the queue past its first-token time" in html
+    assert "50 %" in html
+    assert "/requests/?tenant=acme&amp;slo_class=chat&amp;attained=no" in html
+
+
+def test_hour_and_day_come_from_the_minutes_with_the_budget(viewer, live_store):
+    factories.slo_class(name="chat", ttft_s=0.5, target=0.9)
+    minute(timedelta(minutes=5))
+    minute(timedelta(hours=5), attained=10)
+    (row,) = viewer.get("/overview/history/").json()["classes"]
+    assert (row["hour"], row["day"], row["target"], row["ttft_target_s"]) == (0.9, 0.95, 0.9, 0.5)
+    assert row["budget_text"] == "50 % left"
+
+
+def test_a_tenants_own_class_decides_its_target(viewer, live_store):
+    owner = factories.tenant(name="acme")
+    factories.slo_class(name="chat", target=0.9)
+    factories.slo_class(name="chat", target=0.99, tenant=owner)
+    minute(timedelta(minutes=5))
+    assert viewer.get("/overview/history/").json()["classes"][0]["target"] == 0.99
+
+
+@pytest.mark.parametrize(
+    ("finished", "misses", "target", "text", "status"),
+    [
+        (0, 0, 0.95, "–", ""),
+        (100, 0, 0.95, "100 % left", "ok"),
+        (100, 4, 0.95, "20 % left", "warn"),
+        (100, 10, 0.95, "overspent 2.0x", "bad"),
+        (100, 0, 1.0, "100 % left", "ok"),
+        (100, 1, 1.0, "overspent", "bad"),
+    ],
+)
+def test_error_budget(finished, misses, target, text, status):
+    budget = error_budget(finished, misses, target)
+    assert (budget["budget_text"], budget["budget_status"]) == (text, status)
+    assert 0 <= budget["budget_share"] <= 1
+
+
+def test_old_live_figures_are_not_painted_as_current(viewer, live_store):
+    live_store.fleets = [fleet(at=time.time() - 60, classes=[window(attained=1)])]
+    html = viewer.get("/").content.decode()
+    assert "No requests in the last minute" in html
+
+
+def test_the_page_opens_without_redis(viewer, live_store):
+    live_store.away = True
+    answer = viewer.get("/")
+    assert answer.status_code == 200
+    assert b"No request has come yet" in answer.content
+
+
+def test_the_overview_stays_within_ten_queries(viewer, live_store, django_assert_max_num_queries):
+    for number in range(30):
+        factories.slo_class(name=f"class-{number}")
+        minute(timedelta(minutes=number), slo_class=f"class-{number}")
+    live_store.fleets = [fleet(at=time.time())]
+    with django_assert_max_num_queries(10):
+        viewer.get("/")
+
+
+def test_metrics_show_attainment_by_class_and_say_when_redis_is_away(client, db, live_store):
+    live_store.fleets = [fleet(at=time.time())]
+    text = client.get("/metrics").content.decode()
+    assert 'slackline_attainment_ratio{slo_class="chat",tenant="acme"} 0.98' in text
+    assert "slackline_live_available 1.0" in text
+    live_store.away = True
+    text = client.get("/metrics").content.decode()
+    assert "slackline_live_available 0.0" in text
+    assert "slackline_attainment_ratio{" not in text

@@ -1,0 +1,54 @@
+"""Commands to the queue: told to the gateways, answered, audited."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.models import Decision
+
+CANCEL = {"kind": "cancel", "request": ["req-1", "req-2", "req-3"]}
+
+
+def answer(**fields):
+    return {"command": "c", "gateway": "g", "applied": [], "gone": [], "too_late": [], **fields}
+
+
+def test_each_request_is_counted_once_over_all_gateways(operator, live_store):
+    live_store.answers = [
+        answer(applied=["req-1"], gone=["req-2", "req-3"]),
+        answer(gone=["req-1", "req-3"], too_late=["req-2"]),
+    ]
+    said = operator.post("/queue/command/", CANCEL)
+    assert said.status_code == 200
+    assert said.json()["message"] == "1 cancelled, 1 were already sent to an engine, 1 had left the queue."
+    decision = Decision.objects.get(kind="queue_cancel")
+    assert decision.inputs["request_ids"] == CANCEL["request"]
+    assert decision.outcome == {"applied": 1, "too_late": 1, "gone": 1, "gateways": 2}
+
+
+def test_without_redis_nothing_is_claimed_and_the_try_is_audited(operator, live_store):
+    live_store.away = True
+    said = operator.post("/queue/command/", CANCEL)
+    assert said.status_code == 503
+    assert "Nothing was cancelled" in said.json()["message"]
+    assert "Redis is away" in Decision.objects.get(kind="queue_cancel").outcome["error"]
+
+
+def test_silence_of_every_gateway_is_said(operator, live_store):
+    said = operator.post("/queue/command/", CANCEL)
+    assert said.status_code == 503
+    assert "No gateway answered" in said.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "form", [{"kind": "explode", "request": ["a"]}, {"kind": "cancel"}, {"kind": "cancel", "request": ["x" * 65]}]
+)
+def test_nonsense_is_refused_before_any_gateway_hears_of_it(operator, live_store, form):
+    assert operator.post("/queue/command/", form).status_code == 400
+    assert live_store.commands == []
+
+
+def test_a_viewer_cannot_cancel(viewer, live_store):
+    assert viewer.post("/queue/command/", CANCEL).status_code == 403
+    assert live_store.commands == []
+    assert Decision.objects.get().kind == "access_refused"

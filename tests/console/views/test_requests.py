@@ -1,0 +1,98 @@
+"""Requests and audit: search by keyset pages, one request, one decision."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from django.db import connection
+
+from controller.services.decisions import decision_record
+from controller.services.records import records_write
+from tests import factories
+
+
+def stored(rows):
+    connection.ensure_connection()
+    records_write(connection=connection.connection, records=rows)
+
+
+@pytest.fixture
+def records(db):
+    rows = [
+        factories.record(id="req-slow", arrived_at=factories.NOON + 1, attained=False, ttft_met=False, ttft_s=3.0),
+        factories.record(id="req-none", arrived_at=factories.NOON + 2, slo_class="", tenant="other"),
+        factories.record(id="req-dead", arrived_at=factories.NOON + 3, outcome="refused", attained=False, ttft_s=None),
+    ]
+    stored(rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["req-dead", "req-none", "req-slow"]),
+        ("?attained=no", ["req-dead", "req-slow"]),
+        ("?tenant=other", ["req-none"]),
+        ("?slo_class=(none)", ["req-none"]),
+        ("?outcome=refused", ["req-dead"]),
+        ("?id=req-slow", ["req-slow"]),
+        ("?until=2026-10-21T12:00:02", ["req-slow"]),
+        ("?since=2026-10-21T12:00:03", ["req-dead"]),
+        ("?attained=perhaps", []),
+    ],
+)
+def test_search(viewer, records, query, found):
+    html = viewer.get(f"/requests/{query}").content.decode()
+    assert [part.split("/")[0] for part in html.split('href="/requests/')[1:] if part.startswith("req-")] == found
+
+
+def test_pages_follow_by_key_and_lose_nobody(viewer, db):
+    stored([factories.record(id=f"req-{n:03}", arrived_at=factories.NOON + n // 2) for n in range(120)])
+    seen, path = [], "/requests/"
+    while path:
+        html = viewer.get(path, headers={"hx-request": "true"}).content.decode()
+        seen += [part.split("/")[0] for part in html.split('<a href="/requests/')[1:]]
+        path = html.split('hx-get="')[1].split('"')[0].replace("&amp;", "&") if "hx-get=" in html else ""
+    assert seen == [f"req-{n:03}" for n in reversed(range(120))]
+
+
+@pytest.mark.parametrize("after", ["x", "bm9uc2Vuc2U", "WyJhIl0", "%00", "W251bGwsIG51bGxd"])
+def test_a_made_up_page_is_refused_in_words(viewer, records, after):
+    answer = viewer.get(f"/requests/?after={after}")
+    assert answer.status_code == 400
+
+
+def test_one_request_against_its_deadlines(viewer, records):
+    decision_record(
+        actor=factories.ACTOR, kind="queue_cancel", subject_type="request", subject="req-slow", reason="person_asked",
+        request_id="req-slow",
+    )  # fmt: skip
+    html = viewer.get("/requests/req-slow/").content.decode()
+    assert "first token after 3.000 s" in html
+    assert "due after 1 s" in html
+    assert "fits" in html
+    assert "olga cancelled req-slow" in html
+
+
+def test_an_unknown_request_is_a_page_not_found(viewer, records):
+    assert viewer.get("/requests/req-nobody/").status_code == 404
+
+
+def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
+    decision = decision_record(
+        actor=factories.ACTOR, kind="slo_class_updated", subject_type="slo_class", subject="chat",
+        reason="person_updated", inputs={"before": {"ttft_s": 0.5}, "after": {"ttft_s": 0.4}},
+        at=datetime(2026, 11, 21, tzinfo=UTC),
+    )  # fmt: skip
+    html = viewer.get("/audit/?q=chat").content.decode()
+    assert "olga changed SLO class chat: ttft_s 0.5 to 0.4" in html
+    assert "Nothing matches" in viewer.get("/audit/?q=nobody").content.decode()
+    detail = viewer.get(f"/audit/{decision.pk}/").content.decode()
+    assert "&quot;ttft_s&quot;: 0.4" in detail
+
+
+@pytest.mark.parametrize("path", ["/requests/", "/audit/"])
+def test_lists_cost_a_fixed_number_of_queries(viewer, records, path, django_assert_max_num_queries):
+    with django_assert_max_num_queries(5):
+        viewer.get(path)
