@@ -16,9 +16,11 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     Database = SimpleNamespace(**{**vars(psycopg), "connect": BoundedConnection.connect})
 
-    def get_connection_params(self) -> dict[str, Any]:
-        params = super().get_connection_params()
-        if params.get("pool"):
-            options = {} if params["pool"] is True else params["pool"]
-            params["pool"] = {"connection_class": BoundedConnection, **options}
-        return params
+    @property
+    def pool(self) -> Any:
+        """Django reads the pool's options from the settings and nowhere else: the class must be among them."""
+        options = self.settings_dict["OPTIONS"].get("pool")
+        if options:
+            given = {} if options is True else options
+            self.settings_dict["OPTIONS"]["pool"] = {"connection_class": BoundedConnection, **given}
+        return super().pool

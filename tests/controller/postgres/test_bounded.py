@@ -10,7 +10,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from django.db import connections
 
+from controller.postgres.base import DatabaseWrapper
 from controller.postgres.bounded import BoundedConnection, ServerHangs
 from workers.supervisor.embedded import EmbeddedPostgres
 
@@ -83,3 +85,16 @@ def test_django_uses_such_connections():
         cursor.execute("SELECT 1")
 
     assert isinstance(django_connection.connection, BoundedConnection)
+
+
+@pytest.mark.usefixtures("db")
+def test_connections_from_djangos_pool_are_bounded_too(server):
+    plain = connections["default"].settings_dict
+    place = {"HOST": "127.0.0.1", "PORT": server.port, "NAME": "slackline"}
+    wrapper = DatabaseWrapper({**plain, **place, "CONN_MAX_AGE": 0, "OPTIONS": {"pool": {"min_size": 1}}}, "pooled")
+    try:
+        wrapper.ensure_connection()
+        assert isinstance(wrapper.connection, BoundedConnection)
+    finally:
+        wrapper.close()
+        wrapper.close_pool()
