@@ -153,6 +153,15 @@ def test_a_killed_worker_comes_back_and_decides_nothing_twice(system):
     assert system.complete().status_code == 200
 
 
+@pytest.mark.parametrize("name", ["beat", "redis", "postgres", "gateway"])
+def test_what_is_killed_comes_back(system, name):
+    killed = system.pid(name)
+    os.kill(killed, signal.SIGKILL)
+    system.until(lambda: system.pid(name) not in (None, killed))
+    system.until(lambda: system.health() == 200, within_s=60.0)
+    assert system.complete().status_code == 200
+
+
 def test_ctrl_c_leaves_no_process_and_it_starts_again_over_the_same_data(system):
     fleet = system.instances()
     assert len(system.mine()) >= 8

@@ -1,0 +1,38 @@
+"""Engines of others join the fleet by one command, which may be repeated."""
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from controller.models import Decision, Instance
+from tests.factories import served_model
+
+pytestmark = pytest.mark.django_db
+ENGINES = ("engine-1=http://engine-1:8100", "engine-2=http://engine-2:8100/")
+
+
+def register(*items, **options):
+    call_command("register_instances", *items, **options)
+
+
+def test_they_are_registered_once_and_audited():
+    served_model(name="demo")
+    register(*ENGINES, model="demo", backend="reference", max_num_seqs=16)
+    register(*ENGINES, model="demo", backend="reference", max_num_seqs=16)
+    rows = {row.pk: row for row in Instance.objects.all()}
+    assert {row.url for row in rows.values()} == {"http://engine-1:8100", "http://engine-2:8100"}
+    assert rows["engine-1"].provisioner == "static"
+    assert rows["engine-1"].max_num_seqs == 16
+    assert Decision.objects.filter(kind="instance_created").count() == 2
+
+
+def test_a_model_that_does_not_exist_is_refused():
+    with pytest.raises(CommandError, match="no model 'demo'"):
+        register(*ENGINES, model="demo")
+
+
+@pytest.mark.parametrize("item", ["engine-1", "engine-1="])
+def test_without_an_address_it_says_how(item):
+    served_model(name="demo")
+    with pytest.raises(CommandError, match="NAME=URL"):
+        register(item, model="demo")
