@@ -241,16 +241,30 @@ class EngineScheduler:
             self._advance(chunk.seq, chunk.length)
             if chunk.last and chunk.seq.state is SeqState.RUNNING:
                 self._grow(chunk.seq, 1, now, actions)
-        for seq in step.decodes:
-            if seq.state is not SeqState.RUNNING:
-                continue
-            if times > 1 and not self.blocks.extend(seq, times):
-                raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
-            self._advance(seq, times)
-            self._grow(seq, times, now, actions)
+        self._decoded(step, times, now, actions)
         self.totals.steps += times - 1
         self.totals.step_tokens += (times - 1) * step.tokens
         self._after_steps()
+
+    def _decoded(self, step: Step, times: int, now: float, actions: list[EngineAction]) -> None:
+        """`times` tokens for each decode. A simulation spends its time here: nothing is called that need not be."""
+        blocks, size, longest = self.blocks, self.config.block_size, self.config.max_model_len
+        for seq in step.decodes:
+            if seq.state is not SeqState.RUNNING:
+                continue
+            computed = seq.computed + times
+            if computed > len(seq.blocks) * size and not blocks.extend(seq, times):
+                raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
+            if computed // size > seq.computed // size:
+                self._advance(seq, times)
+            else:
+                seq.computed = computed
+            output = seq.output_tokens + times
+            if output >= seq.max_tokens or seq.prompt_tokens + output >= longest:
+                self._grow(seq, times, now, actions)
+                continue
+            seq.output_tokens, seq.last_token_at = output, now
+            self.totals.generated += times
 
     def _grow(self, seq: Seq, tokens: int, now: float, actions: list[EngineAction]) -> None:
         seq.output_tokens += tokens
@@ -310,6 +324,9 @@ class EngineScheduler:
 
     def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int]) -> bool:
         """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
+        if seq.computed + tokens <= len(seq.blocks) * self.config.block_size:
+            planned[seq] = tokens
+            return False
         evicted = False
         while not self.blocks.extend(seq, tokens):
             victim = self._running.items()[-1]
@@ -354,15 +371,17 @@ class EngineScheduler:
     def _assemble(self, planned: dict[Seq, int], now: float) -> Step:
         chunks: list[Chunk] = []
         decodes: list[Seq] = []
+        context = 0
         for seq, tokens in planned.items():
             if seq.scheduled_at is None:
                 seq.scheduled_at = now
-            if seq.decoding:
+            if seq.output_tokens and seq.prompt_tokens + seq.output_tokens - seq.computed == 1:  # seq.decoding
                 decodes.append(seq)
+                context += seq.computed + 1
             else:
                 chunks.append(Chunk(seq, seq.computed, tokens, tokens == seq.remaining))
         self.totals.steps += 1
-        step = Step(self.totals.steps, tuple(chunks), tuple(decodes), sum(seq.tokens for seq in decodes))
+        step = Step(self.totals.steps, tuple(chunks), tuple(decodes), context)
         self.totals.step_tokens += step.tokens
         return step
 

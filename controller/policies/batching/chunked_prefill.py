@@ -40,14 +40,19 @@ class ChunkedPrefill:
         self.config = config or ChunkedPrefillConfig()
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        running = engine.running
-        grants = [Grant(seq, 1) for seq in running if seq.decoding][: engine.token_budget]
+        prefills: list[Seq] = []
+        grants: list[Grant] = []
+        for seq in engine.running:
+            if seq.decoding:
+                grants.append(Grant(seq, 1))
+            else:
+                prefills.append(seq)
+        del grants[engine.token_budget :]
         budget = engine.token_budget - len(grants)
-        for seq in running:
+        for seq in prefills:
             if budget <= 0:
                 return grants
-            if not seq.decoding:
-                budget = self._grant(grants, seq, seq.remaining, budget)
+            budget = self._grant(grants, seq, seq.remaining, budget)
         return self._admit(engine, grants, budget)
 
     def _admit(self, engine: EngineView, grants: list[Grant], budget: int) -> list[Grant]:
