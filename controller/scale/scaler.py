@@ -14,13 +14,14 @@ A Decision is given for each tick that acts and each change of mind (wants to, b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from controller.core.decisions import Decision, Figure
 from controller.scale.config import ScalingConfig
-from controller.scale.load import FleetObservation, Member
+from controller.scale.load import STALE_PERIODS, FleetObservation, Member
 
 STEADY = "steady"
 _EPSILON_S = 0.05  # beat's jitter must not cost a whole tick
@@ -52,6 +53,7 @@ class ScalerState:
     """What a tick leaves to the next; plain JSON values. Times on the caller's clock (one clock for all ticks)."""
 
     ticks: int = 0
+    seen_at: float | None = None  # last tick with current telemetry
     low_since: float | None = None
     changed_at: float | None = None  # last action
     mind: str = STEADY
@@ -81,15 +83,25 @@ class Scaler:
     ) -> tuple[ScalerState, list[ScaleAction], Decision | None]:
         state = _without_future(replace(state, ticks=state.ticks + 1), now)
         if not seen.stale:
-            low = seen.load < config.lower
-            low_since = now if low and state.low_since is None else state.low_since
-            state = replace(state, low_since=low_since if low else None, load=seen.figures()["load"])  # type: ignore[arg-type]
+            state = _watched(config, state, seen, now)
         verdict = _judge(config, state, seen, now)
         if verdict.actions:
             acted = replace(state, low_since=None, changed_at=now, mind=STEADY, calm_since=None)
             return acted, verdict.actions, _decision(config, state, seen, verdict, now)
         state, changed = _change_mind(config, state, verdict.mind, now)
         return state, [], _decision(config, state, seen, verdict, now) if changed else None
+
+
+def _watched(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> ScalerState:
+    """The hold counts only time that was watched: a gap (no telemetry, the system was off) starts it anew."""
+    gap = state.seen_at is None or now - state.seen_at > STALE_PERIODS * config.interval_s
+    low_since = None if gap or state.low_since is None else state.low_since
+    if seen.load >= config.lower:
+        low_since = None
+    elif low_since is None:
+        low_since = now
+    load = seen.load if math.isfinite(seen.load) else None
+    return replace(state, seen_at=now, low_since=low_since, load=None if load is None else round(load, 4))
 
 
 def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> _Verdict:
@@ -168,10 +180,11 @@ def _change_mind(config: ScalingConfig, state: ScalerState, mind: str, now: floa
 
 def _without_future(state: ScalerState, now: float) -> ScalerState:
     """A clock set back must not stretch a hold or a cool-down."""
-    low_since, changed_at, calm_since = (
-        None if at is None else min(at, now) for at in (state.low_since, state.changed_at, state.calm_since)
+    seen_at, low_since, changed_at, calm_since = (
+        None if at is None else min(at, now)
+        for at in (state.seen_at, state.low_since, state.changed_at, state.calm_since)
     )
-    return replace(state, low_since=low_since, changed_at=changed_at, calm_since=calm_since)
+    return replace(state, seen_at=seen_at, low_since=low_since, changed_at=changed_at, calm_since=calm_since)
 
 
 def _decision(

@@ -20,7 +20,8 @@ READY = Row("a", "running", "ready", False)
 
 
 def test_states_come_from_the_database():
-    rows = [READY, Row("b", "running", "pending", False), Row("c", "draining", "ready", False), Row("d", "stopped", "ready", True)]  # fmt: skip
+    draining, stopped, lost = Row("c", "draining", "ready", False), Row("d", "stopped", "ready", True), "unreachable"
+    rows = [READY, Row("b", "running", "pending", False), draining, stopped, Row("e", "running", lost, True)]
     look = observe(rows, [message(instance("a"))], NOW)
     assert [(m.id, m.state) for m in look.members] == [("a", "ready"), ("b", "starting"), ("c", "draining")]
 

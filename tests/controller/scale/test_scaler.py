@@ -133,12 +133,18 @@ def test_stale_telemetry_is_not_acted_on_and_recorded_once(age_s):
     assert run.reasons() == ["telemetry_stale"]
 
 
-def test_time_without_telemetry_does_not_count_as_load():
+def test_one_missing_snapshot_does_not_restart_the_hold():
     run = Run()
     run.tick(fleet(0.2))
-    low_since = run.state.low_since
-    run.tick(fleet(0.2, age_s=None))
-    assert run.state.low_since == low_since
+    assert run.tick(fleet(0.2, age_s=None)) == []
+    assert run.tick(fleet(0.2)) == [Drain("a")]
+
+
+def test_time_that_nobody_watched_does_not_count_as_low():
+    run = Run()
+    run.tick(fleet(0.2))
+    assert run.tick(fleet(0.2), seconds=3600.0) == []  # the system was off for an hour
+    assert [short(run.tick(fleet(0.2))) for _ in range(2)] == ["-", "in"]
 
 
 def test_arrivals_with_nothing_processed_scale_out():
