@@ -34,8 +34,11 @@ class PeopleSessionScheme(OpenApiAuthenticationExtension):
         return {
             "type": "apiKey",
             "in": "cookie",
-            "name": "sessionid",
-            "description": "The console's login. Changes also need the CSRF token as `X-CSRFToken`.",
+            "name": "slackline_session_8000",
+            "description": (
+                "The console's login; the cookie's name ends in the console's port. Changes also need the CSRF token "
+                "as `X-CSRFToken`."
+            ),
         }
 
 

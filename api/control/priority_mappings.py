@@ -16,13 +16,12 @@ from api.permissions import IsOperator
 from controller.models import PriorityMapping
 from controller.selectors.catalogue import priority_mappings
 from controller.services.priority_mappings import (
+    LEVELS_MAX,
     priority_mapping_create,
     priority_mapping_remove,
     priority_mapping_update,
 )
 from controller.slo.mapping import CONTENTION_RULES
-
-LEVELS_MAX = 16
 
 
 class PriorityMappingQuery(PageQuery):
