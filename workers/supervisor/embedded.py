@@ -211,11 +211,10 @@ class EmbeddedPostgres(_Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def ready(self) -> bool:
-        return self.alive() and self._connects("postgres")
-
-    def _connects(self, database: str) -> bool:
+        if not self.alive():
+            return False
         try:
-            with psycopg.connect(self._url(database), connect_timeout=2):
+            with psycopg.connect(self._url("postgres"), connect_timeout=2):
                 return True
         except psycopg.OperationalError:
             return False
@@ -235,10 +234,10 @@ class EmbeddedPostgres(_Server):
         self._clear_orphan()
 
     def _after_start(self) -> None:
-        if self._connects(DATABASE_NAME):
-            return
         with psycopg.connect(self._url("postgres"), autocommit=True, connect_timeout=5) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE_NAME)))
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE_NAME]).fetchone()
+            if found is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE_NAME)))
 
     # -- where it lives, and as whom ---------------------------------------------------------------------------------
 

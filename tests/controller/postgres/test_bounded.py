@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from controller.postgres.base import DatabaseWrapper
 from controller.postgres.bounded import BoundedConnection, ServerHangs
@@ -98,3 +98,33 @@ def test_connections_from_djangos_pool_are_bounded_too(server):
     finally:
         wrapper.close()
         wrapper.close_pool()
+
+
+@pytest.mark.usefixtures("db")
+def test_a_page_does_not_hang_with_the_server(server):
+    own = {"HOST": "127.0.0.1", "PORT": server.port, "NAME": "slackline", "CONN_HEALTH_CHECKS": True}
+    pool = {"pool": {"min_size": 1, "max_size": 1, "timeout": 0.5}}
+    pooled = DatabaseWrapper({**connections["default"].settings_dict, **own, "OPTIONS": pool}, alias="pooled")
+    pooled.inc_thread_sharing()
+
+    def ask() -> int:
+        try:
+            with pooled.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                return cursor.fetchone()[0]
+        finally:
+            pooled.close()
+
+    backend = ask()
+    assert ask() == backend
+    before, BoundedConnection.patience_s = BoundedConnection.patience_s, 0.5
+    os.kill(backend, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(OperationalError):
+            ask()
+        assert time.monotonic() - started < 3.0
+    finally:
+        os.kill(backend, signal.SIGCONT)
+        BoundedConnection.patience_s = before
+        pooled.close_pool()
