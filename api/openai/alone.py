@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +35,6 @@ class FileStore:
 
     def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
         raise NoDatabase("a gateway that runs alone keeps no audit")
+
+    def keys_used(self, key_ids: Iterable[int]) -> None:
+        raise NoDatabase("a gateway that runs alone keeps no list of keys")

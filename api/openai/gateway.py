@@ -64,6 +64,7 @@ class Gateway:
         self.snapshot: GatewaySnapshot | None = None
         self.keys = KeyRing(GatewaySnapshot(version=0))
         self.models: dict[str, ModelConfig] = {}
+        self.used_keys: set[int] = set()  # since the database was last told
         self.closing = False
 
     def configure(self, snapshot: GatewaySnapshot) -> None:
@@ -87,7 +88,9 @@ class Gateway:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
             raise ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
-        return self.keys.tenant(authorization, time.time())[0]
+        tenant, key = self.keys.tenant(authorization, time.time())
+        self.used_keys.add(key.id)
+        return tenant
 
     def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""

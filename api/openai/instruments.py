@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,7 @@ class Instruments:
     """Children of labelled metrics are kept: looking one up costs more than counting."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series for each counter, which nobody reads
         self.registry = CollectorRegistry()
         labels = ("tenant", "slo_class")
         self._requests = self._counter("requests", "Requests by outcome.", (*labels, "outcome", "code"))

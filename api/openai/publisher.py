@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, Protocol
 
@@ -55,21 +55,29 @@ class Board(Protocol):
     async def answer(self, answer: CommandAnswer) -> None: ...
 
 
-class Publisher:
-    """`record_refusals` stores one decision about a batch of refusals and answers its id; blocking."""
+class Audit(Protocol):
+    """Blocking writes to PostgreSQL."""
 
-    def __init__(
-        self, gateway: Gateway, board: Board, record_refusals: Callable[[str, Mapping[str, Any]], str]
-    ) -> None:
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+        """One decision about a batch of refusals; its id."""
+        ...
+
+    def keys_used(self, key_ids: Iterable[int]) -> None: ...
+
+
+class Publisher:
+    """What it tells the audit goes through `store`, in a thread."""
+
+    def __init__(self, gateway: Gateway, board: Board, store: Audit) -> None:
         self._gateway = gateway
         self._board = board
-        self._record_refusals = record_refusals
+        self._store = store
         self._seq = count(1)
         self._windows: list[ClassWindow] = []
         self._windows_at = 0.0
         self._published_at = 0.0
         self._refusals_at = gateway.clock()
-        self._thread = OffLoop("refusals")
+        self._thread = OffLoop("audit")
         self._away = False
 
     async def run(self) -> None:
@@ -94,6 +102,7 @@ class Publisher:
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now
             await self._refusals()
+            await self._keys()
 
     async def _fleet(self, now: float, watched: bool) -> None:
         period_s = self._gateway.monitor.period_s
@@ -119,7 +128,7 @@ class Publisher:
         batch, self._gateway.ledger.refusals = refused, []
         figures = _figures(batch)
         try:
-            found = await self._thread.call(lambda: self._record_refusals(self._gateway.options.name, figures), WRITE_S)
+            found = await self._thread.call(lambda: self._store.refusals(self._gateway.options.name, figures), WRITE_S)
         except Exception as error:  # whatever it was, the batch is kept
             log.warning("%d refusals are not yet in the audit: %r", len(batch), error)
             self._gateway.ledger.refusals[:0] = batch
@@ -128,6 +137,18 @@ class Publisher:
             await self._board.send(LIVE_DECISIONS, _refusal_message(found, self._gateway.options.name, figures))
         except LiveUnavailable as error:
             log.info("decision %s was not shown live: %s", found, error)
+
+    async def _keys(self) -> None:
+        """When keys were last used is a courtesy: with PostgreSQL away they are told with the next batch."""
+        used = self._gateway.used_keys
+        if not used:
+            return
+        self._gateway.used_keys = set()
+        try:
+            await self._thread.call(lambda: self._store.keys_used(used), WRITE_S)
+        except Exception as error:  # whatever it was, they are told again
+            log.info("last use of %d keys is not yet stored: %r", len(used), error)
+            self._gateway.used_keys |= used
 
     # ---- commands -------------------------------------------------------------------------------------------------
 

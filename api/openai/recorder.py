@@ -33,6 +33,10 @@ RETRY_S = 2.0  # after a failure, before the database is tried again
 Writer = Callable[[Sequence[RequestRecord]], Any]
 
 
+class Unstorable(Exception):
+    """The database is there and refuses what is in the batch: trying again would not help."""
+
+
 class Spool:
     """Files of JSON lines, one a batch, oldest first by name. Only whole files appear under their final name."""
 
@@ -50,6 +54,12 @@ class Spool:
             file.flush()
             os.fsync(file.fileno())
         part.rename(path)
+        return path
+
+    def set_aside(self, record: RequestRecord) -> Path:
+        """A record the database refuses: kept for a person to look at, out of the way of the others."""
+        path = self.folder / f"{record.id}.refused"
+        path.write_bytes(orjson.dumps(record_as_dict(record)))
         return path
 
     def files(self) -> list[Path]:
@@ -79,6 +89,7 @@ class Recorder:
         self._disk = OffLoop("spool")
         self._retry_at = 0.0
         self._full = asyncio.Event()
+        self._flushing = asyncio.Lock()
 
     def add(self, record: RequestRecord) -> None:
         self._buffer.append(record)
@@ -94,10 +105,15 @@ class Recorder:
             with suppress(TimeoutError):  # the period is over
                 await asyncio.wait_for(self._full.wait(), FLUSH_S)
             self._full.clear()
-            await self.flush()
+            # A batch under way is in nobody's hands but this flush's: cancelling the task must not lose it.
+            await asyncio.shield(self.flush())
 
     async def flush(self) -> None:
         """Everything buffered goes to the database, or to the spool; then old spool files follow."""
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         while self._buffer:
             batch = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
             if not await self._write(batch):
@@ -112,6 +128,8 @@ class Recorder:
             return False
         try:
             await self._database.call(lambda: self._writer(batch), WRITE_S)
+        except Unstorable as error:
+            return await self._divide(batch, error)
         except Exception as error:  # whatever it was, the batch is kept
             self._failed(error)
             return False
@@ -119,6 +137,15 @@ class Recorder:
             log.warning("records reach the database again after %.0f s", time.monotonic() - self.failing_since)
         self.failing_since = None
         self.written += len(batch)
+        return True
+
+    async def _divide(self, batch: Sequence[RequestRecord], error: Unstorable) -> bool:
+        """Find what the database refuses by halving, and set it aside; the rest is written."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            return await self._write(batch[:middle]) and await self._write(batch[middle:])
+        path = await self._disk.call(lambda: self.spool.set_aside(batch[0]), WRITE_S)
+        log.error("the database refuses record %s, kept in %s: %s", batch[0].id, path, error)
         return True
 
     def _failed(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ from workers.backends.base import Backend, EngineError
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 0.05  # how long token counts may wait for another event to travel with
+AFTER_FAILURE_S = 0.1  # next try of a dispatcher that raised
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin the loop
 
 
@@ -141,13 +142,27 @@ class Runtime:
 
     def _pass(self) -> None:
         now = self.clock()
-        reply = self.dispatcher.handle(self._collect(), now)
+        events = self._collect()
         self._wake = None
+        try:
+            reply = self.dispatcher.handle(events, now)
+        except Exception:  # a bug in a policy must not leave clients waiting for ever
+            log.exception("the dispatcher failed on %d events", len(events))
+            self._give_up_arrivals(events)
+            reply = ev.Reply([], now + AFTER_FAILURE_S)
         if reply.wake_at is not None:
             delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
             self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
         for action in reply.actions:
             self._act(action, now)
+
+    def _give_up_arrivals(self, events: list[ev.Event]) -> None:
+        """Their requests may be nowhere in the queue: answer them."""
+        for event in events:
+            if isinstance(event, ev.Arrived) and (flight := self.flights.get(event.request.id)):
+                error = ApiError("internal_error", "The request could not be scheduled.")
+                self.push(ev.Cancelled(event.request.id))
+                self._refuse(flight, Outcome.FAILED, error, started=False)
 
     def _woke(self) -> None:
         self._wake = None

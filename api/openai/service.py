@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,29 +12,24 @@ import aiohttp
 
 from api.openai import status
 from api.openai.gateway import Gateway, GatewayOptions
-from api.openai.publisher import Publisher
+from api.openai.publisher import Audit, Publisher
 from api.openai.recorder import Recorder, Spool
-from api.openai.snapshot import SnapshotFile, SnapshotSource
+from api.openai.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from controller.core.records import RequestRecord
-from controller.core.snapshot import GatewaySnapshot
 from workers.live import LiveState, LiveUnavailable, follow
 
 log = logging.getLogger(__name__)
 
 FIRST_POLL_S = 1.5
 RESTART_S = 1.0
+END_S = 0.5
+END_TRIES = 4
 
 
-class Store(Protocol):
+class Store(ConfigStore, Audit, Protocol):
     """The blocking side: PostgreSQL, or a file for a gateway that runs alone."""
 
-    def version(self) -> int: ...
-
-    def snapshot(self) -> GatewaySnapshot: ...
-
     def write(self, records: Sequence[RequestRecord]) -> int: ...
-
-    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str: ...
 
 
 class Service:
@@ -66,7 +61,7 @@ class Service:
         return gateway
 
     def _publish(self, gateway: Gateway, live: LiveState) -> None:
-        publisher = self._publisher = Publisher(gateway, live, self._store.refusals)
+        publisher = self._publisher = Publisher(gateway, live, self._store)
         self._keep("publisher", publisher.run)
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
 
@@ -75,9 +70,7 @@ class Service:
         if self.gateway is not None:
             self.gateway.closing = True
             await self.gateway.runtime.drain(2.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _end(self._tasks)
         await self._recorder.close()
         self._config.close()
         if self._live is not None:
@@ -105,6 +98,19 @@ class Service:
 
     def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(_forever(name, work), name=name))
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel, again if need be: a library that is about to time out may take a cancellation for itself."""
+    pending = set(tasks)
+    for _ in range(END_TRIES):
+        if not pending:
+            return
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=END_S)
+    if pending:
+        log.error("still running at shutdown: %s", ", ".join(sorted(task.get_name() for task in pending)))
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -5,11 +5,12 @@ Django is imported here and in __main__ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
 
+from api.openai.recorder import Unstorable
 from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot
 
@@ -23,13 +24,15 @@ class Database:
         self._connection: psycopg.Connection[Any] | None = None
 
     def write(self, records: Sequence[RequestRecord]) -> int:
-        """Ids that are stored already are ignored. Raises psycopg.Error; the next call connects anew."""
+        """Ids that are stored already are ignored. Raises Unstorable, or psycopg.Error; the next call connects anew."""
         from controller.services.records import records_connection, records_write
 
         if self._connection is None or self._connection.closed:
             self._connection = records_connection(PATIENCE_S)
         try:
             return records_write(connection=self._connection, records=records)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise Unstorable(str(error)) from error
         except psycopg.Error:
             self._connection.close()
             raise
@@ -65,3 +68,13 @@ class Database:
             inputs=figures,
         )
         return str(decision.pk)
+
+    def keys_used(self, key_ids: Iterable[int]) -> None:
+        """When keys were last used, in batches."""
+        from django.db import close_old_connections
+        from django.utils import timezone
+
+        from controller.services.api_keys import api_keys_used
+
+        close_old_connections()
+        api_keys_used(key_ids=key_ids, at=timezone.now())

@@ -186,6 +186,23 @@ async def test_bad_input_queues_nothing(body: Any, status: int, code: str) -> No
         assert not bed.backend("e1").calls + bed.backend("e2").calls
 
 
+async def test_a_dispatcher_that_fails_answers_its_arrivals_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestBed() as bed:
+        handle, calls = bed.gateway.dispatcher.handle, []
+
+        def fails_once(events: Any, now: float) -> Any:
+            calls.append(events)
+            if len(calls) == 1:
+                raise ZeroDivisionError
+            return handle(events, now)
+
+        monkeypatch.setattr(bed.gateway.dispatcher, "handle", fails_once)
+        answer = await bed.ask(completion())
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        assert (await bed.ask(completion())).status == 200
+        assert [record.outcome for record in bed.sink.records] == [Outcome.FAILED, Outcome.OK]
+
+
 async def test_a_model_without_an_instance_has_no_capacity() -> None:
     async with TestBed(snapshot(())) as bed:
         answer = await bed.ask(completion())

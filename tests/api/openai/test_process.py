@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 from django.conf import settings
@@ -30,6 +32,7 @@ from controller.services.slo_classes import slo_class_create
 from controller.services.tenants import tenant_create
 from tests.workers.engine.process import EngineProcess
 from workers import live
+from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
 
@@ -184,6 +187,40 @@ def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, eng
     cancelled = [answer for answer in ended if answer.status_code == 499]
     assert [answer.headers["x-slackline-request-id"] for answer in cancelled] == [victim]
     assert json.loads(cancelled[0].content)["error"]["code"] == "cancelled"
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Hanging servers: every process of theirs is stopped, their sockets stay open."""
+    found = [psutil.Process(pid) for pid in pids]
+    every = [process for parent in found for process in (parent, *parent.children(recursive=True))]
+    for process in every:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in every:
+            process.resume()
+
+
+def test_hanging_redis_and_postgres_do_not_touch_the_data_path(
+    gateway: GatewayProcess, postgres: EmbeddedPostgres, redis_server: EmbeddedRedis
+) -> None:
+    names = {gateway.ask().headers["x-slackline-request-id"]}
+    slowest = 0.0
+    assert postgres.pid is not None
+    assert redis_server.pid is not None
+    with stopped(postgres.pid, redis_server.pid):
+        give_up_at = time.monotonic() + 3
+        while time.monotonic() < give_up_at:
+            answer = gateway.ask(stream=True)
+            assert answer.status_code == 200
+            names.add(answer.headers["x-slackline-request-id"])
+            slowest = max(slowest, answer.elapsed.total_seconds())
+    assert slowest < 1.0
+    eventually(lambda: set(RequestRecord.objects.values_list("id", flat=True)) == names, 20)
+    assert RequestRecord.objects.count() == len(names)
+    eventually(lambda: live.read_fleet() and live.read_fleet()[0]["at"] > time.time() - 1)
 
 
 def test_shutdown_keeps_every_record(gateway: GatewayProcess) -> None:

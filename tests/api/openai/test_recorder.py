@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from api.openai import recorder as module
-from api.openai.recorder import Recorder, Spool
+from api.openai.recorder import Recorder, Spool, Unstorable
 from controller.core.records import RequestRecord, record_as_dict
 
 
@@ -153,6 +153,22 @@ async def test_the_next_gateway_over_the_same_folder_replays(tmp_path: Path) -> 
     second = Recorder(back.write, Spool(tmp_path))
     await second.flush()
     assert list(back.stored) == ["a", "b"]
+
+
+async def test_a_record_the_database_refuses_is_set_aside(tmp_path: Path) -> None:
+    database = Database()
+
+    def write(records: Sequence[RequestRecord]) -> int:
+        if any(item.id == "bad" for item in records):
+            raise Unstorable("invalid input syntax")
+        return database.write(records)
+
+    recorder = Recorder(write, Spool(tmp_path))
+    fill(recorder, ["a", "b", "bad", "c", "d"])
+    await recorder.flush()
+    assert list(database.stored) == ["a", "b", "c", "d"]
+    assert recorder.spool.files() == []
+    assert orjson.loads((tmp_path / "bad.refused").read_bytes())["id"] == "bad"
 
 
 async def test_a_full_disk_keeps_records_in_memory(
