@@ -15,6 +15,7 @@ from workers.supervisor.announce import Readiness, say, welcome
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.engines import EngineFolder
+from workers.supervisor.given import require_database, require_redis
 from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers
 from workers.supervisor.ports import require_free, write_json
@@ -97,11 +98,15 @@ class Supervisor:
             say("starting PostgreSQL")
             self.postgres = EmbeddedPostgres(settings.data_dir)
             self.postgres.start()
+            database_url = self.postgres.url
+        else:
+            database_url = require_database(settings.database_url)
         if settings.redis_url is None:
             self.redis = EmbeddedRedis(settings.data_dir)
             self.redis.start()
-        database_url = settings.database_url or (self.postgres.url if self.postgres else "")
-        redis_url = settings.redis_url or (self.redis.url if self.redis else "")
+            redis_url = self.redis.url
+        else:
+            redis_url = require_redis(settings.redis_url)
         write_json(settings.data_dir / "ports.json", self._ports())
         key = secret_key(settings.data_dir, self.environ)
         return plan.environment(settings, database_url, redis_url, key, self.environ)
