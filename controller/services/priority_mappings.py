@@ -30,9 +30,7 @@ def priority_mapping_create(
     contention: str = "relax_to_next_higher",
 ) -> PriorityMapping:
     """`levels`: objects with the fields of LevelBounds, the most urgent first."""
-    row = PriorityMapping(
-        tenant=tenant, levels=levels, window=window, window_age_s=window_age_s, contention=contention
-    )
+    row = PriorityMapping(tenant=tenant, levels=levels, window=window, window_age_s=window_age_s, contention=contention)
     return change.create(row, actor=actor, kind="priority_mapping", check=_check)
 
 
