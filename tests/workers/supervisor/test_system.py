@@ -1,5 +1,6 @@
 """The whole of `make up` on free ports: ready, serving, killed in parts, stopped, started again. About a minute."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import aiohttp
 import psutil
 import psycopg
 import pytest
@@ -77,10 +79,12 @@ class System:
                 continue
         return found
 
+    def key(self):
+        return json.loads((self.folder / "credentials.json").read_text())["api_key"]
+
     def complete(self):
-        key = json.loads((self.folder / "credentials.json").read_text())["api_key"]
         body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {self.key()}"}
         return requests.post(f"{self.gateway}/v1/completions", json=body, headers=headers, timeout=20)
 
     def query(self, sql):
@@ -88,8 +92,27 @@ class System:
         with psycopg.connect(f"postgresql://postgres@127.0.0.1:{port}/slackline") as connection:
             return connection.execute(sql).fetchall()
 
+    def outcomes(self, workflow):
+        """Of the records that carry this workflow id."""
+        return [row[0] for row in self.query(f"SELECT outcome FROM request_record WHERE workflow = '{workflow}'")]
+
     def instances(self):
         return dict(self.query("SELECT id, observed_state FROM instance WHERE desired_state = 'running'"))
+
+
+async def stream(session, system, number):
+    """ "done", "error event", or what went wrong otherwise."""
+    prompt = " ".join(f"word{number}" for _ in range(200))
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 60, "stream": True, "slo_class": "batch"}
+    body["metadata"] = {"workflow_id": "under-load"}
+    headers = {"Authorization": f"Bearer {system.key()}"}
+    async with session.post(f"{system.gateway}/v1/completions", json=body, headers=headers) as answer:
+        text = (await answer.read()).decode()
+    if answer.status != 200:
+        return f"{answer.status}: {text[:200]}"
+    if '"error"' in text:
+        return "error event"
+    return "done" if text.rstrip().endswith("data: [DONE]") else f"cut without a word: {text[-200:]}"
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +160,21 @@ def test_a_killed_engine_is_replaced(system):
     assert reason == "exited"
     assert started in system.instances()
     assert system.complete().status_code == 200
+
+
+async def test_an_engine_killed_under_load_loses_no_request(system):
+    """Before the first token a request finishes elsewhere; after it the stream ends with an error event."""
+    count, victim = 40, sorted(system.instances())[0]
+    async with aiohttp.ClientSession() as session:
+        streams = [asyncio.create_task(stream(session, system, number)) for number in range(count)]
+        await asyncio.sleep(0.5)  # some have their first token by now, some wait
+        os.kill(system.pid(f"engine {victim}"), signal.SIGKILL)
+        ends = await asyncio.gather(*streams)
+    assert set(ends) <= {"done", "error event"}
+    assert ends.count("done") >= count // 2
+    system.until(lambda: len(system.outcomes("under-load")) == count)
+    system.until(lambda: list(system.instances().values()) == ["ready"] * 2, within_s=60.0)
+    assert system.outcomes("under-load").count("cut") == ends.count("error event")
 
 
 def test_a_killed_worker_comes_back_and_decides_nothing_twice(system):
