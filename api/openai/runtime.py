@@ -1,7 +1,8 @@
 """The asyncio driver of a StageDispatcher: events in, actions out, one wake-up, no polling.
 
 Events of one loop iteration are handed over in one batch. An arrival on an unsaturated fleet is therefore sent in the
-iteration in which it was read. Token progress alone starts no pass: it travels with the next event, or after 50 ms.
+iteration in which it was read. Acceptance and token progress alone start no pass: they travel with the next event, or
+after 50 ms.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class Runtime:
     # ---- what the relay tells -------------------------------------------------------------------------------------
 
     def accepted(self, flight: Flight) -> None:
-        self.push(ev.Accepted(flight.request.id))
+        """It frees no room, so it starts no pass either."""
+        self._events.append(ev.Accepted(flight.request.id))
+        self._soon_enough()
 
     def first_token(self, flight: Flight, now: float) -> None:
         self._heard(flight.instance, now)
@@ -110,7 +113,10 @@ class Runtime:
     def progressed(self, flight: Flight, now: float) -> None:
         self._heard(flight.instance, now)
         self._progress.add(flight.request.id)
-        if self._later is None:
+        self._soon_enough()
+
+    def _soon_enough(self) -> None:
+        if self._soon is None and self._later is None:
             self._later = asyncio.get_running_loop().call_later(PROGRESS_S, self._pass)
 
     def completed(self, flight: Flight, now: float) -> None:
