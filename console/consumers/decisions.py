@@ -47,7 +47,7 @@ class DecisionsConsumer(LiveConsumer):
     def frame(self, snapshot: bool) -> dict[str, Any]:
         items = list(self._items if snapshot else self._unsent)
         self._unsent.clear()
-        return {"decisions": sorted(items, key=lambda item: item["at"], reverse=True)}
+        return {"decisions": sorted(items, key=lambda item: item["at"])}
 
     def age_s(self, now: float) -> float | None:
         return 0.0  # decisions come when they come: their list is as new as the connection to Redis

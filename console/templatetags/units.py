@@ -23,7 +23,7 @@ def ms(seconds: float | None) -> str:
     sign, size = (MINUS if seconds < 0 else ""), abs(seconds)
     if size < 0.01:
         return f"{sign}{size * 1000:.1f} ms"
-    if size < 1:
+    if size < 0.9995:
         return f"{sign}{size * 1000:.0f} ms"
     if size < 10:
         return f"{sign}{size:.2f} s"

@@ -8,7 +8,7 @@ export function ms(seconds) {
   const sign = seconds < 0 ? "−" : "";
   const size = Math.abs(seconds);
   if (size < 0.01) return `${sign}${(size * 1000).toFixed(1)} ms`;
-  if (size < 1) return `${sign}${Math.round(size * 1000)} ms`;
+  if (size < 0.9995) return `${sign}${Math.round(size * 1000)} ms`;
   if (size < 10) return `${sign}${size.toFixed(2)} s`;
   if (size < 120) return `${sign}${size.toFixed(1)} s`;
   return `${sign}${Math.round(size / 60)} min`;

@@ -215,6 +215,7 @@ async function pollHistory() {
 function decisionItem(decision) {
   const item = find("#decision-row").content.firstElementChild.cloneNode(true);
   item.dataset.decision = decision.id;
+  item.dataset.at = decision.at;
   cell(item, "at").replaceChildren(timeElement(decision.at));
   put(cell(item, "sentence"), decision.sentence);
   put(cell(item, "figures"), ` ${decision.figures_text}`);
@@ -223,9 +224,12 @@ function decisionItem(decision) {
 
 function showDecisions(data, frame) {
   const list = find("[data-decisions]");
-  const items = data.decisions.map(decisionItem);
-  if (frame.type === "snapshot") list.replaceChildren(...items);
-  else list.prepend(...items);
+  if (frame.type === "snapshot") list.replaceChildren();
+  for (const decision of data.decisions) {
+    // Most are the newest; one that was lost on the way and found again goes where it belongs.
+    const older = [...list.children].find((item) => Number(item.dataset.at) <= decision.at);
+    list.insertBefore(decisionItem(decision), older || null);
+  }
   while (list.children.length > DECISIONS_KEPT) list.lastElementChild.remove();
   find("[data-decisions-empty]").hidden = list.children.length > 0;
 }

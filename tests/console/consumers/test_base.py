@@ -45,11 +45,11 @@ async def test_nobody_listens_without_a_login(browser, live_store):
 
 @pytest.mark.parametrize("path", ["/ws/overview", "/ws/queue", "/ws/decisions", "/ws/elsewhere"])
 async def test_a_handshake_without_a_session_is_refused(path):
-    assert not await Browser(application, path, [(b"origin", b"http://testserver")]).connect()
+    assert not await Browser(application, path, [(b"origin", b"http://localhost:8000")]).connect()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("origin", "let_in"), [(b"http://testserver", True), (b"https://evil.example", False)])
+@pytest.mark.parametrize(("origin", "let_in"), [(b"http://localhost:8000", True), (b"https://evil.example", False)])
 async def test_a_session_opens_topics_only_to_our_own_pages(live_store, origin, let_in):
     cookie = await database_sync_to_async(session_cookie)()
     socket = Browser(application, "/ws/overview", [(b"origin", origin), (b"cookie", cookie)])

@@ -1,0 +1,71 @@
+"""`make screenshots`: the console under load into docs/screenshots, light and dark, wide and narrow.
+
+Everything shown is real: a stack is started, given its demo load and a burst that its engines cannot take at once, and
+photographed while it copes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.browser.conftest import sign_in
+from tests.browser.stack import ROOT, Stack, chromium, running
+
+FOLDER = ROOT / "docs" / "screenshots"
+WARM_UP_S = 150.0
+BURST = 90
+SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
+PAGES = {
+    "overview": "/",
+    "queue": "/queue/",
+    "requests": "/requests/",
+    "classes": "/classes/",
+    "mapping": "/mappings/",
+    "fleet": "/fleet/",
+    "audit": "/audit/",
+}
+BUSY = ("overview", "queue")  # taken while a burst waits
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with running() as stack, sync_playwright() as playwright:
+        print(f"warming up for {WARM_UP_S:.0f} s")
+        time.sleep(WARM_UP_S)
+        browser = chromium(playwright)
+        for scheme in ("light", "dark"):
+            for size, (width, height) in SIZES.items():
+                take_all(browser, stack, scheme, size, width, height)
+        browser.close()
+
+
+def take_all(browser: Browser, stack: Stack, scheme: str, size: str, width: int, height: int) -> None:
+    context = browser.new_context(
+        base_url=stack.console, viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1
+    )
+    page = context.new_page()
+    sign_in(page, *stack.person("operator"))
+    for name, path in PAGES.items():
+        page.goto(path)
+        if name in BUSY:
+            burst(page, stack)
+        page.wait_for_load_state("networkidle")
+        page.wait_for_timeout(500)
+        file = FOLDER / f"{name}-{scheme}-{size}.png"
+        page.screenshot(path=file, full_page=size == "wide" and name == "overview")
+        print(file.relative_to(ROOT))
+    context.close()
+
+
+def burst(page: Page, stack: Stack) -> None:
+    """More than the fleet takes at once, over two classes, and a moment for the page to show it."""
+    stack.send(BURST // 3, slo_class="interactive", max_tokens=200)
+    stack.send(BURST, slo_class="analytics", max_tokens=400)
+    page.wait_for_timeout(2500)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Overview and Queue move by themselves, and say when they do not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_overview_moves_and_draws(visit):
+    page = visit("viewer")
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    expect(page.locator("[data-classes] tr").first).to_be_visible()
+    expect(page.locator('[data-chart="queue"] .main-svg').first).to_be_visible()
+    finished = page.locator('[data-total="finished"]')
+    before = finished.inner_text()
+    expect(finished).not_to_have_text(before, timeout=30_000)
+    expect(page.locator("[data-decisions] li").first).to_be_visible()
+    expect(page.locator("[data-instance]").first).to_contain_text("running")
+
+
+def test_a_row_leads_to_the_requests_behind_it(visit):
+    page = visit("viewer")
+    row = page.locator("[data-classes] tr").first
+    tenant = row.locator('[data-cell="tenant"]').inner_text()
+    row.get_by_role("link", name="Misses").click()
+    page.wait_for_url("**/requests/**")
+    assert page.get_by_label("Tenant").input_value() == tenant
+    assert page.get_by_label("SLO").input_value() == "no"
+
+
+def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, stack):
+    page = visit("operator", "/queue/")
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    sent = stack.send(60, slo_class="analytics", max_tokens=400)
+    row = page.locator("[data-rows] tr").filter(has_text="analytics").first
+    expect(row).to_be_visible()
+    width = row.locator(".meter > i").evaluate("(bar) => bar.style.width")
+    assert re.fullmatch(r"[\d.]+%", width)
+    page.get_by_role("button", name=re.compile("^analytics")).click()
+    page.get_by_role("button", name="Hold the picture").click()
+    last = page.locator("[data-rows] tr").last
+    last.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Cancel selected").click()
+    expect(page.locator("[data-answer]")).to_contain_text("cancelled")
+    statuses = [each.result() for each in sent]
+    assert statuses.count(200) >= 50
+    page.goto("/audit/?kind=queue_cancel")
+    expect(page.locator("#audit-rows")).to_contain_text("operator cancelled")
+
+
+def test_a_viewer_sees_the_queue_without_controls(visit):
+    page = visit("viewer", "/queue/")
+    expect(page.get_by_role("heading", name="Waiting requests")).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel selected")).to_have_count(0)
+
+
+def test_redis_hanging_is_said_and_the_page_recovers(visit, stack):
+    page = visit("viewer")
+    state = page.locator("[data-live-state]")
+    expect(state).to_have_attribute("data-state", "live")
+    redis = stack.pid("redis")
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        expect(state).to_have_attribute("data-state", "stale", timeout=15_000)
+        expect(page.locator("[data-banner]")).to_be_visible()
+        time.sleep(1)
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    expect(state).to_have_attribute("data-state", "live", timeout=30_000)
+    expect(page.locator("[data-banner]")).to_be_hidden()

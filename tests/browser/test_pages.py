@@ -1,0 +1,96 @@
+"""Every page for every role: opens without trouble, is accessible, fits, and works from the keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+PAGES = ["/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/"]
+EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/"]
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+SERIOUS = """async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
+    .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`);
+}"""
+
+
+def serious_findings(page):
+    """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in."""
+    page.evaluate(AXE.read_text())
+    return page.evaluate(SERIOUS)
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+def test_every_page_opens_without_trouble(visit, role):
+    page = visit(role)
+    for path in PAGES if role == "viewer" else [*PAGES, *EDITS]:
+        page.goto(path)
+        expect(page.locator("h1")).to_be_visible()
+        page.wait_for_load_state("networkidle")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_finding_of_axe(visit, scheme):
+    page = visit("operator", scheme=scheme)
+    found = {}
+    for path in [*PAGES, *EDITS]:
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        found[path] = serious_findings(page)
+    assert {path: findings for path, findings in found.items() if findings} == {}
+
+
+def test_the_login_has_no_serious_finding_of_axe(visit):
+    assert serious_findings(visit(None, "/login/")) == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_scrolls_sideways(visit, width):
+    page = visit("operator", width=width)
+    too_wide = {}
+    for path in [*PAGES, *EDITS]:
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        taken = page.evaluate("document.documentElement.scrollWidth")
+        if taken > width:
+            too_wide[path] = taken
+    assert too_wide == {}
+
+
+def test_the_keyboard_reaches_the_content_and_the_focus_is_seen(visit):
+    page = visit("operator", "/classes/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    new_class = page.get_by_role("link", name="New class")
+    expect(new_class).to_be_focused()
+    assert new_class.evaluate("(element) => getComputedStyle(element).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Name", exact=True)).to_be_visible()
+
+
+def test_anonymous_people_see_the_login_only(visit):
+    page = visit(None, "/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_wrong_password_is_said(visit):
+    page = visit(None, "/login/")
+    page.get_by_label("User name").fill("operator")
+    page.get_by_label("Password").fill("not this one")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("do not match")
+
+
+def test_signing_out_ends_the_session(visit):
+    page = visit("viewer")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.goto("/queue/")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
