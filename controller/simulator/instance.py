@@ -37,6 +37,7 @@ class Instance:
         self._step: Step | None = None
         self._started = 0.0
         self._ends: list[float] = []
+        self._planned: tuple[tuple[Seq, ...], list[float]] = ((), [])  # the last leap whole, should it go on as planned
 
     # ---- what the simulation does ---------------------------------------------------------------------------------
 
@@ -128,7 +129,18 @@ class Instance:
 
     def _decode_ends(self, step: Step, now: float) -> list[float]:
         """The same additions in the same order as one step after the other, so that results are equal to the bit."""
-        repeats = min(self.engine.repeats(), MOST_STEPS) if self._leaps else 1
+        if not self._leaps:
+            return [now + self.latency.decode(len(step.decodes), step.context_sum)]
+        repeats = min(self.engine.repeats(), MOST_STEPS)
+        decodes, ends = self._planned
+        done = bisect_right(ends, now)
+        if decodes == step.decodes and 0 < done < len(ends) and ends[done - 1] == now:
+            return ends[done : done + repeats]  # an arrival cut the leap and found no room: nothing has changed
+        ends = self._extrapolated(step, now, repeats)
+        self._planned = (step.decodes, list(ends))
+        return ends
+
+    def _extrapolated(self, step: Step, now: float, repeats: int) -> list[float]:
         batch, context = len(step.decodes), step.context_sum
         k = self.latency.coefficients
         a, b, c = k.decode_a, k.decode_b, k.decode_c * batch

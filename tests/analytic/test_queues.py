@@ -11,10 +11,10 @@ from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
 
-DELTA = 0.001
+DELTA = 0.004
 MEAN_S = 0.5
 SEEDS = range(5)
-REQUESTS = 3000
+REQUESTS = 2000
 PATIENT = Targets(1e6, 1e6, None, 1e6)
 CLOCK = LatencyCoefficients(DELTA, 0.0, 0.0, DELTA, 0.0, 0.0)
 
@@ -40,8 +40,8 @@ def poisson(seed, rate, service):
     return [Demand(f"r{i}", float(at[i]), 1, int(tokens[i]), PATIENT) for i in range(REQUESTS)]
 
 
-def run(demands, instances, policy="round_robin", overrides=None):
-    settings = SimulationSettings(instances, sample_s=0.25, progress_s=30.0, telemetry_period_s=30.0)
+def run(demands, instances, policy="round_robin", overrides=None, sample_s=10.0):
+    settings = SimulationSettings(instances, sample_s=sample_s, progress_s=30.0, telemetry_period_s=30.0)
     return Simulation(settings, build_dispatcher(policy, overrides), demands).run()
 
 
@@ -96,7 +96,7 @@ def test_three_queues_are_worse_than_one():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_littles_law(seed):
     """Mean number in the system = arrival rate x mean response, over the whole run from empty to empty."""
-    result = run(poisson(seed, 0.8 * 2 / MEAN_S, "exponential"), (servers(1),) * 2)
+    result = run(poisson(seed, 0.8 * 2 / MEAN_S, "exponential"), (servers(1),) * 2, sample_s=0.25)
     in_system = statistics.fmean(s.queued + s.waiting + s.running for s in result.samples)
     total = sum(record.e2e_s for record in result.records)
     assert in_system == pytest.approx(total / result.ended_at, rel=0.02)

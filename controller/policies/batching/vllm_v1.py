@@ -1,11 +1,11 @@
 """What vLLM's own V1 scheduler composes, so that a simulated engine can stand for a real one.
 
-Read from vllm/v1/core/sched/scheduler.py (0.x, V1), `Scheduler.schedule`. Implemented: one token budget for all; running
-requests first, in the order in which they were admitted (not by priority), each getting its remaining tokens or what is
-left of the budget, prefills cut to fit; then queued ones, most urgent first, until budget, slots or blocks end; a cached
-prefix costs no budget. `long_prefill_tokens` is vLLM's `long_prefill_token_threshold`. Deviations: no speculative
-tokens, encoders, LoRA limits or asynchronous scheduling (which composes one step ahead); a queued request found without
-blocks ends the pass, as there.
+Read from vllm/v1/core/sched/scheduler.py of vLLM 0.32.0, `Scheduler.schedule`. Implemented: one token budget for all;
+running requests first, in the order in which they were admitted (not by priority), each getting its remaining tokens or
+what is left of the budget, prefills cut to fit; then queued ones, most urgent first, until budget, slots or blocks end;
+a cached prefix costs no budget. `long_prefill_tokens` is `long_prefill_token_threshold`, which binds only while more
+than one request is there. Deviations: no speculative tokens, encoders, LoRA limits, connectors or asynchronous
+scheduling (which composes one step ahead).
 
 Cost: linear in running sequences plus those admitted; sorting only when the budget cannot hold all that run.
 """
@@ -40,8 +40,9 @@ class VllmV1:
         self.config = config or VllmV1Config()
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        budget, cap = engine.token_budget, self.config.long_prefill_tokens or engine.token_budget
+        budget = engine.token_budget
         running = _as_admitted(engine.running, budget)
+        cap = self._cap(engine)
         grants: list[Grant] = []
         for seq in running:
             if budget <= 0:
@@ -58,6 +59,13 @@ class VllmV1:
             budget -= tokens
             room -= 1
         return grants
+
+    def _cap(self, engine: EngineView) -> int:
+        """Most tokens of one request in this step."""
+        cap, running = self.config.long_prefill_tokens, len(engine.running)
+        if cap is None or running + (next(engine.waiting(), None) is not None) < 2:
+            return engine.token_budget
+        return cap
 
     def observe(self, event: EngineEvent, now: float) -> None:
         """Nothing to learn."""

@@ -10,6 +10,7 @@ from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, Simulation, SimulationSettings
 from controller.simulator.results import Sample
+from controller.slo.attainment import judge
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands, with_batching
 
 PATIENT = Targets(1.0, 0.1, None, 3600.0)
@@ -153,3 +154,26 @@ def test_two_requests_of_one_id_are_refused():
 def test_no_requests_end_at_once():
     result = simulate([])
     assert (result.records, result.ended_at) == ([], 0.0)
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "slackline"])
+def test_records_are_judged_as_live_ones(policy):
+    """The simulator judges token goodput over columns; the gateway token by token."""
+    for record in simulate(some_demands(150, rate=80.0, seed=9), policy).records:
+        outlook = judge(
+            record.targets,
+            record.outcome,
+            ttft_s=record.ttft_s,
+            tpot_s=record.tpot_s,
+            e2e_s=record.e2e_s,
+            prompt_tokens=record.prompt_tokens,
+            output_tokens=record.output_tokens,
+            token_times=record.token_times,
+        )
+        assert outlook == (
+            record.ttft_met,
+            record.tpot_met,
+            record.deadline_met,
+            record.attained,
+            record.goodput_tokens,
+        )
