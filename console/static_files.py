@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.staticfiles import finders
+from django.core.exceptions import SuspiciousFileOperation
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -45,7 +46,7 @@ def load(path: Path, mtime_ns: int) -> Asset:
 
 
 class StaticFiles:
-    """Serves GET and HEAD under `prefix`; 404 for what no finder knows (finders refuse paths that climb out)."""
+    """Serves GET and HEAD under `prefix`; 404 for what no finder knows."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -73,7 +74,10 @@ class StaticFiles:
         await respond(send, 200, headers, body if scope["method"] == "GET" else b"")
 
     async def _find(self, name: str) -> Asset | None:
-        found = finders.find(name) if name and not name.endswith("/") else None
+        try:
+            found = finders.find(name) if name and not name.endswith("/") else None
+        except SuspiciousFileOperation:  # a path that climbs out of the folders
+            return None
         if not isinstance(found, str) or not Path(found).is_file():
             return None
         mtime_ns = Path(found).stat().st_mtime_ns

@@ -76,6 +76,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leave_group()
+
+    async def _leave_group(self) -> None:
         try:
             async with asyncio.timeout(1.0):
                 await self.channel_layer.group_discard(self.group, self.channel_name)
@@ -128,9 +131,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             except TimeoutError:
                 frame = {"type": "heartbeat"}
             if not await self._send(frame):
-                SLOW_SOCKETS.labels(self.topic).inc()
-                log.info("%s: the browser stopped reading", self.topic, extra={"action": "live_too_slow"})
-                await self.close(CLOSE_TOO_SLOW)
+                await self._drop_slow()
                 return
             await asyncio.sleep(FRAME_GAP_S)
 
@@ -154,6 +155,20 @@ class LiveConsumer(AsyncWebsocketConsumer):
             return False
         FRAMES_SENT.labels(self.topic).inc()
         return True
+
+    async def _drop_slow(self) -> None:
+        """No more work for this browser. Its close frame may not get through either: the server's pings end it then."""
+        SLOW_SOCKETS.labels(self.topic).inc()
+        log.info("%s: the browser stopped reading", self.topic, extra={"action": "live_too_slow"})
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await self._leave_group()
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self.close(CLOSE_TOO_SLOW)
+        except TimeoutError:
+            log.info("%s: the browser does not take the close frame either", self.topic)
 
     async def _reauthorise(self) -> None:
         """A session that ended or a role that was taken ends the stream within half a minute."""

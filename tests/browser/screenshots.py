@@ -7,7 +7,6 @@ photographed while it copes.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 

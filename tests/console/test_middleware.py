@@ -1,0 +1,41 @@
+"""PostgreSQL away is a page that says so, and asks nothing of the database itself."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+from psycopg_pool import PoolTimeout
+
+from console.views import fleet
+from tests.console.live_data import NOON
+
+
+@pytest.mark.parametrize("error", [OperationalError("gone"), PoolTimeout("none free")])
+def test_a_page_without_its_database_answers_503_in_words(viewer, live_store, monkeypatch, error):
+    def away():
+        raise error
+
+    monkeypatch.setattr(fleet.selectors, "instances_live", away)
+    answer = viewer.get("/fleet/")
+    assert (answer.status_code, answer["retry-after"]) == (503, "3")
+    assert b"The database is away" in answer.content
+    assert answer["content-security-policy"]
+
+
+def test_a_poll_gets_the_same_as_json(viewer, live_store, monkeypatch):
+    def away(**window):
+        raise OperationalError("gone")
+
+    monkeypatch.setattr("console.history.attainment", away)
+    answer = viewer.get("/overview/history/", headers={"accept": "application/json"})
+    assert answer.status_code == 503
+    assert answer.json()["message"].startswith("The database is away")
+
+
+def test_other_errors_stay_errors(viewer, live_store, monkeypatch):
+    def broken():
+        raise ZeroDivisionError(NOON)
+
+    monkeypatch.setattr(fleet.selectors, "instances_live", broken)
+    with pytest.raises(ZeroDivisionError):
+        viewer.get("/fleet/")

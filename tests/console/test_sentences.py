@@ -1,0 +1,45 @@
+"""Decisions as sentences, whatever their record holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from console.sentences import changes, figures_line, say
+
+SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "text"),
+    [
+        ("scale_out", "load_above_upper", "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"),
+        ("scale_in", "load_below_lower", "scaler scaled demo in: load 1.13 was below 0.3 for 15 s; engine-2 goes"),
+        ("scale_out", "moon_phase", "scaler scaled out demo: moon phase"),
+        ("warm_up", "", "scaler warm up demo"),
+    ],
+)
+def test_scaling_reads_with_its_figures(kind, reason, text):
+    assert say(kind, "scaler", "scaling_policy", "demo", reason, SCALER) == text
+
+
+def test_a_record_without_its_figures_still_reads():
+    said = say("scale_out", "scaler", "scaling_policy", "demo", "load_above_upper", {"load": None})
+    assert said == "scaler scaled out demo: load above the upper threshold"
+
+
+def test_a_change_tells_what_changed():
+    known = {"before": {"ttft_s": 0.5, "version": 1}, "after": {"ttft_s": 0.4, "version": 2}, "version": 2}
+    said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)
+    assert said == "olga changed SLO class chat: ttft_s 0.5 to 0.4"
+    assert changes({"before": "x"}) == []
+
+
+def test_refusals_are_counted_by_code():
+    known = {"requests": 5, "seconds": 10.0, "by_code": {"no_capacity": 3, "rate_limit_exceeded": 2}}
+    said = say("refusals", "gateway-1", "gateway", "gateway-1", "no_capacity", known)
+    assert said == "gateway-1 refused 5 requests in 10 s: 3 no capacity, 2 rate limit exceeded"
+
+
+def test_a_line_shows_the_telling_figures_first_and_few_of_them():
+    assert figures_line(SCALER) == "load 1.131 · ready 2"
+    assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was starting"
