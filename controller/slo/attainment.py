@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from controller.core.messages import ClassWindow
@@ -63,19 +64,60 @@ class _Entry(NamedTuple):
     miss_reason: str
 
 
-class AttainmentWindows:
-    """Sliding windows by (tenant, class). Memory is bounded: the newest `limit` requests of each window are kept."""
+class _Window:
+    """One (tenant, class): entries in order and their running counts, so that a view costs no pass over them."""
 
-    def __init__(self, window_s: float = 60.0, limit: int = 5_000) -> None:
+    def __init__(self) -> None:
+        self.entries: deque[_Entry] = deque()
+        self.counts: Counter[str] = Counter()
+        self.causes: Counter[str] = Counter()
+
+    def add(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self._count(entry, 1)
+
+    def forget(self) -> None:
+        self._count(self.entries.popleft(), -1)
+
+    def _count(self, entry: _Entry, step: int) -> None:
+        self.counts[entry.outcome] += step
+        if entry.outcome == Outcome.CANCELLED:
+            return
+        self.counts["finished"] += step
+        self.counts["attained"] += step * entry.attained
+        self.counts["ttft_met"] += step * entry.ttft_met
+        self.counts["tpot_met"] += step * entry.tpot_met
+        self.counts["goodput"] += step * entry.goodput
+        if not entry.attained and entry.miss_reason:
+            self.causes[entry.miss_reason] += step
+
+    def cause(self) -> str:
+        """The commonest cause of a miss; of equals the first by name."""
+        causes = [(-count, name) for name, count in self.causes.items() if count > 0]
+        return min(causes)[1] if causes else ""
+
+    def newest(self, limit: int) -> list[_Entry]:
+        """The newest counted ones: enough for quantiles."""
+        return [e for e in islice(reversed(self.entries), limit) if e.outcome != Outcome.CANCELLED]
+
+
+class AttainmentWindows:
+    """Sliding windows by (tenant, class). Memory is bounded: the newest `limit` requests of each window are kept.
+
+    Counts are exact over the window; quantiles are those of its newest QUANTILE_SAMPLES requests.
+    """
+
+    QUANTILE_SAMPLES = 500
+
+    def __init__(self, window_s: float = 60.0, limit: int = 20_000) -> None:
         self.window_s = window_s
         self._limit = limit
-        self._entries: dict[tuple[str, str], deque[_Entry]] = {}
+        self._windows: dict[tuple[str, str], _Window] = {}
 
     def observe(self, record: RequestRecord, miss_reason: str, now: float) -> None:
         """A request ended. `miss_reason` is the short cause of its miss, "" when attained or cancelled."""
-        key = (record.tenant, record.slo_class)
-        entries = self._entries.setdefault(key, deque(maxlen=self._limit))
-        entries.append(
+        window = self._windows.setdefault((record.tenant, record.slo_class), _Window())
+        window.add(
             _Entry(
                 now,
                 record.outcome,
@@ -88,6 +130,8 @@ class AttainmentWindows:
                 miss_reason,
             )
         )
+        if len(window.entries) > self._limit:
+            window.forget()
 
     def view(
         self,
@@ -99,41 +143,40 @@ class AttainmentWindows:
 
         `queued`: waiting requests and the smallest slack in seconds; `targets`: wanted attainment, 0.95 if missing.
         """
-        for key in list(self._entries):
-            entries = self._entries[key]
-            while entries and entries[0].at < now - self.window_s:
-                entries.popleft()
-            if not entries:
-                del self._entries[key]
-        keys = sorted(set(self._entries) | set(queued))
+        for key in list(self._windows):
+            window = self._windows[key]
+            while window.entries and window.entries[0].at < now - self.window_s:
+                window.forget()
+            if not window.entries:
+                del self._windows[key]
+        keys = sorted(set(self._windows) | set(queued))
         return [self._row(key, queued.get(key, (0, None)), targets.get(key, 0.95)) for key in keys]
 
     def _row(self, key: tuple[str, str], queued: tuple[int, float | None], target: float) -> ClassWindow:
-        entries = self._entries.get(key, deque())
-        counted = [e for e in entries if e.outcome != Outcome.CANCELLED]
-        outcomes = Counter(e.outcome for e in entries)
-        causes = Counter(e.miss_reason for e in counted if not e.attained and e.miss_reason)
-        ttfts = sorted(e.ttft_s for e in counted if e.ttft_s is not None)
-        tpots = sorted(e.tpot_s for e in counted if e.tpot_s is not None)
+        window = self._windows.get(key) or _Window()
+        counts = window.counts
+        newest = window.newest(self.QUANTILE_SAMPLES)
+        ttfts = sorted(e.ttft_s for e in newest if e.ttft_s is not None)
+        tpots = sorted(e.tpot_s for e in newest if e.tpot_s is not None)
         return ClassWindow(
             tenant=key[0],
             slo_class=key[1],
             window_s=self.window_s,
-            finished=len(counted),
-            attained=sum(e.attained for e in counted),
-            ttft_met=sum(e.ttft_met for e in counted),
-            tpot_met=sum(e.tpot_met for e in counted),
-            refused=outcomes[Outcome.REFUSED] + outcomes[Outcome.EXPIRED],
-            failed=outcomes[Outcome.FAILED] + outcomes[Outcome.CUT],
-            cancelled=outcomes[Outcome.CANCELLED],
-            goodput_tokens=sum(e.goodput for e in counted),
+            finished=counts["finished"],
+            attained=counts["attained"],
+            ttft_met=counts["ttft_met"],
+            tpot_met=counts["tpot_met"],
+            refused=counts[Outcome.REFUSED] + counts[Outcome.EXPIRED],
+            failed=counts[Outcome.FAILED] + counts[Outcome.CUT],
+            cancelled=counts[Outcome.CANCELLED],
+            goodput_tokens=counts["goodput"],
             target=target,
             queued=queued[0],
             oldest_slack_s=queued[1],
             ttft_p50_s=quantile(ttfts, 0.5),
             ttft_p95_s=quantile(ttfts, 0.95),
             tpot_p50_s=quantile(tpots, 0.5),
-            miss_reason=min(causes, key=lambda cause: (-causes[cause], cause)) if causes else "",
+            miss_reason=window.cause(),
         )
 
 
