@@ -200,7 +200,9 @@ class Runtime:
         if isinstance(action, ev.Send):
             self._send(flight, action, now)
         elif isinstance(action, ev.Refuse):
-            error = ApiError(action.code, _said(action.decision), retry_after_s=action.retry_after_s)
+            field = action.decision.figures.get("field")
+            param = field if isinstance(field, str) else None
+            error = ApiError(action.code, _said(action.decision), param=param, retry_after_s=action.retry_after_s)
             outcome = Outcome.FAILED if flight.sends else Outcome.REFUSED
             self._refuse(flight, outcome, error, started=False)
         elif action.decision.kind == "cancel":

@@ -31,15 +31,15 @@ class Lane:
         return Cost(prefill, service, model.decode(1, context))
 
     def infeasible(self, request: Request, cost: Cost, margin: float) -> dict[str, Figure] | None:
-        """The figures, if the request could not make it even alone on an idle engine.
+        """The figures and the field to change, if the request could not make it even alone on an idle engine.
 
         `margin` (1.2 = 20 %) allows for the error of the prediction: a refusal cannot be taken back.
         """
         targets = request.targets
         if cost.prefill_s > margin * targets.ttft_s:
-            return {"prefill_s": cost.prefill_s, "ttft_s": targets.ttft_s}
+            return {"field": "target_ttft", "prefill_s": cost.prefill_s, "ttft_s": targets.ttft_s}
         if targets.deadline_s is not None and cost.prefill_s > margin * targets.deadline_s:
-            return {"prefill_s": cost.prefill_s, "deadline_s": targets.deadline_s}
+            return {"field": "deadline", "prefill_s": cost.prefill_s, "deadline_s": targets.deadline_s}
         return None
 
     def retry_after_s(self) -> float:

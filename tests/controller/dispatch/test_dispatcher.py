@@ -101,6 +101,10 @@ def test_infeasible_alone_is_refused_at_once_with_figures():
     (refusal,) = reply.actions
     assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
     assert refusal.decision.figures["prefill_s"] == pytest.approx(2.01)
+    assert refusal.decision.figures["field"] == "target_ttft"
+    late = request("b", ttft=5.0, prompt=20_000, deadline=1.0)
+    (too_late,) = dispatcher.handle([ev.Arrived(late)], 0.0).actions
+    assert too_late.decision.figures["field"] == "deadline"
     assert len(dispatcher.queue()) == 0
 
 
