@@ -6,6 +6,7 @@ profile or virtual time stand behind a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,6 +46,10 @@ class Seq:
     salt: bytes = b""  # prefixes are shared only between equal salts
     block_hashes: list[Hashable] = field(default_factory=list)
     seed: int = 0
+    due: float = math.inf  # first token promised by then, on the driver's clock
+    ttft_s: float = math.inf  # what `due` leaves from the request's own arrival
+    tpot_s: float = math.inf
+    value: float = 1.0  # goodput of meeting the promises, relative to others
 
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
@@ -132,6 +137,15 @@ class StepsDone(NamedTuple):
 
     step_id: int
     repeats: int = 1
+    seconds: float = 0.0  # of all repeats together
+
+
+class StepRan(NamedTuple):
+    """What a batching policy observes after each step: what ran, and how long it took. Drivers never send it."""
+
+    step: Step
+    repeats: int
+    seconds: float
 
 
 class Paused(NamedTuple):
@@ -148,7 +162,7 @@ class CacheReset(NamedTuple):
     """Forget cached prefixes that nothing uses."""
 
 
-EngineEvent = Added | Aborted | StepDone | StepsDone | Paused | Resumed | CacheReset
+EngineEvent = Added | Aborted | StepDone | StepsDone | StepRan | Paused | Resumed | CacheReset
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from controller.core.steps import (
     Start,
     Step,
     StepDone,
+    StepRan,
     StepsDone,
 )
 from controller.engine.blocks import BlockManager
@@ -115,8 +116,11 @@ class EngineScheduler:
     def handle(self, events: Sequence[EngineEvent], now: float) -> EngineReply:
         actions: list[EngineAction] = []
         for event in events:
+            ran = self._step
             self._apply(event, now, actions)
             self.batching.observe(event, now)
+            if ran is not None and isinstance(event, StepDone | StepsDone):
+                self.batching.observe(StepRan(ran, getattr(event, "repeats", 1), event.seconds), now)
         if self._step is None and self._paused is None and (self._running or self._waiting):
             self._step = self._compose(now)
             if self._step is not None:
@@ -272,11 +276,7 @@ class EngineScheduler:
             seq.first_token_at = now
         seq.last_token_at = now
         self.totals.generated += tokens
-        reason = self._reason(seq, False)
-        if reason is not None:
-            self._running.remove(seq)
-            self._end(seq, reason)
-            self.blocks.release(seq)
+        if (reason := self._end_if_done(seq, False)) is not None:
             actions.append(Finish(seq, reason))
 
     def _advance(self, seq: Seq, tokens: int) -> None:
@@ -293,12 +293,15 @@ class EngineScheduler:
             seq.first_token_at = now
         seq.last_token_at = now
         self.totals.generated += 1
+        return Emit(seq, token, self._end_if_done(seq, eos))
+
+    def _end_if_done(self, seq: Seq, eos: bool) -> FinishReason | None:
         reason = self._reason(seq, eos)
         if reason is not None:
             self._running.remove(seq)
             self._end(seq, reason)
             self.blocks.release(seq)
-        return Emit(seq, token, reason)
+        return reason
 
     def _reason(self, seq: Seq, eos: bool) -> FinishReason | None:
         if eos and not seq.ignore_eos and seq.output_tokens > seq.min_tokens:

@@ -65,7 +65,7 @@ class Instance:
             for seq in (*started, *step.decodes):
                 self.tracks[seq.id].add(now)
         self.step_ends.extend(ends)
-        return first, self.tell([StepsDone(step.id, len(ends))], now)
+        return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
     def token_times(self, seq: Seq) -> array[float]:
         """Of a sequence that ended; forgets it."""

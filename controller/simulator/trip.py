@@ -38,6 +38,10 @@ class Trip:
             max_tokens=demand.output_tokens,
             ignore_eos=True,
             block_hashes=list(demand.prefix),
+            due=demand.at + demand.targets.ttft_s,
+            ttft_s=demand.targets.ttft_s,
+            tpot_s=demand.targets.tpot_s,
+            value=demand.value,
         )
         return self.seq
 
