@@ -2,14 +2,22 @@
 
 from controller.policies.ordering import (
     apparent_tardiness_cost,
+    deadline_aware_edf,
     earliest_deadline_first,
     first_come_first_served,
+    least_attained_service,
+    shortest_job_first,
+    slack_aware_edf,
     tpot_then_arrival,
 )
 
 __all__ = [
     "apparent_tardiness_cost",
+    "deadline_aware_edf",
     "earliest_deadline_first",
     "first_come_first_served",
+    "least_attained_service",
+    "shortest_job_first",
+    "slack_aware_edf",
     "tpot_then_arrival",
 ]

@@ -1,0 +1,64 @@
+"""Program-level least attained service: the workflow that has received least so far goes first.
+
+Autellix (Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
+https://arxiv.org/abs/2502.13965), PLAS: a call's priority is the service that all calls of its *program* have received
+when it arrives, not that of the call. Built from the description in Concord's evaluation and the paper's abstract, not
+from its code; service is counted in tokens (prompt and output), a request without a workflow is a program of its own.
+Deviation: a call keeps the rank it arrived with until it is queued again. `keep` bounds the programs and open requests
+remembered, the oldest forgotten first. Cost: O(1) a decision and an event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.core.policy import ORDERINGS, Cost, Rank
+from controller.core.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    keep: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ConfigError("keep must be at least 1 program", field="keep")
+
+
+@ORDERINGS.register("least_attained_service")
+class LeastAttainedService:
+    name: ClassVar[str] = "least_attained_service"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self._attained: OrderedDict[str, int] = OrderedDict()
+        self._open: OrderedDict[str, tuple[str, int]] = OrderedDict()  # request to (workflow, prompt tokens)
+
+    def rank(self, request: Request, cost: Cost, now: float) -> Rank:
+        return Rank((float(self._attained.get(request.workflow, 0)), request.arrival))
+
+    def observe(self, event: ev.Event, now: float) -> None:
+        if isinstance(event, ev.Arrived):
+            if event.request.workflow:
+                self._open[event.request.id] = (event.request.workflow, event.request.prompt_tokens)
+                _bound(self._open, self.config.keep)  # what was refused or dropped never reports back
+        elif isinstance(event, ev.Finished):
+            workflow, prompt = self._open.pop(event.request_id, ("", 0))
+            if workflow:
+                self._served(workflow, prompt + event.output_tokens)
+        elif isinstance(event, ev.Cancelled) or (isinstance(event, ev.Failed) and not event.before_first_token):
+            self._open.pop(event.request_id, None)
+
+    def _served(self, workflow: str, tokens: int) -> None:
+        self._attained[workflow] = self._attained.get(workflow, 0) + tokens
+        self._attained.move_to_end(workflow)
+        _bound(self._attained, self.config.keep)
+
+
+def _bound(kept: OrderedDict[str, Any], most: int) -> None:
+    if len(kept) > most:
+        kept.popitem(last=False)
