@@ -185,6 +185,6 @@ class RequestSearch(forms.Form):
 class AuditSearch(forms.Form):
     """Filters of the audit."""
 
-    q = forms.CharField(max_length=120, required=False, label="Subject contains")
+    q = forms.CharField(max_length=120, required=False, label="Contains")
     kind = forms.CharField(max_length=64, required=False)
     actor = forms.CharField(max_length=150, required=False)

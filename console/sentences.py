@@ -74,7 +74,7 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
     if whole:
         return whole
     what = f"{actor} {_verb(kind, subject_type)} {subject or 'all tenants'}"
-    changed = changes(known)
+    changed = [] if kind in VERBS else changes(known)  # "stopped" needs no "desired_state running to stopped"
     if changed:
         return f"{what}: {'; '.join(changed)}"
     nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked"))  # "person_created" beside "created ..."

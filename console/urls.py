@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
+from django.views.generic.base import RedirectView
 
 from api.schema import DocsView, SchemaView
 from console.views import audit, classes, fleet, health, mappings, metrics, overview, queue, requests
@@ -31,6 +33,7 @@ urlpatterns = [
     path("api/v1/", include("api.control.urls")),
     path("api/schema", SchemaView.as_view(), name="api-schema"),
     path("api/docs", DocsView.as_view(), name="api-docs"),
+    path("favicon.ico", RedirectView.as_view(url=f"{settings.STATIC_URL}favicon.svg")),  # asked for by the admin site
     path("healthz", health.healthz, name="healthz"),
     path("metrics", metrics.metrics, name="metrics"),
 ]

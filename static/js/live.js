@@ -18,6 +18,7 @@ export class LiveTopic {
     window.addEventListener("online", () => this.retryNow());
     document.addEventListener("visibilitychange", () => document.hidden || this.retryNow());
     window.addEventListener("pagehide", () => this.stop());
+    window.addEventListener("pageshow", (event) => event.persisted && location.reload());
     this.connect();
   }
 
@@ -79,7 +80,8 @@ export class LiveTopic {
   stop() {
     this.stopped = true;
     clearInterval(this.timer);
-    this.socket.close();
+    // One that is still connecting ends with its page; closing it here would be a warning in the browser's console.
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.close();
   }
 }
 

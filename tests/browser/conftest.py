@@ -59,7 +59,7 @@ def trouble() -> Iterator[Trouble]:
     """Fails the test at its end; a test that provokes trouble names it in `expected`."""
     found = Trouble()
     yield found
-    assert found.unexpected() == []
+    assert not found.unexpected(), "\n".join(found.unexpected())
 
 
 @pytest.fixture

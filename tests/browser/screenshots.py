@@ -33,7 +33,10 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with running() as stack, sync_playwright() as playwright:
         print(f"warming up for {WARM_UP_S:.0f} s")
-        time.sleep(WARM_UP_S)
+        time.sleep(WARM_UP_S / 2)
+        for _ in range(3):  # so that there is something to explain
+            stack.send(BURST, slo_class="interactive", max_tokens=200)
+            time.sleep(WARM_UP_S / 6)
         browser = chromium(playwright)
         for scheme in ("light", "dark"):
             for size, (width, height) in SIZES.items():
@@ -63,7 +66,7 @@ def burst(page: Page, stack: Stack) -> None:
     """More than the fleet takes at once, over two classes, and a moment for the page to show it."""
     stack.send(BURST // 3, slo_class="interactive", max_tokens=200)
     stack.send(BURST, slo_class="analytics", max_tokens=400)
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(4000)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from console.templatetags import units
+
 pytestmark = pytest.mark.browser
 
 PAGES = ["/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/"]
@@ -32,6 +34,30 @@ def test_every_page_opens_without_trouble(visit, role):
         page.goto(path)
         expect(page.locator("h1")).to_be_visible()
         page.wait_for_load_state("networkidle")
+
+
+@pytest.mark.parametrize("path", ["/api/docs", "/admin/", "/admin/controller/decision/"])
+def test_what_lies_beside_the_console_keeps_to_the_same_policy(visit, path):
+    page = visit("admin")
+    page.goto(path)
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("body")).not_to_be_empty()
+
+
+def test_script_and_server_write_numbers_alike(visit):
+    page = visit("viewer")
+    values = [None, 0.0005, 0.25, 0.9996, 1.5, 12.34, 300, -0.25]
+    said = page.evaluate(
+        "async (values) => { const f = await import('/static/js/format.js'); return values.map((v) => f.ms(v)); }",
+        values,
+    )
+    assert said == [units.ms(value) for value in values]
+    shares = [None, 1, 0.9512, 0]
+    said = page.evaluate(
+        "async (v) => { const f = await import('/static/js/format.js'); return v.map((each) => f.percent(each)); }",
+        shares,
+    )
+    assert said == [units.percent(share) for share in shares]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
