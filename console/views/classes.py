@@ -9,13 +9,16 @@ from django.core.exceptions import ValidationError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import Role, allows
 from console.forms import SLOClassForm
 from console.views.conflicts import Difference, differences
 from controller.models import Decision, SLOClass
+from controller.selectors import catalogue, decisions
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
@@ -26,7 +29,7 @@ NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
 @require_GET
 @allows(Role.VIEWER)
 def class_list(request: HttpRequest) -> HttpResponse:
-    rows = SLOClass.objects.select_related("tenant").order_by("tenant__name", "ttft_s", "tpot_s", "name")
+    rows = catalogue.slo_classes().order_by("tenant__name", "ttft_s", "tpot_s", "name")
     return render(request, "console/classes.html", {"classes": rows})
 
 
@@ -50,7 +53,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
 def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
-    row = get_object_or_404(SLOClass.objects.select_related("tenant"), pk=class_id)
+    row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     form = SLOClassForm(request.POST or None, existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
@@ -85,7 +88,7 @@ def say_saved(request: HttpRequest, before: int, saved: SLOClass) -> None:
         messages.info(request, f"Nothing was different: {saved.name} stays as it is.")
         return
     decision = newest_decision("slo_class_updated", saved)
-    undo = format_html(' <a href="/classes/{}/?restore={}">Undo</a>', saved.pk, decision.pk) if decision else ""
+    undo = restore_link("Undo", reverse("class-edit", args=[saved.pk]), decision)
     messages.success(request, format_html("{} is changed. Gateways use it within a second.{}", saved.name, undo))
 
 
@@ -93,7 +96,7 @@ def say_saved(request: HttpRequest, before: int, saved: SLOClass) -> None:
 @allows(Role.OPERATOR)
 def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     """GET shows what would go; POST with the version seen there removes it."""
-    row = get_object_or_404(SLOClass.objects.select_related("tenant"), pk=class_id)
+    row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     if request.method == "GET":
         return render(request, "console/class_remove.html", {"row": row})
     try:
@@ -106,13 +109,17 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
         return render(request, "console/class_remove.html", {"row": row, "error": text}, status=409)
     decision = newest_decision("slo_class_removed", row)
-    undo = format_html(' <a href="/classes/new/?restore={}">Make it again</a>', decision.pk) if decision else ""
+    undo = restore_link("Make it again", reverse("class-new"), decision)
     messages.success(request, format_html("Class {} is removed.{}", row.name, undo))
     return redirect("classes")
 
 
+def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:
+    return format_html(' <a href="{}?restore={}">{}</a>', path, decision.pk, text) if decision else ""
+
+
 def newest_decision(kind: str, row: SLOClass) -> Decision | None:
-    return Decision.objects.filter(kind=kind, subject_type="slo_class", subject=str(row)).order_by("-at", "-id").first()
+    return decisions.search(kind=kind, subject_type="slo_class", subject=str(row)).first()
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:

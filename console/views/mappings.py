@@ -15,6 +15,7 @@ from console.forms import LevelFormSet, MappingForm
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from controller.models import PriorityMapping
+from controller.selectors import catalogue
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.priority_mappings import priority_mapping_update
@@ -25,14 +26,14 @@ SETTINGS = ("window", "window_age_s", "contention")
 @require_GET
 @allows(Role.VIEWER)
 def mapping_list(request: HttpRequest) -> HttpResponse:
-    rows = PriorityMapping.objects.select_related("tenant").order_by("tenant__name")
+    rows = catalogue.priority_mappings().order_by("tenant__name")
     return render(request, "console/mappings.html", {"mappings": rows})
 
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
 def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
-    row = get_object_or_404(PriorityMapping.objects.select_related("tenant"), pk=mapping_id)
+    row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form = MappingForm(request.POST or None, existing=row)
     levels = level_forms(request, row)
     conflict: list[Difference] = []
