@@ -1,6 +1,24 @@
 """Batching policies: what runs in the next step of an engine. Importing this package registers the built-in ones."""
 
-from controller.policies.batching import chunked_prefill, iteration_level, vllm_v1
+from controller.policies.batching import (
+    chunked_prefill,
+    iteration_level,
+    kairos_decode,
+    kairos_urgency,
+    slo_aware_batching,
+    vllm_v1,
+)
 from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant
 
-__all__ = ["BATCHINGS", "Batching", "EngineView", "Grant", "chunked_prefill", "iteration_level", "vllm_v1"]
+__all__ = [
+    "BATCHINGS",
+    "Batching",
+    "EngineView",
+    "Grant",
+    "chunked_prefill",
+    "iteration_level",
+    "kairos_decode",
+    "kairos_urgency",
+    "slo_aware_batching",
+    "vllm_v1",
+]

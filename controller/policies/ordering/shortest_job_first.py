@@ -2,8 +2,8 @@
 
 The textbook rule (Smith 1956 for mean flow time). With perfect predictions it is the oracle that learned-rank
 schedulers approximate (LTR: Fu et al., "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024). It has no notion
-of a deadline and starves long requests under overload. `by` says what counts as the job: "service" (prefill and expected
-decodes) or "prefill" alone, which is what Kairos compares against. Cost per decision: O(1).
+of a deadline and starves long requests under overload. `by` says what counts as the job: "service" (prefill and
+expected decodes) or "prefill" alone, which is what Kairos compares against. Cost per decision: O(1).
 """
 
 from __future__ import annotations

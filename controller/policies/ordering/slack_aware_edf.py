@@ -1,8 +1,8 @@
 """FlowPrefill's S-EDF: the earliest deadline among those with slack first, then the others, latest deadline first.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", eq. 3: priority = sgn(slack) / deadline,
-sorted descending, slack = deadline - now - predicted time to the first token. Read as follows. The prediction is the time
-*still* needed (the prefill of a queued request; with the full prediction of one half done it would look hopeless).
+sorted descending, slack = deadline - now - predicted time to the first token. Read as follows. The prediction is the
+time *still* needed (the prefill of a queued request; with the full prediction of one half done it would look hopeless).
 Slack 0 counts as positive. Among negative slacks the latest deadline comes first: that is what the formula says. The
 key is (slack < 0, +-deadline) rather than the quotient, which makes close deadlines on an epoch clock equal and divides
 by zero at the start of others. Slack of a queued request shrinks with time alone, so the rank is valid until it turns

@@ -1,0 +1,129 @@
+"""Kairos' slack-guided decode: run the short sequences alone while the long ones can wait.
+
+"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 3 and eq. 2. A table of
+step times by (batch, longest sequence) says how long a step would take. Each active sequence has the slack
+
+    TPOT x (n + 1) - time since its first token - table[reserve, its length],      n = decode tokens so far
+
+and, taken in ascending order of length, a sequence joins the step if its step time at the grown batch stays within the
+smallest slack of all and the step's throughput rises; if nobody can join, all decode. Tokens come in bursts: attainment
+is by the mean. The table starts from a profile and keeps the mean of what is observed in decode-only steps; the profile
+counts as 100 samples (the paper profiles 100 runs an entry).
+
+`reserve`: "active" (the default, read) reserves a step of the whole active set; "solo", as printed, reserves table[1]
+and is late whenever the delayed sequence then runs in a full batch. `length_bucket`: table entries are that many tokens
+wide. Profile of a step: decode_a + batch x (decode_b x longest + decode_c) seconds, eq. 2 for a batch of equal lengths.
+
+The TPOT is each sequence's own; one without a promise never limits the others and always joins last by length. On a
+collocated engine prompts get what the decodes leave of the budget, in the engine's order (the paper's decode instances
+have none). Not steady: the choice changes with time. Cost: O(n log n) in decoding sequences a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from controller.core.errors import ConfigError
+from controller.core.steps import EngineEvent, Seq, StepRan
+from controller.policies.batching.base import BATCHINGS, EngineView, Grant
+from controller.policies.batching.filling import fill, prompts
+
+PROFILED_RUNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KairosDecodeConfig:
+    decode_a: float = 0.009
+    decode_b: float = 2.4e-7
+    decode_c: float = 1e-4
+    reserve: str = "active"
+    length_bucket: int = 256
+
+    def __post_init__(self) -> None:
+        if self.reserve not in ("active", "solo"):
+            raise ConfigError(f"unknown reserve {self.reserve!r}; valid: active, solo", field="reserve")
+        if self.length_bucket < 1:
+            raise ConfigError("length_bucket must be at least 1 token", field="length_bucket")
+        if min(self.decode_a, self.decode_b, self.decode_c) < 0 or self.decode_a + self.decode_c <= 0:
+            raise ConfigError("the decode profile must be positive", field="decode_a")
+
+
+class StepTable:
+    """Mean step seconds by (batch, length). What was never observed is the profile's."""
+
+    def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
+        self._profile = profile
+        self._bucket = bucket
+        self._entries: dict[tuple[int, int], tuple[float, int]] = {}
+
+    def seconds(self, batch: int, length: int) -> float:
+        entry = self._entries.get((batch, length // self._bucket))
+        return entry[0] if entry is not None else self._profile(batch, length)
+
+    def observe(self, batch: int, length: int, seconds: float) -> None:
+        """One more sample of a step of `batch` sequences, the longest of `length` tokens."""
+        key = (batch, length // self._bucket)
+        mean, count = self._entries.get(key, (self._profile(batch, length), PROFILED_RUNS))
+        self._entries[key] = (mean + (seconds - mean) / (count + 1), count + 1)
+
+
+class Active(NamedTuple):
+    """A decoding sequence: `generated` decode tokens since the one that prefill gave. Order: by length, then id."""
+
+    length: int
+    id: str
+    first_token_at: float
+    generated: int
+    tpot_s: float
+
+
+def slack(active: Active, reserved_s: float, now: float) -> float:
+    """Eq. 2, seconds."""
+    return active.tpot_s * (active.generated + 1) - (now - active.first_token_at) - reserved_s
+
+
+def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "active") -> list[Active]:
+    """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active."""
+    if not actives:
+        return []
+    batch = len(actives) if reserve == "active" else 1
+    least = min(slack(active, table.seconds(batch, active.length), now) for active in actives)
+    joined: list[Active] = []
+    current = math.inf
+    for active in sorted(actives):
+        count = len(joined) + 1
+        step = table.seconds(count, active.length)
+        if step <= least and (not joined or count / step > len(joined) / current):
+            joined.append(active)
+            current = step
+    return joined or sorted(actives)
+
+
+@BATCHINGS.register("kairos_decode")
+class KairosDecode:
+    name: ClassVar[str] = "kairos_decode"
+    Config = KairosDecodeConfig
+
+    def __init__(self, config: KairosDecodeConfig | None = None) -> None:
+        self.config = config or KairosDecodeConfig()
+        c = self.config
+        self.table = StepTable(lambda n, length: c.decode_a + n * (c.decode_b * length + c.decode_c), c.length_bucket)
+
+    def compose(self, engine: EngineView, now: float) -> list[Grant]:
+        by_id = {seq.id: seq for seq in engine.running if seq.decoding}
+        chosen = choose([_active(seq, now) for seq in by_id.values()], self.table, now, self.config.reserve)
+        grants = [Grant(by_id[active.id], 1) for active in chosen][: engine.token_budget]
+        return grants + fill(engine, prompts(engine), engine.token_budget - len(grants))
+
+    def observe(self, event: EngineEvent, now: float) -> None:
+        if isinstance(event, StepRan) and event.step.decodes and not event.step.chunks and event.seconds > 0:
+            longest = max(seq.tokens for seq in event.step.decodes) - event.repeats
+            self.table.observe(len(event.step.decodes), longest, event.seconds / event.repeats)
+
+
+def _active(seq: Seq, now: float) -> Active:
+    first = now if seq.first_token_at is None else seq.first_token_at
+    return Active(seq.tokens, seq.id, first, seq.output_tokens - 1, seq.tpot_s)
