@@ -50,6 +50,7 @@ class Batching(Protocol):
 
     A policy that also sets `steady = True` promises: while no sequence comes, ends or is evicted and all that run
     decode, it grants every running sequence one token, step after step. A simulator may then run such steps as one.
+    One that sets `reorders = True` admits queued sequences in an order of its own instead of the engine's.
     """
 
     name: ClassVar[str]

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from controller.core.steps import Seq, SeqState
+from controller.core.steps import Seq
 from controller.policies.batching.base import EngineView, Grant
 
 
-def prompts(engine: EngineView) -> Iterator[tuple[Seq, int]]:
-    """Every sequence with prefill to do, admitted or queued, and the tokens it still needs (cached ones excluded)."""
+class Prompting(NamedTuple):
+    """A sequence with `needed` tokens of prefill to do (cached ones excluded); `queued`: not admitted yet."""
+
+    seq: Seq
+    needed: int
+    queued: bool
+
+
+def prompts(engine: EngineView) -> Iterator[Prompting]:
+    """Admitted ones first, each group in the engine's order."""
     for seq in engine.running:
         if not seq.decoding:
-            yield seq, seq.remaining
+            yield Prompting(seq, seq.remaining, False)
     for seq in engine.waiting():
-        yield seq, engine.uncached(seq)
+        yield Prompting(seq, engine.uncached(seq), True)
 
 
-def fill(engine: EngineView, ordered: Iterable[tuple[Seq, int]], budget: int) -> list[Grant]:
+def fill(engine: EngineView, ordered: Iterable[Prompting], budget: int) -> list[Grant]:
     """Grants in the given order until the budget ends, the last one cut to fit; queued ones only while slots last."""
     grants: list[Grant] = []
     room = engine.max_num_seqs - len(engine.running)
-    for seq, needed in ordered:
+    for seq, needed, queued in ordered:
         if budget <= 0:
             break
-        if seq.state is SeqState.WAITING:
+        if queued:
             if room <= 0:
                 continue
             room -= 1

@@ -80,6 +80,8 @@ def relative_slack(prompt: Prompt, finish: float) -> float:
 class _Urgency:
     """Throughput and order; the subclasses say what urgency is. Not steady: the order of the queue moves with time."""
 
+    reorders: ClassVar[bool] = True
+
     def __init__(self, tokens_per_s: float) -> None:
         self._profiled = tokens_per_s
         self._tokens = 0
@@ -100,10 +102,10 @@ class _Urgency:
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         decodes = [Grant(seq, 1) for seq in engine.running if seq.decoding][: engine.token_budget]
-        by_id = {seq.id: (seq, needed) for seq, needed in prompts(engine)}
+        by_id = {item.seq.id: item for item in prompts(engine)}
         if not by_id:
             return decodes
-        ordered = self.order([_prompt(seq, needed) for seq, needed in by_id.values()], now)
+        ordered = self.order([_prompt(item.seq, item.needed) for item in by_id.values()], now)
         return decodes + fill(engine, (by_id[prompt.id] for prompt in ordered), engine.token_budget - len(decodes))
 
     def observe(self, event: EngineEvent, now: float) -> None:

@@ -17,18 +17,15 @@ Cost: O(n log n) in prompts a step. Not steady: ranks move with time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.steps import EngineEvent, Seq, SeqState
+from controller.core.steps import EngineEvent
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.filling import fill, prompts
+from controller.policies.batching.filling import Prompting, fill, prompts
 from controller.policies.ordering.slack_aware_edf import slack_key
-
-Needing = tuple[Seq, int]  # a sequence and the prompt tokens it still needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,7 @@ def batch_with(
 @BATCHINGS.register("slo_aware_batching")
 class SloAwareBatching:
     name: ClassVar[str] = "slo_aware_batching"
+    reorders: ClassVar[bool] = True
     Config = SloAwareBatchingConfig
 
     def __init__(self, config: SloAwareBatchingConfig | None = None) -> None:
@@ -72,18 +70,18 @@ class SloAwareBatching:
         decodes = [Grant(seq, 1) for seq in engine.running if seq.decoding][: engine.token_budget]
         full = len(engine.running) >= engine.max_num_seqs
         ranked = sorted(
-            (item for item in prompts(engine) if not (full and item[0].state is SeqState.WAITING)),
-            key=lambda item: (*slack_key(item[0].due, self.predict(item[1]), now), item[0].arrival, item[0].id),
+            (item for item in prompts(engine) if not (full and item.queued)),
+            key=lambda i: (*slack_key(i.seq.due, self.predict(i.needed), now), i.seq.arrival, i.seq.id),
         )
         return decodes + fill(engine, self._batch(ranked, now), engine.token_budget - len(decodes))
 
-    def _batch(self, ranked: Sequence[Needing], now: float) -> list[Needing]:
-        if not ranked or ranked[0][0].state is not SeqState.WAITING:
+    def _batch(self, ranked: Sequence[Prompting], now: float) -> list[Prompting]:
+        if not ranked or not ranked[0].queued:
             return list(ranked[:1])
         head, *others = ranked
-        fresh = [item for item in others if item[0].state is SeqState.WAITING]
-        remaining = head[0].due - now if math.isfinite(head[0].due) else math.inf
-        found = batch_with(head[1], [item[1] for item in fresh], remaining, self.config.batch_tokens, self.predict)
+        fresh = [item for item in others if item.queued]
+        needs = [item.needed for item in fresh]
+        found = batch_with(head.needed, needs, head.seq.due - now, self.config.batch_tokens, self.predict)
         return [head, *(fresh[index] for index in found)]
 
     def observe(self, event: EngineEvent, now: float) -> None:

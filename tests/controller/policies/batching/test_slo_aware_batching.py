@@ -48,14 +48,14 @@ def test_the_head_and_what_its_slack_carries():
 
 def test_a_prompt_that_has_begun_goes_on_alone_while_it_is_first():
     begun = prompt("begun", 6000, 2.0, computed=2048)
-    begun.state = type(begun.state).RUNNING
+
     assert composed(FakeView([begun], [prompt("other", 100, 9.0)], token_budget=2048)) == [("begun", 2048)]
     assert composed(FakeView([begun], [prompt("urgent", 100, 0.5)], token_budget=2048)) == [("urgent", 100)]
 
 
 def test_a_full_engine_goes_on_with_what_it_has():
     begun = prompt("begun", 500, 9.0, computed=100)
-    begun.state = type(begun.state).RUNNING
+
     view = FakeView([begun, decoding("d")], [prompt("urgent", 10, 0.5)], token_budget=64, max_num_seqs=2)
     assert composed(view) == [("d", 1), ("begun", 63)]
     assert composed(FakeView()) == []
