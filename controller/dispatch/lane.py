@@ -36,11 +36,13 @@ class Lane:
         `margin` (1.2 = 20 %) allows for the error of the prediction: a refusal cannot be taken back.
         """
         targets = request.targets
-        if cost.prefill_s > margin * targets.ttft_s:
-            return {"field": "target_ttft", "prefill_s": cost.prefill_s, "ttft_s": targets.ttft_s}
-        if targets.deadline_s is not None and cost.prefill_s > margin * targets.deadline_s:
-            return {"field": "deadline", "prefill_s": cost.prefill_s, "deadline_s": targets.deadline_s}
-        return None
+        field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
+        # With a deadline alone, the target is cut to it: then the deadline is what asks too much.
+        if targets.deadline_s is not None and targets.deadline_s <= bound:
+            field, name, bound = "deadline", "deadline_s", targets.deadline_s
+        if cost.prefill_s <= margin * bound:
+            return None
+        return {"field": field, "prefill_s": cost.prefill_s, name: bound}
 
     def retry_after_s(self) -> float:
         """Seconds until the queue as it is would be prefilled by all instances together, at least one."""

@@ -105,6 +105,9 @@ def test_infeasible_alone_is_refused_at_once_with_figures():
     late = request("b", ttft=5.0, prompt=20_000, deadline=1.0)
     (too_late,) = dispatcher.handle([ev.Arrived(late)], 0.0).actions
     assert too_late.decision.figures["field"] == "deadline"
+    cut = request("c", ttft=1.0, prompt=20_000, deadline=1.0)  # only the deadline was given: TTFT is cut to it
+    (cut_too,) = dispatcher.handle([ev.Arrived(cut)], 0.0).actions
+    assert cut_too.decision.figures["field"] == "deadline"
     assert len(dispatcher.queue()) == 0
 
 
