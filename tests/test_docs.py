@@ -81,6 +81,13 @@ def test_every_engine_option_is_in_operations():
     assert wanted - first_cells(OPERATIONS, "--[a-z-]+") == set()
 
 
+@pytest.mark.parametrize("program", ["api/openai/__main__.py", "workers/demo_load.py"])
+def test_every_option_of_other_processes_is_in_operations(program):
+    options = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / program).read_text()))
+    assert len(options) >= 3
+    assert options - first_cells(OPERATIONS, "--[a-z-]+") == set()
+
+
 def test_every_dispatch_setting_is_in_operations():
     assert set(DispatchConfig.__dataclass_fields__) - first_cells(OPERATIONS, "[a-z0-9_]+") == set()
 
