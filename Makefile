@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-browser test-vllm lint vllm-cpu screenshots openapi
+.PHONY: help up down test test-slow test-faults test-browser test-vllm lint vllm-cpu screenshots openapi
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -24,7 +24,10 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 	$(VENV)/bin/pytest $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
-	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" --ignore=tests/faults $(PYTEST_ARGS)
+
+test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" tests/faults $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium)
 	$(VENV)/bin/pytest -m browser $(PYTEST_ARGS)

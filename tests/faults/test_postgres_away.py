@@ -1,0 +1,21 @@
+"""PostgreSQL stopped, and hanging, for 30 s under load."""
+
+from functools import partial
+
+import pytest
+
+from tests.faults.outage import check, hanging, outage, stopped
+
+pytestmark = [pytest.mark.db, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("fault", [stopped, hanging], ids=["stopped", "hanging"])
+def test_the_data_path_does_not_notice(system, postgres, say, fault):
+    seen = outage(system, partial(fault, postgres), 30.0)
+    check(system, seen, say)
+    pages = [page for page in seen.watch.pages_between(seen.began + 1, seen.ended - 11) if page.status != 200]
+    assert pages, "no page said that PostgreSQL is away"
+    assert all("The database is away" in page.text for page in pages)
+    frames = seen.watch.frames_between(seen.began + 2, seen.ended)
+    assert frames, "the live page stood still: its figures come from Redis"
+    assert max(frame.gap_s for frame in frames) < 5.0
