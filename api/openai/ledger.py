@@ -80,9 +80,9 @@ class Ledger:
         model = self.models.get(request.model)
         if flight.prompt_chars and flight.usage is not None and model is not None:
             self.estimates.observe(model, flight.prompt_chars, flight.usage.prompt_tokens)
-        if flight.source == "priority":
+        if request.level is not None:
             queue_s = record.queue_s or 0.0
-            self.book.observe(request.tenant, request.priority, record.ttft_s, record.tpot_s, queue_s, now)
+            self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
 
 
 def _tokens(flight: Flight) -> int:

@@ -123,7 +123,9 @@ Event = (
 class Send(NamedTuple):
     """Send the request to the instance. `rank`: lower is more urgent, a plain int the adapter translates.
 
-    `slack_s` is the time left to the first-token deadline; deadlines cross processes as remaining time.
+    `slack_s` is the time left to the first-token deadline; deadlines cross processes as remaining time. `prefill_s` is
+    the predicted time to the first token there; a driver that will see no first token (a request that is not streamed)
+    reports FirstToken after that time, or the prompt would count as waiting until the answer ends.
     """
 
     request: Request
@@ -131,6 +133,7 @@ class Send(NamedTuple):
     rank: int
     slack_s: float
     decision: Decision
+    prefill_s: float = 0.0
 
 
 class Refuse(NamedTuple):

@@ -28,7 +28,7 @@ class ClassWindow(TypedDict):
 
     tenant: str
     slo_class: str
-    window_s: float
+    window_s: float  # the span the counts cover: the window, or less where it was cut to its newest requests
     finished: int  # misses included, cancellations not
     attained: int
     ttft_met: int
@@ -96,7 +96,7 @@ class QueueRow(TypedDict):
     ttft_s: float
     slack_s: float
     hopeless: bool
-    priority: int
+    priority: int | None
 
 
 class QueueMessage(TypedDict):

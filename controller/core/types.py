@@ -49,8 +49,10 @@ class Request:
     model: str = ""
     tenant: str = ""
     slo_class: str = ""
-    priority: int = 0  # 0 is highest; what the class or the client said
+    priority: int | None = None  # 0 is highest; None where the client named none
+    level: int | None = None  # its level in the priority mapping, where its targets came from there
     value: float = 1.0  # goodput of meeting this request, relative to others (SLOClass.value)
+    may_defer: bool = False  # served late rather than refused when its targets cannot be met
     max_tokens: int | None = None
     workflow: str = ""
     stage: str = ""

@@ -146,12 +146,11 @@ class StageDispatcher:
             actions.append(_refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
         cost = lane.cost(request)
-        infeasible = (
-            lane.infeasible(request, cost, self.config.infeasible_margin) if self.config.refuse_infeasible else None
-        )
-        if infeasible is not None:
-            actions.append(_refuse(request, "slo_infeasible", "infeasible_alone", 1.0, now, infeasible))
-            return
+        if self.config.refuse_infeasible and not request.may_defer:
+            infeasible = lane.infeasible(request, cost, self.config.infeasible_margin)
+            if infeasible is not None:
+                actions.append(_refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
+                return
         lane.traffic.add(request.targets.ttft_s, now)
         lane.queue.add(Entry(request, cost, now), now)
 
@@ -247,7 +246,7 @@ class StageDispatcher:
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
         """One pass of Alg. 1 over the queue for one worker; how many were sent."""
         ttft = lane.traffic.tightest(now, default=math.inf)
-        tpot = worker.tightest_tpot()
+        tpot = worker.tightest_tpot(self.config.tightest_share)
         room = self._pacing.room(worker, ttft, tpot, now)
         free_tokens = worker.free_tokens()
         idle = not worker.outstanding
@@ -259,21 +258,22 @@ class StageDispatcher:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self.config.scan_limit:
                 break
             request = entry.request
-            if request.targets.tpot_s < tpot:
-                tpot = request.targets.tpot_s
-                room = self._pacing.room(worker, ttft, tpot, now)
+            tighter = request.targets.tpot_s < tpot and request.output_tokens > 1
+            own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
             alone = idle and not chosen  # a prompt beyond any budget goes to an idle engine, or it would go nowhere
             need = request.prompt_tokens + request.output_tokens
-            fits = used + request.prompt_tokens < room.tokens and kv + need < free_tokens
+            fits = used + request.prompt_tokens < own.tokens and kv + need < free_tokens
             if worker.id in entry.excluded and len(lane.workers) > 1:
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1
                 continue
-            verdict = self._admission.judge(request, entry.cost, worker, room.backlog_s, now)
-            if not verdict.admit:
+            verdict = self._admission.judge(request, entry.cost, worker, own.backlog_s, now)
+            if not (verdict.admit or entry.forced):
                 skipped += 1
                 continue
+            if tighter:  # only what is sent binds the others
+                tpot, room = request.targets.tpot_s, own
             chosen.append((entry, verdict.probability))
             used += request.prompt_tokens
             kv += need
@@ -329,9 +329,10 @@ class StageDispatcher:
         reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
         self._serial += 1
         worker.send(request, now, rank, self._serial)
+        expected_s = worker.waiting_prefill_s() + worker.decode_s()
         self._sent[request.id] = worker
         decision = Decision("dispatch", reason, request.id, now, figures, rejected if len(rejected) <= 8 else {})
-        actions.append(ev.Send(request, worker.id, rank, slack, decision))
+        actions.append(ev.Send(request, worker.id, rank, slack, decision, expected_s))
 
     def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         """Nobody who can make it waits: the cheapest hopeless ones get what is spare, one a worker and pass."""

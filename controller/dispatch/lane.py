@@ -10,6 +10,8 @@ from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
 from controller.predict.latency import LatencyModel
 
+TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
+
 
 class Lane:
     """One model's part of the dispatcher's state."""
@@ -35,7 +37,12 @@ class Lane:
 
         `margin` (1.2 = 20 %) allows for the error of the prediction: a refusal cannot be taken back.
         """
-        targets = request.targets
+        targets, tokens = request.targets, request.output_tokens
+        if tokens > 1 and TPOT_MARGIN * targets.tpot_s < cost.decode_step_s:
+            return {"field": "target_tbt", "decode_step_s": cost.decode_step_s, "tpot_s": targets.tpot_s}
+        alone = cost.prefill_s + max(0, tokens - 1) * cost.decode_step_s
+        if targets.deadline_s is not None and alone > margin * targets.deadline_s:
+            return {"field": "deadline", "answer_s": alone, "deadline_s": targets.deadline_s}
         field, name, bound = "target_ttft", "ttft_s", targets.ttft_s
         # With a deadline alone, the target is cut to it: then the deadline is what asks too much.
         if targets.deadline_s is not None and targets.deadline_s <= bound:

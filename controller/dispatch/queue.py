@@ -16,9 +16,24 @@ SortKey = tuple[tuple[float, ...], float, str]
 
 
 class Entry:
-    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last."""
+    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last.
 
-    __slots__ = ("cost", "drop_at", "excluded", "hopeless", "hopeless_at", "key", "paused", "queued_at", "request")
+    `order` is what an operator said: -1 is ahead of everything and sent whatever its chances (`forced`), 0 nothing,
+    more is behind those of whom nothing was said.
+    """
+
+    __slots__ = (
+        "cost",
+        "drop_at",
+        "excluded",
+        "hopeless",
+        "hopeless_at",
+        "key",
+        "order",
+        "paused",
+        "queued_at",
+        "request",
+    )
 
     def __init__(self, request: Request, cost: Cost, now: float) -> None:
         self.request = request
@@ -27,9 +42,14 @@ class Entry:
         self.key: SortKey = ((), request.arrival, request.id)
         self.hopeless = False
         self.paused = False
+        self.order = 0
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded: frozenset[str] = frozenset()
+
+    @property
+    def forced(self) -> bool:
+        return self.order < 0
 
 
 class RequestQueue:
@@ -67,9 +87,9 @@ class RequestQueue:
         """Those that cannot, cheapest first. Read only."""
         return self._hopeless
 
-    def pending_above(self, priority: int) -> bool:
-        """Is a request of a higher priority (a lower number) waiting?"""
-        return any(level < priority for level, count in self._levels.items() if count)
+    def pending_above(self, level: int) -> bool:
+        """Is a request of a higher level of the priority mapping (a lower number) waiting?"""
+        return any(other < level for other in self._levels)
 
     def add(self, entry: Entry, now: float) -> None:
         request = entry.request
@@ -83,7 +103,8 @@ class RequestQueue:
         kind = (request.tenant, request.slo_class)
         heapq.heappush(self._due.setdefault(kind, []), (request.ttft_due, request.id))
         self._counts[kind] += 1
-        self._levels[request.priority] += 1
+        if request.level is not None:
+            self._levels[request.level] += 1
         self.tokens += request.prompt_tokens
 
     def remove(self, request_id: str) -> Entry | None:
@@ -97,18 +118,31 @@ class RequestQueue:
         if not self._counts[kind]:
             del self._counts[kind]
             self._due.pop(kind, None)
-        self._levels[request.priority] -= 1
-        if not self._levels[request.priority]:
-            del self._levels[request.priority]
+        if request.level is not None:
+            self._levels[request.level] -= 1
+            if not self._levels[request.level]:
+                del self._levels[request.level]
         self.tokens -= request.prompt_tokens
+        self._compact()
         return entry
 
+    def _compact(self) -> None:
+        """Heaps forget lazily; rebuilt when most of what they hold is gone."""
+        bound = 2 * len(self._entries) + 64
+        for heap in (self._turns, self._drops, *self._due.values()):
+            if len(heap) > bound:
+                heap[:] = [item for item in heap if item[1] in self._entries]
+                heapq.heapify(heap)
+
     def reprioritise(self, request_id: str, priority: int, now: float) -> bool:
-        entry = self.remove(request_id)
+        """An operator's word: 0 sends it first and whatever its chances, more puts it behind the others."""
+        entry = self._entries.get(request_id)
         if entry is None:
             return False
-        entry.request.priority = priority
-        self.add(entry, now)
+        self._unplace(entry)
+        entry.order = priority if priority > 0 else -1
+        entry.hopeless = entry.hopeless_at <= now and not entry.forced
+        self._place(entry, now)
         return True
 
     def pause(self, request_id: str, paused: bool, now: float) -> bool:
@@ -130,7 +164,7 @@ class RequestQueue:
             if entry is None or entry.hopeless:
                 continue
             self._unplace(entry)
-            entry.hopeless = entry.hopeless_at <= now
+            entry.hopeless = entry.hopeless_at <= now and not entry.forced
             self._place(entry, now)
         expired = []
         while self._drops and self._drops[0][0] <= now:
@@ -182,12 +216,12 @@ class RequestQueue:
             return
         request = entry.request
         if entry.hopeless:
-            worth = (entry.cost.service_s / max(request.value, 1e-6),)
+            worth = (entry.order, entry.cost.service_s / max(request.value, 1e-6))
             entry.key = (worth, request.arrival, request.id)
             insort(self._hopeless, (entry.key, entry), key=_first)
             return
         rank = self._ordering.rank(request, entry.cost, now)
-        entry.key = (rank.key, request.arrival, request.id)
+        entry.key = ((entry.order, *rank.key), request.arrival, request.id)
         insort(self._ready, (entry.key, entry), key=_first)
         if rank.valid_until is not None:
             heapq.heappush(self._turns, (rank.valid_until, request.id))
@@ -219,7 +253,7 @@ def _row(entry: Entry, now: float) -> QueueRow:
         ttft_s=request.targets.ttft_s,
         slack_s=request.ttft_due - now - entry.cost.prefill_s,
         hopeless=entry.hopeless,
-        priority=request.priority,
+        priority=max(0, entry.order) if entry.order else request.priority,
     )
 
 

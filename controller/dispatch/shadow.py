@@ -95,9 +95,20 @@ class Worker:
         kv = self.load.kv_usage if self.load else 0.0
         return min(1.0, max(slots, kv))
 
-    def tightest_tpot(self) -> float:
-        """The smallest TPOT target among waiting and running; infinite when idle."""
-        return min(self._tpots, default=math.inf)
+    def tightest_tpot(self, share: float = 0.0) -> float:
+        """The `share` quantile (0: the smallest) of the TPOT targets here; infinite when idle.
+
+        Targets below one step of a single sequence do not count: nothing can keep them, so nobody waits for them.
+        """
+        reachable = self.latency.decode(1, 0)
+        tpots = sorted(tpot for tpot in self._tpots if tpot >= reachable)
+        wanted = share * sum(self._tpots[tpot] for tpot in tpots)
+        seen = 0
+        for tpot in tpots:
+            seen += self._tpots[tpot]
+            if seen > wanted:
+                return tpot
+        return math.inf
 
     def decode_s(self) -> float:
         """Eq. 2 for the batch after all that waits has been prefilled."""
@@ -126,7 +137,8 @@ class Worker:
         self.waiting_tokens += tokens
         self.waiting_squares += tokens * tokens
         self.expected_tokens += request.output_tokens
-        self._tpots[request.targets.tpot_s] += 1
+        if request.output_tokens > 1:  # one token has no pace to keep
+            self._tpots[request.targets.tpot_s] += 1
         self.last_sent = serial
         self.sent_total += 1
 
@@ -167,9 +179,10 @@ class Worker:
                 return None
             self.context_tokens -= sent.request.prompt_tokens + sent.produced
         tpot = sent.request.targets.tpot_s
-        self._tpots[tpot] -= 1
-        if self._tpots[tpot] <= 0:
-            del self._tpots[tpot]
+        if sent.request.output_tokens > 1:
+            self._tpots[tpot] -= 1
+            if self._tpots[tpot] <= 0:
+                del self._tpots[tpot]
         self.expected_tokens = max(0, self.expected_tokens - max(0, sent.request.output_tokens - sent.produced))
         if not self.waiting and not self.running:
             self.expected_tokens = 0

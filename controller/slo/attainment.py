@@ -91,6 +91,12 @@ class _Window:
         if not entry.attained and entry.miss_reason:
             self.causes[entry.miss_reason] += step
 
+    def span(self, now: float, limit: int, window_s: float) -> float:
+        """Seconds the counts cover: less than the window where older requests had to go."""
+        if len(self.entries) < limit:
+            return window_s
+        return max(1e-3, min(window_s, now - self.entries[0].at))
+
     def cause(self) -> str:
         """The commonest cause of a miss; of equals the first by name."""
         causes = [(-count, name) for name, count in self.causes.items() if count > 0]
@@ -150,9 +156,9 @@ class AttainmentWindows:
             if not window.entries:
                 del self._windows[key]
         keys = sorted(set(self._windows) | set(queued))
-        return [self._row(key, queued.get(key, (0, None)), targets.get(key, 0.95)) for key in keys]
+        return [self._row(key, queued.get(key, (0, None)), targets.get(key, 0.95), now) for key in keys]
 
-    def _row(self, key: tuple[str, str], queued: tuple[int, float | None], target: float) -> ClassWindow:
+    def _row(self, key: tuple[str, str], queued: tuple[int, float | None], target: float, now: float) -> ClassWindow:
         window = self._windows.get(key) or _Window()
         counts = window.counts
         newest = window.newest(self.QUANTILE_SAMPLES)
@@ -161,7 +167,7 @@ class AttainmentWindows:
         return ClassWindow(
             tenant=key[0],
             slo_class=key[1],
-            window_s=self.window_s,
+            window_s=window.span(now, self._limit, self.window_s),
             finished=counts["finished"],
             attained=counts["attained"],
             ttft_met=counts["ttft_met"],

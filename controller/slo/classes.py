@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from controller.core.decisions import Figure
 from controller.core.errors import ConfigError
 from controller.core.snapshot import ClassConfig, MappingConfig, TenantConfig
 from controller.core.types import CONCORD_DEFAULTS, Targets
@@ -47,10 +48,12 @@ class Applied:
 
     targets: Targets
     slo_class: str
-    priority: int
+    priority: int | None  # as the client said it
     value: float
-    target: float
     source: str
+    may_defer: bool = False
+    level: int | None = None  # of the mapping, where the targets came from there
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # how the mapping came to them, for the decision record
 
 
 def _seconds(body: Mapping[str, object], field: str, *, zero: bool = False) -> float | None:
@@ -129,40 +132,24 @@ class ClassBook:
 
         Raises SloError for an unknown class, or when what was asked contradicts what the class promises.
         """
+        base = self._base(asked, tenant, pending_higher, now)
+        return replace(_override(asked, base), source="explicit") if asked.explicit else base
+
+    def _base(self, asked: Asked, tenant: TenantConfig, pending_higher: Callable[[int], bool], now: float) -> Applied:
+        """What the request's fields are laid over: class, mapped priority, the tenant's class or Concord."""
         if asked.slo_class is not None:
             config = self.find(tenant.name, asked.slo_class)
             if config is None:
                 known = ", ".join(self.names(tenant.name)) or "none"
                 raise SloError("slo_class", f"unknown class {asked.slo_class!r}; known: {known}")
-            return self._from_class(asked, config, "explicit" if asked.explicit else "class")
+            return _from_class(asked, config, "class")
         mapping = self.mapping(tenant.name)
-        if asked.priority is not None and mapping is not None and not asked.explicit:
-            return self._from_priority(asked, asked.priority, mapping, pending_higher, now)
-        if not asked.explicit and tenant.default_class:
-            config = self.find(tenant.name, tenant.default_class)
-            if config is not None:
-                return self._from_class(asked, config, "tenant_default")
-        base = Applied(CONCORD_DEFAULTS, "", asked.priority or 0, 1.0, 0.95, "defaults")
-        return _override(asked, base, "explicit" if asked.explicit else "defaults")
-
-    def _from_class(self, asked: Asked, config: ClassConfig, source: str) -> Applied:
-        targets = Targets(config.ttft_s, config.tpot_s, config.deadline_s, config.waiting_time_s)
-        base = Applied(targets, config.name, asked.priority or 0, config.value, config.target, source)
-        return _override(asked, base, source)
-
-    def _from_priority(
-        self,
-        asked: Asked,
-        priority: int,
-        mapping: PriorityMapping,
-        pending_higher: Callable[[int], bool],
-        now: float,
-    ) -> Applied:
-        level = mapping.level(priority)
-        assigned = mapping.assign(level, pending_higher(level), now)
-        waiting = max(CONCORD_DEFAULTS.waiting_time_s, 2 * assigned.ttft_s)
-        targets = Targets(assigned.ttft_s, assigned.tpot_s, None, waiting)
-        return _override(asked, Applied(targets, f"priority-{level}", level, 1.0, 0.95, "priority"), "priority")
+        if asked.priority is not None and mapping is not None:
+            return _from_priority(asked.priority, mapping, pending_higher, now)
+        config = self.find(tenant.name, tenant.default_class) if tenant.default_class else None
+        if config is not None:
+            return _from_class(asked, config, "tenant_default")
+        return Applied(CONCORD_DEFAULTS, "", asked.priority, 1.0, "defaults")
 
     def observe(
         self, tenant: str, priority: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float
@@ -182,7 +169,27 @@ class ClassBook:
         return book
 
 
-def _override(asked: Asked, base: Applied, source: str) -> Applied:
+def _from_class(asked: Asked, config: ClassConfig, source: str) -> Applied:
+    targets = Targets(config.ttft_s, config.tpot_s, config.deadline_s, config.waiting_time_s)
+    return Applied(targets, config.name, asked.priority, config.value, source, config.may_defer)
+
+
+def _from_priority(
+    priority: int, mapping: PriorityMapping, pending_higher: Callable[[int], bool], now: float
+) -> Applied:
+    level = mapping.level(priority)
+    assigned = mapping.assign(level, pending_higher(level), now)
+    waiting = max(CONCORD_DEFAULTS.waiting_time_s, 2 * assigned.ttft_s)
+    figures: dict[str, Figure] = {
+        "history": assigned.reason,
+        "reference_ttft_s": assigned.reference_ttft_s,
+        "queue_correction_s": assigned.queue_correction_s,
+    }
+    targets = Targets(assigned.ttft_s, assigned.tpot_s, None, waiting)
+    return Applied(targets, f"priority-{level}", priority, 1.0, "priority", False, level, figures)
+
+
+def _override(asked: Asked, base: Applied) -> Applied:
     """Fields the request names win over the class; `deadline` without waiting_time bounds the wait too."""
     targets = base.targets
     ttft = asked.target_ttft if asked.target_ttft is not None else targets.ttft_s
@@ -195,5 +202,4 @@ def _override(asked: Asked, base: Applied, source: str) -> Applied:
         if asked.waiting_time is None:
             waiting = min(waiting, deadline)
     tpot = asked.target_tbt if asked.target_tbt is not None else targets.tpot_s
-    applied = Targets(ttft, tpot, deadline, waiting)
-    return Applied(applied, base.slo_class, base.priority, base.value, base.target, source)
+    return replace(base, targets=Targets(ttft, tpot, deadline, waiting))

@@ -87,10 +87,13 @@ class PriorityMapping:
         return min(priority, len(self.config.levels) - 1)
 
     def observe(self, level: int, ttft_s: float | None, tpot_s: float | None, queue_s: float, now: float) -> None:
-        """A request of this level finished: measured seconds; None where there was no such value."""
+        """A request of this level finished: measured seconds.
+
+        None where there was no such value: a request that was not streamed has no TTFT, and tells its queue time only.
+        """
+        self._last_queue[level] = queue_s
         if ttft_s is not None:
             self._ttft.add(level, ttft_s, queue_s, now)
-            self._last_queue[level] = queue_s
         if tpot_s is not None:
             self._tpot.add(level, tpot_s, queue_s, now)
 

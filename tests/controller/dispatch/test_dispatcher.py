@@ -16,11 +16,11 @@ from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, 
 def test_h7_one_pass():
     dispatcher = build_dispatcher("hyperflexis")
     dispatcher.handle([up(slots=64)], 0.0)
-    running = [request(f"x{i}", prompt=10, output=0) for i in range(3)]
+    running = [request(f"x{i}", prompt=10, output=2) for i in range(3)]
     dispatcher.handle([ev.Arrived(r) for r in running], 0.0)
     dispatcher.handle([ev.FirstToken(r.id) for r in running], 0.05)
     (worker,) = dispatcher._fleet.workers.values()
-    worker.spec.kv_capacity_tokens = 800 + worker.context_tokens
+    worker.spec.kv_capacity_tokens = 800 + worker.context_tokens + worker.expected_tokens
     queue = [
         request("r1", 9.90, tpot=0.5, prompt=300, output=0),
         request("r2", 9.91, tpot=0.5, prompt=600, output=0),
@@ -196,10 +196,75 @@ def test_commands_cancel_pause_resume_and_reprioritise():
     assert sends(dispatcher.handle([ev.Finished("a", 1)], 0.2)) == [("d", "w")]
     assert sends(dispatcher.handle([ev.Finished("d", 1)], 0.3)) == []
     assert sends(dispatcher.handle([ev.Command("c3", "op", "resume", ("c",))], 0.4)) == [("c", "w")]
-    dispatcher.handle([ev.Arrived(request("e", priority=5))], 0.5)
+
+
+def test_reprioritising_changes_the_order_and_lets_the_hopeless_go_first():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1), ev.Arrived(request("a"))], 0.0)
+    dispatcher.handle([ev.Arrived(request(n, ttft=9.0)) for n in "bcd"], 0.0)
+    dispatcher.handle([ev.Arrived(request("late", arrival=-50.0))], 0.0)
+    dispatcher.handle([ev.Command("c1", "op", "reprioritise", ("b",), 3)], 0.1)
+    dispatcher.handle([ev.Command("c2", "op", "reprioritise", ("late",), 0)], 0.1)
+    assert [row["id"] for row in dispatcher.queue().rows(9, 0.1)] == ["late", "c", "d", "b"]
+    order = []
+    for at, done in enumerate(["a", "late", "c", "d"], start=1):
+        order += sends(dispatcher.handle([ev.Finished(done, 1)], at / 10))
+    assert [name for name, _ in order] == ["late", "c", "d", "b"]
+
+
+def test_contention_counts_mapped_requests_only():
+    dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
+    dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b", priority=0))], 0.0)
     assert dispatcher.pending_above(1) is False
-    dispatcher.handle([ev.Command("c4", "op", "reprioritise", ("e",), 0)], 0.5)
+    dispatcher.handle([ev.Arrived(request("c", priority=0, level=0))], 0.0)
     assert dispatcher.pending_above(1) is True
+    assert dispatcher.pending_above(0) is False
+
+
+def test_an_unattainable_tpot_starves_nobody():
+    """Somebody asks for a token a millisecond: the others must not wait for that."""
+
+    def sent(poison):
+        play = Play("slackline", overrides={"dispatch": {"refuse_infeasible": False}})
+        for i in range(400):
+            play.at(i * 0.05, ev.Arrived(request(f"r{i}", i * 0.05, wait=2.0)))
+        for i in range(100 if poison else 0):
+            play.at(i * 0.2, ev.Arrived(request(f"p{i}", i * 0.2, tpot=0.001, output=1 + i % 40, wait=2.0)))
+        play.run()
+        return sum(name.startswith("r") for _, kind, name, _ in play.log if kind == "send")
+
+    assert sent(poison=True) == sent(poison=False) == 400
+
+
+def test_an_unattainable_tpot_is_refused_by_name():
+    dispatcher = build_dispatcher("slackline")
+    reply = dispatcher.handle([up(), ev.Arrived(request("a", tpot=0.005))], 0.0)
+    assert reply.actions[0].decision.figures["field"] == "target_tbt"
+
+
+def test_a_class_that_may_be_late_is_not_refused():
+    dispatcher = build_dispatcher("slackline")
+    late = request("late", ttft=0.1, prompt=20_000, may_defer=True)
+    assert sends(dispatcher.handle([up(), ev.Arrived(late)], 0.0)) == [("late", "w")]
+
+
+def test_the_driver_is_told_when_to_expect_a_first_token():
+    dispatcher = build_dispatcher("round_robin")
+    reply = dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b", prompt=1000))], 0.0)
+    first, second = reply.actions
+    assert 0.02 <= first.prefill_s < second.prefill_s
+    assert second.prefill_s == pytest.approx(0.12, abs=0.03)
+
+
+def test_queue_heaps_do_not_keep_what_is_gone():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=4)], 0.0)
+    for i in range(2_000):
+        now = i * 0.01
+        dispatcher.handle([ev.Arrived(request(f"r{i}", now, ttft=3600.0, wait=86_400.0))], now)
+        dispatcher.handle([ev.Finished(f"r{i}", 3)], now)
+    queue = dispatcher._fleet.lane("m").queue
+    assert max(len(queue._turns), len(queue._drops)) <= 64 + 2 * len(queue)
 
 
 def test_engine_ranks_by_class_and_by_deadline():

@@ -85,6 +85,14 @@ def test_window_counts_and_forgets():
     assert windows.view(500.0, {}, {}) == []
 
 
+def test_a_cut_window_says_what_it_covers():
+    windows = AttainmentWindows(window_s=60, limit=10)
+    for i in range(40):
+        windows.observe(record(), "", float(i))
+    (row,) = windows.view(40.0, {}, {})
+    assert (row["finished"], row["window_s"]) == (10, 10.0)
+
+
 def test_a_class_with_only_a_queue_is_shown():
     (row,) = AttainmentWindows().view(0.0, {("a", "b"): (2, 0.1)}, {})
     assert (row["finished"], row["queued"]) == (0, 2)

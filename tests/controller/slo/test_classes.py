@@ -69,6 +69,24 @@ def test_default_class_then_concord_defaults():
     assert resolve(Asked()).targets == CONCORD_DEFAULTS
 
 
+def test_one_explicit_field_keeps_the_rest_of_its_class():
+    patient = resolve(Asked(waiting_time=90.0), tenant(default="chat"))
+    assert (patient.slo_class, patient.targets.ttft_s, patient.targets.waiting_time_s) == ("chat", 0.7, 90.0)
+    mapped = resolve(Asked(priority=1, waiting_time=90.0))
+    assert (mapped.level, mapped.targets.ttft_s, mapped.targets.waiting_time_s) == (1, 2.0, 90.0)
+    assert mapped.source == patient.source == "explicit"
+
+
+def test_a_class_without_a_priority_has_none():
+    assert resolve(Asked(slo_class="chat")).priority is None
+    assert resolve(Asked(slo_class="chat", priority=3)).priority == 3
+    assert resolve(Asked(slo_class="chat")).level is None
+
+
+def test_how_the_mapping_came_to_its_targets_is_told():
+    assert resolve(Asked(priority=1)).figures["history"] == "no_history"
+
+
 def test_unknown_class_lists_the_known_ones():
     with pytest.raises(SloError, match="chat, job"):
         resolve(Asked(slo_class="caht"))

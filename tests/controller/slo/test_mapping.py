@@ -96,5 +96,11 @@ def test_strict_rule_never_relaxes():
     assert strict.assign(1, False, 0.0).tpot_s == 0.05
 
 
+def test_requests_without_a_first_token_still_tell_their_queue_time(mapping):
+    before = mapping.assign(1, False, 6.0).queue_correction_s
+    mapping.observe(1, None, None, 0.2, 6.0)
+    assert mapping.assign(1, False, 6.0).queue_correction_s != before
+
+
 def test_priorities_beyond_the_last_level_share_it(mapping):
     assert mapping.level(7) == 1
