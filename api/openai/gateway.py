@@ -21,6 +21,7 @@ from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
 from api.openai.telemetry import Monitor, TelemetryBoard
+from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request
 from controller.dispatch import StageDispatcher, build_dispatcher
@@ -94,9 +95,9 @@ class Gateway:
 
     def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
-        request = self._request(parsed, tenant, arrival)
+        request, applied = self._request(parsed, tenant, arrival)
         flight = Flight(
-            request[0],
+            request,
             parsed.head,
             send,
             time.time() - (self.clock() - arrival),
@@ -104,8 +105,9 @@ class Gateway:
             streamed=parsed.streamed,
             keep_usage=parsed.keep_usage,
             prompt_chars=parsed.prompt_chars,
-            source=request[1].source,
+            source=applied.source,
         )
+        flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(flight, tenant)
         self.arrivals.tick(arrival)
         self.runtime.arrive(flight)

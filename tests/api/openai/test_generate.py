@@ -30,7 +30,7 @@ async def test_a_streamed_answer_is_relayed_and_recorded() -> None:
         assert (record.outcome, record.attained, record.judged_by) == (Outcome.OK, True, "tokens")
         assert (record.prompt_tokens, record.output_tokens, record.attempts) == (8, 4, 1)
         assert record.ttft_s is not None
-        assert [step["kind"] for step in record.decisions] == ["dispatch"]
+        assert [step["kind"] for step in record.decisions] == ["slo", "dispatch"]
 
 
 async def test_a_whole_answer_is_judged_end_to_end() -> None:
