@@ -71,7 +71,9 @@ class SLOClassForm(forms.Form):
         min_value=0.000_001, max_value=1_000_000, help_text="Worth of one attained request, relative to other classes."
     )
     may_defer = forms.BooleanField(
-        label="May be deferred", required=False, help_text="Gives way first when the fleet is full."
+        label="May be deferred",
+        required=False,
+        help_text="Served late rather than refused when it cannot be met.",
     )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 

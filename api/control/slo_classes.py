@@ -41,7 +41,9 @@ class _SLOClassFields(serializers.Serializer):
     value = NumberField(
         min_value=0.000_001, max_value=VALUE_MAX, required=False, help_text="Worth of one attained request."
     )
-    may_defer = serializers.BooleanField(required=False)
+    may_defer = serializers.BooleanField(
+        required=False, help_text="Served late rather than refused when it cannot be met."
+    )
 
 
 class SLOClassInput(_SLOClassFields):
