@@ -40,7 +40,7 @@ CLASSES: tuple[dict[str, Any], ...] = (
 
 TENANTS = (
     DemoTenant("demo", "Demo", "interactive", {}),
-    DemoTenant("acme", "Acme Support", "standard", {"weight": 2.0, "max_concurrency": 500}),
+    DemoTenant("acme", "Acme Support", "standard", {"max_concurrency": 500}),
     DemoTenant("research", "Research", "batch", {"rpm": 3000, "tpm": 2_000_000}),
 )
 

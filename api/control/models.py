@@ -30,9 +30,8 @@ class _ServedModelFields(serializers.Serializer):
     aliases = serializers.ListField(child=NameField(max_length=120), max_length=ALIASES_MAX, required=False)
     context_tokens = serializers.IntegerField(min_value=1, max_value=CONTEXT_MAX, required=False)
     chars_per_token = NumberField(
-        min_value=0.1, max_value=100, required=False, help_text="Estimate where no tokenizer is configured."
+        min_value=0.1, max_value=100, required=False, help_text="Estimate until requests have shown it."
     )
-    tokenizer = serializers.CharField(max_length=255, allow_null=True, required=False)
 
 
 class ServedModelInput(_ServedModelFields):
@@ -55,7 +54,7 @@ class ServedModelOutput(serializers.ModelSerializer):
     class Meta:
         model = ServedModel
         fields = (
-            "id", "name", "aliases", "context_tokens", "chars_per_token", "tokenizer", "version", "created_at",
+            "id", "name", "aliases", "context_tokens", "chars_per_token", "version", "created_at",
             "updated_at",
         )  # fmt: skip
         read_only_fields = fields

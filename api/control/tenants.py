@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView, PageQuery, claimed_version, filtered, matched_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
-from api.control.fields import NameField, NumberField, VersionField
+from api.control.fields import NameField, VersionField
 from api.control.references import class_named
 from api.permissions import IsAdmin
 from controller.models import Tenant
@@ -32,7 +32,6 @@ class _TenantChange(serializers.Serializer):
     default_class = serializers.CharField(
         max_length=64, allow_null=True, required=False, help_text="Name of the tenant's own class or of a shared one."
     )
-    weight = NumberField(min_value=0.001, max_value=1000, required=False)
     rpm = serializers.IntegerField(
         min_value=1,
         max_value=QUOTA_MAX,
@@ -67,7 +66,7 @@ class TenantOutput(serializers.ModelSerializer):
     class Meta:
         model = Tenant
         fields = (
-            "id", "name", "title", "default_class", "weight", "rpm", "tpm", "max_concurrency", "state", "version",
+            "id", "name", "title", "default_class", "rpm", "tpm", "max_concurrency", "state", "version",
             "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields

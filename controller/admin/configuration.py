@@ -22,7 +22,7 @@ from controller.models import (
 
 @admin.register(Tenant)
 class TenantAdmin(ReadOnlyAdmin):
-    list_display = ("name", "title", "default_class", "weight", "rpm", "tpm", "max_concurrency", "state", "version")
+    list_display = ("name", "title", "default_class", "rpm", "tpm", "max_concurrency", "state", "version")
     list_filter = ("state",)
     list_select_related = ("default_class",)
     search_fields = ("name", "title")
@@ -51,7 +51,7 @@ class PriorityMappingAdmin(ReadOnlyAdmin):
 
 @admin.register(ServedModel)
 class ServedModelAdmin(ReadOnlyAdmin):
-    list_display = ("name", "aliases", "context_tokens", "tokenizer", "version")
+    list_display = ("name", "aliases", "context_tokens", "version")
     search_fields = ("name",)
 
 

@@ -10,7 +10,7 @@ from controller.admin.base import ReadOnlyAdmin
 from controller.admin.export import ExportAdmin
 from controller.admin.filters import by_value, within
 from controller.core.records import FIELDS
-from controller.models import Action, AttainmentMinute, Decision, RequestRecord
+from controller.models import AttainmentMinute, Decision, RequestRecord
 
 
 @admin.register(Decision)
@@ -66,11 +66,3 @@ class AttainmentMinuteAdmin(ReadOnlyAdmin):
     list_display = ("minute", "tenant", "slo_class", "model", "finished", "attained", "cancelled", "goodput_tokens")
     list_filter = (within("minute"),)
     search_fields = ("=tenant", "=slo_class", "=model")
-
-
-@admin.register(Action)
-class ActionAdmin(ReadOnlyAdmin):
-    list_display = ("id", "kind", "instance", "state", "attempts", "lease_until", "updated_at")
-    list_filter = ("state", "kind")
-    list_select_related = ("instance",)
-    ordering = ("-id",)

@@ -16,7 +16,6 @@ class TenantConfig:
     id: int
     name: str
     default_class: str | None
-    weight: float = 1.0
     rpm: int | None = None  # requests a minute
     tpm: int | None = None  # prompt + expected output tokens a minute
     max_concurrency: int | None = None
@@ -78,8 +77,7 @@ class ModelConfig:
     name: str
     aliases: tuple[str, ...] = ()
     context_tokens: int = 4096
-    chars_per_token: float = 4.0  # calibrated estimate where no tokenizer is configured
-    tokenizer: str | None = None
+    chars_per_token: float = 4.0  # calibrated estimate
 
 
 @dataclass(frozen=True, slots=True)

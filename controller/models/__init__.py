@@ -1,7 +1,7 @@
 """Tables of the control plane, one family a file. Services write them, selectors read them."""
 
 from controller.models.config import ConfigVersion
-from controller.models.decisions import Action, Decision
+from controller.models.decisions import Decision
 from controller.models.fleet import (
     Device,
     Host,
@@ -18,7 +18,6 @@ from controller.models.slo import PriorityMapping, SLOClass
 from controller.models.tenants import ApiKey, Tenant
 
 __all__ = [
-    "Action",
     "ApiKey",
     "AttainmentMinute",
     "ConfigVersion",

@@ -15,13 +15,12 @@ class Role(models.TextChoices):
 
 
 class ServedModel(Versioned):
-    """A model under its public name. `tokenizer` null: prompt tokens are estimated from characters."""
+    """A model under its public name. Prompt tokens are estimated from characters."""
 
     name = models.CharField(max_length=120, unique=True, validators=[NAME])
     aliases = models.JSONField(default=list, blank=True)
     context_tokens = models.PositiveIntegerField(default=4096, validators=[above_zero])
     chars_per_token = models.FloatField(default=4.0, validators=[above_zero])
-    tokenizer = models.CharField(max_length=255, null=True, blank=True)
 
     class Meta:
         db_table = "served_model"

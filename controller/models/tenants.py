@@ -27,7 +27,6 @@ class Tenant(Versioned):
     default_class = models.ForeignKey(
         "controller.SLOClass", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
-    weight = models.FloatField(default=1.0, validators=[above_zero])
     rpm = models.PositiveIntegerField("requests a minute", null=True, blank=True, validators=[above_zero])
     tpm = models.PositiveIntegerField("tokens a minute", null=True, blank=True, validators=[above_zero])
     max_concurrency = models.PositiveIntegerField(null=True, blank=True, validators=[above_zero])
@@ -39,7 +38,6 @@ class Tenant(Versioned):
         db_table = "tenant"
         ordering = ["name"]
         constraints = [
-            positive("weight", name="tenant_weight_positive"),
             positive("rpm", name="tenant_rpm_positive", optional=True),
             positive("tpm", name="tenant_tpm_positive", optional=True),
             positive("max_concurrency", name="tenant_max_concurrency_positive", optional=True),

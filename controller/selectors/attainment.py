@@ -1,4 +1,4 @@
-"""Was each class served as promised? Hours and days from the minute roll-up, the last minutes from the records.
+"""Was each class served as promised? Hours and days, from the minute roll-up.
 
 "Attained" is TTFT and TPOT (and the deadline where one was promised) met. Refused, expired, failed and cut requests are
 misses; cancelled ones are counted apart.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connection
 from django.db.models import DateTimeField, DurationField, F, Func, Q, QuerySet, Sum, Value
 
 from controller.models import AttainmentMinute, histogram
@@ -114,40 +113,6 @@ def attainment_series(
         )
         for row in rows
     ]
-
-
-_NOW = """
-SELECT tenant, slo_class, model,
-    count(*) FILTER (WHERE outcome <> 'cancelled') AS finished,
-    count(*) FILTER (WHERE attained) AS attained,
-    count(*) FILTER (WHERE ttft_met AND outcome <> 'cancelled') AS ttft_met,
-    count(*) FILTER (WHERE tpot_met AND outcome <> 'cancelled') AS tpot_met,
-    count(*) FILTER (WHERE outcome = 'refused') AS refused,
-    count(*) FILTER (WHERE outcome = 'expired') AS expired,
-    count(*) FILTER (WHERE outcome IN ('failed', 'cut')) AS failed,
-    count(*) FILTER (WHERE outcome = 'cancelled') AS cancelled,
-    coalesce(sum(prompt_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS prompt_tokens,
-    coalesce(sum(output_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS output_tokens,
-    coalesce(sum(goodput_tokens) FILTER (WHERE outcome <> 'cancelled'), 0) AS goodput_tokens,
-    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY ttft_s) AS ttft_s,
-    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY tpot_s) AS tpot_s,
-    percentile_cont(%(shares)s::float8[]) WITHIN GROUP (ORDER BY e2e_s) AS e2e_s
-FROM request_record
-WHERE arrived_at >= %(since)s AND arrived_at < %(until)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
-GROUP BY tenant, slo_class, model ORDER BY tenant, slo_class, model
-"""
-
-
-def attainment_now(*, since: datetime, until: datetime, tenant: str | None = None) -> list[Attainment]:
-    """Exact figures of a short window (minutes) from the records themselves, by tenant, class and model. One query."""
-    with connection.cursor() as cursor:
-        cursor.execute(_NOW, {"since": since, "until": until, "tenant": tenant, "shares": list(QUANTILES)})
-        columns = [column.name for column in cursor.description]
-        rows = [dict(zip(columns, values, strict=True)) for values in cursor.fetchall()]
-    for row in rows:
-        for what in ("ttft_s", "tpot_s", "e2e_s"):
-            row[what] = dict(zip(QUANTILES, row[what] or [None] * len(QUANTILES), strict=True))
-    return [Attainment(**row) for row in rows]
 
 
 def _groups(by: Sequence[str]) -> tuple[str, ...]:

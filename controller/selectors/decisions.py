@@ -50,11 +50,6 @@ def newest(limit: int = 50) -> list[Decision]:
     return list(search()[:limit])
 
 
-def since_id(last_id: int, limit: int = 200) -> list[Decision]:
-    """What was added after a decision, oldest first: for a live stream that polls."""
-    return list(Decision.objects.filter(pk__gt=last_id).order_by("id")[:limit])
-
-
 def kinds() -> list[str]:
     """The kinds on record, for a filter."""
     return distinct(Decision, "kind")

@@ -7,27 +7,12 @@ from datetime import datetime
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import Coalesce, Greatest, Least
 
-from controller.models import Action, Instance, InstanceInterval
+from controller.models import Instance, InstanceInterval
 
 
 def instances_live() -> QuerySet[Instance]:
     """Wanted, or still there."""
     return Instance.objects.live().select_related("model", "host")
-
-
-def instances_of(*, provisioner: str) -> QuerySet[Instance]:
-    """What one provisioner has to look after: live ones, oldest first."""
-    return instances_live().filter(provisioner=provisioner).order_by("created_at", "id")
-
-
-def instances_scaled(*, model_id: int, role: str) -> QuerySet[Instance]:
-    """The members of a scaling policy's fleet: not stopped by wish, not gone."""
-    rows = Instance.objects.filter(model_id=model_id, role=role).exclude(desired_state=Instance.Desired.STOPPED)
-    return rows.exclude(observed_state__in=Instance.GONE).select_related("model")
-
-
-def actions_open() -> QuerySet[Action]:
-    return Action.objects.open().select_related("instance")
 
 
 def cost(*, since: datetime, until: datetime) -> float:

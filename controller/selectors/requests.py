@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from django.db.models import QuerySet
 
@@ -51,9 +51,3 @@ def search(
 def request_record(*, id: str, tenant: str | None = None) -> RequestRecord | None:
     """By its id over all partitions; `tenant` narrows to one tenant's."""
     return search(id=id, tenant=tenant).first()
-
-
-def recent_misses(*, limit: int = 50, within: timedelta = timedelta(hours=1)) -> list[RequestRecord]:
-    """The newest requests that were not attained, without their decisions and token times."""
-    rows = search(attained=False, since=datetime.now(UTC) - within).exclude(outcome="cancelled")
-    return list(rows.defer("decisions", "token_times")[:limit])

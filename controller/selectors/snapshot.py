@@ -62,7 +62,6 @@ def _tenant(row: Tenant) -> TenantConfig:
         id=row.pk,
         name=row.name,
         default_class=row.default_class.name if row.default_class else None,
-        weight=row.weight,
         rpm=row.rpm,
         tpm=row.tpm,
         max_concurrency=row.max_concurrency,
@@ -111,7 +110,6 @@ def _model(row: ServedModel) -> ModelConfig:
         aliases=tuple(row.aliases),
         context_tokens=row.context_tokens,
         chars_per_token=row.chars_per_token,
-        tokenizer=row.tokenizer,
     )
 
 

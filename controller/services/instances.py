@@ -135,23 +135,6 @@ def instance_stop(*, actor: Actor, instance_id: str, version: int | None = None)
     return _wish_state(actor, instance_id, Desired.STOPPED, "stopped", version)
 
 
-def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Instance:
-    with transaction.atomic():
-        row = _locked(instance_id, version)
-        if role == row.role:
-            return row
-        before, row.role = row.role, role
-        row.clean_fields()
-        row.generation, row.version = row.generation + 1, row.version + 1
-        row.save(update_fields=["role", "generation", "version", "updated_at"])
-        if row.observed_state not in (*Instance.GONE, Observed.PENDING):
-            _interval_close(row, timezone.now())
-            _interval_open(row, timezone.now())
-        change.audit(actor, "instance", "role_set", row, {"before": {"role": before}, "after": {"role": role}})
-        config_raise()
-    return row
-
-
 def instance_observe(
     *,
     instance_id: str,

@@ -14,7 +14,7 @@ from controller.models import LatencyProfile, ServedModel
 from controller.services import change
 from controller.services.actors import Actor
 
-EDITABLE = ("aliases", "context_tokens", "chars_per_token", "tokenizer")
+EDITABLE = ("aliases", "context_tokens", "chars_per_token")
 
 
 def served_model_create(
@@ -24,14 +24,12 @@ def served_model_create(
     aliases: Sequence[str] = (),
     context_tokens: int = 4096,
     chars_per_token: float = 4.0,
-    tokenizer: str | None = None,
 ) -> ServedModel:
     row = ServedModel(
         name=name,
         aliases=list(aliases),
         context_tokens=context_tokens,
         chars_per_token=chars_per_token,
-        tokenizer=tokenizer,
     )
     return change.create(row, actor=actor, kind="served_model", check=_check)
 

@@ -11,7 +11,7 @@ from controller.models import SLOClass, Tenant
 from controller.services import change
 from controller.services.actors import Actor
 
-EDITABLE = ("title", "default_class", "weight", "rpm", "tpm", "max_concurrency", "state")
+EDITABLE = ("title", "default_class", "rpm", "tpm", "max_concurrency", "state")
 
 
 def tenant_create(
@@ -20,7 +20,6 @@ def tenant_create(
     name: str,
     title: str = "",
     default_class: SLOClass | None = None,
-    weight: float = 1.0,
     rpm: int | None = None,
     tpm: int | None = None,
     max_concurrency: int | None = None,
@@ -29,7 +28,6 @@ def tenant_create(
         name=name,
         title=title,
         default_class=default_class,
-        weight=weight,
         rpm=rpm,
         tpm=tpm,
         max_concurrency=max_concurrency,

@@ -37,7 +37,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = {
-    "tenants": ("name", "title", "default_class", "weight", "rpm", "tpm", "max_concurrency"),
+    "tenants": ("name", "title", "default_class", "rpm", "tpm", "max_concurrency"),
     "api-keys": ("tenant", "name", "scopes", "expires_at"),
     "slo-classes": (
         "name",
@@ -51,7 +51,7 @@ FIELDS = {
         "may_defer",
     ),
     "priority-mappings": ("tenant", "levels", "window", "window_age_s", "contention"),
-    "models": ("name", "aliases", "context_tokens", "chars_per_token", "tokenizer"),
+    "models": ("name", "aliases", "context_tokens", "chars_per_token"),
     "hosts": ("name", "zone", "labels"),
     "devices": ("host", "index", "kind", "memory_bytes"),
     "links": ("source", "target", "medium", "bandwidth_bytes_s", "latency_s", "state"),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection
 
-from controller.selectors.attainment import attainment, attainment_now, attainment_series
+from controller.selectors.attainment import attainment, attainment_series
 from controller.services.records import records_write
 from tests import factories
 
@@ -45,25 +45,6 @@ def test_shares_and_latencies_by_tenant_and_class(traffic, django_assert_num_que
     assert rows["acme", "batch"].refused == 1
     assert rows["acme", "batch"].ttft_s[0.5] is None
     assert rows["globex", "batch"].share == 1.0
-
-
-def test_roll_up_and_records_count_alike(traffic):
-    by = ("tenant", "slo_class", "model")
-    names = ("tenant", "slo_class", "model", "finished", "attained", "ttft_met", "tpot_met", "refused", "cancelled")
-    names += ("prompt_tokens", "output_tokens", "goodput_tokens")
-
-    rolled = [[getattr(row, name) for name in names] for row in attainment(**HOUR, by=by)]
-    exact = [[getattr(row, name) for name in names] for row in attainment_now(**HOUR)]
-
-    assert rolled == exact
-
-
-def test_the_records_give_exact_quantiles(traffic, django_assert_num_queries):
-    with django_assert_num_queries(1):
-        rows = attainment_now(**HOUR, tenant="acme")
-
-    assert {row.tenant for row in rows} == {"acme"}
-    assert next(row for row in rows if row.slo_class == "interactive").e2e_s[0.5] == pytest.approx(1.15)
 
 
 def test_a_tenant_sees_its_own(traffic):

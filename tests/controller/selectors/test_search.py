@@ -68,14 +68,6 @@ def test_a_tenant_finds_its_own_request_alone():
     assert requests.request_record(id="a", tenant="acme") is None
 
 
-def test_recent_misses_leave_out_the_cancelled():
-    now = timezone.now().timestamp()
-    for outcome in ("expired", "cancelled", "ok"):
-        write(factories.record(id=outcome, outcome=outcome, attained=outcome == "ok", arrived_at=now))
-
-    assert [row.id for row in requests.recent_misses()] == ["expired"]
-
-
 def test_pages_of_decisions_hold_each_once_newest_first():
     at = timezone.now()
     made = [
@@ -86,7 +78,6 @@ def test_pages_of_decisions_hold_each_once_newest_first():
     ]
 
     assert pages(decisions.search, "at") == [decision.pk for decision in reversed(made)]
-    assert [row.pk for row in decisions.since_id(made[4].pk)] == [made[5].pk, made[6].pk]
 
 
 def test_decisions_are_found_by_kind_actor_subject_and_words():
@@ -102,16 +93,16 @@ def test_decisions_are_found_by_kind_actor_subject_and_words():
     assert [row.kind for row in decisions.newest(1)] == ["drain"]
 
 
-def test_the_fleet_of_a_policy_is_what_is_wanted_and_not_gone():
+def test_the_fleet_is_what_is_wanted_or_still_there():
     model = factories.served_model()
     ready = factories.instance(model)
     factories.instance(model, observed_state=Instance.Observed.FAILED)
     stopping = factories.instance(model, desired_state=Instance.Desired.STOPPED)
-    factories.instance(model, desired_state=Instance.Desired.STOPPED, observed_state=Instance.Observed.STOPPED)
-    factories.instance()
+    gone = factories.instance(model, desired_state=Instance.Desired.STOPPED, observed_state=Instance.Observed.STOPPED)
 
-    assert list(fleet.instances_scaled(model_id=model.pk, role="collocated")) == [ready]
-    assert {ready, stopping} <= set(fleet.instances_live().filter(model=model))
+    live = set(fleet.instances_live().filter(model=model))
+    assert {ready, stopping} <= live
+    assert gone not in live
 
 
 def test_health_says_what_is_missing(monkeypatch, django_assert_num_queries):

@@ -11,14 +11,12 @@ from django.utils import timezone
 from controller.models import Decision, Device, Instance
 from controller.selectors import fleet
 from controller.selectors.snapshot import config_version, gateway_snapshot
-from controller.services.actions import action_claim, action_create, action_finish, action_renew
 from controller.services.change import VersionConflict
 from controller.services.instances import (
     instance_drain,
     instance_observe,
     instance_register,
     instance_remove,
-    instance_set_role,
     instance_stop,
     instance_undrain,
     instance_update,
@@ -117,20 +115,6 @@ def test_cost_is_provisioned_time_times_unit_cost_in_each_role():
     assert fleet.cost(since=start + timedelta(seconds=10), until=start + timedelta(seconds=20)) == pytest.approx(20.0)
 
 
-def test_a_change_of_role_starts_a_new_interval():
-    row = instance_wish(actor=ACTOR, model=factories.served_model())
-    instance_observe(instance_id=row.id, observed_state=Observed.READY, url="http://127.0.0.1:9")
-
-    instance_set_role(actor=ACTOR, instance_id=row.id, role="prefill")
-
-    assert [(part.role, part.ended_at is None) for part in row.intervals.all()] == [
-        ("collocated", False), ("prefill", True),
-    ]  # fmt: skip
-    assert gateway_snapshot().instances[0].role == "prefill"
-    with pytest.raises(ValidationError):
-        instance_set_role(actor=ACTOR, instance_id=row.id, role="cook")
-
-
 def test_only_what_is_gone_is_forgotten():
     row = factories.instance()
     with pytest.raises(ValidationError, match="stop it first"):
@@ -141,20 +125,6 @@ def test_only_what_is_gone_is_forgotten():
     instance_remove(actor=ACTOR, instance_id=row.id)
 
     assert not Instance.objects.exists()
-
-
-def test_an_action_is_claimed_by_one_worker_until_its_lease_ends():
-    action = action_create(kind="drain", instance=factories.instance())
-
-    claimed = action_claim(action_id=action.pk, owner="w1", lease_s=60)
-
-    assert (claimed.attempts, claimed.lease_owner) == (1, "w1")
-    assert action_claim(action_id=action.pk, owner="w2", lease_s=60) is None
-    assert action_renew(action_id=action.pk, owner="w1", lease_s=-1)  # as if its time had run out
-    assert action_claim(action_id=action.pk, owner="w2", lease_s=60).attempts == 2
-    assert not action_finish(action_id=action.pk, owner="w1")
-    assert action_finish(action_id=action.pk, owner="w2", error="no room")
-    assert action_claim(action_id=action.pk, owner="w3", lease_s=60) is None
 
 
 def test_the_newest_observation_of_an_address_wins():
