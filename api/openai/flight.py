@@ -38,6 +38,7 @@ class Flight:
         "keep_usage",
         "output_tokens",
         "phase",
+        "prefilled",
         "prompt_chars",
         "request",
         "send",
@@ -82,6 +83,7 @@ class Flight:
         self.times: array[float] | None = None  # arrival of every token, streamed
         self.output_tokens = 0
         self.usage: Usage | None = None
+        self.prefilled: asyncio.TimerHandle | None = None  # tells the dispatcher of a first token nobody sees
         self.decisions: list[dict[str, Any]] | None = None
 
     def call(self, rank: int) -> UpstreamCall:

@@ -36,6 +36,8 @@ class Dispatches(Protocol):
 
     def handle(self, events: list[ev.Event], now: float) -> ev.Reply: ...
 
+    def waiting(self, request_id: str) -> bool: ...
+
 
 class Outcomes(Protocol):
     """Hears of every request that ended, exactly once."""
@@ -129,6 +131,7 @@ class Runtime:
     def lost(self, flight: Flight, error: EngineError) -> None:
         """Its engine failed it: the dispatcher retries before the first token, an error event ends it after."""
         flight.task = None
+        self._stop(flight)
         if error.unreachable:
             self._suspect(flight.instance)
         if flight.phase == Phase.STARTED:
@@ -154,21 +157,37 @@ class Runtime:
             reply = self.dispatcher.handle(events, now)
         except Exception:  # a bug in a policy must not leave clients waiting for ever
             log.exception("the dispatcher failed on %d events", len(events))
-            self._give_up_arrivals(events)
-            reply = ev.Reply([], now + AFTER_FAILURE_S)
+            reply = self._salvage(events, now)
         if reply.wake_at is not None:
             delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
             self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
         for action in reply.actions:
             self._act(action, now)
 
-    def _give_up_arrivals(self, events: list[ev.Event]) -> None:
-        """Their requests may be nowhere in the queue: answer them."""
+    def _salvage(self, events: list[ev.Event], now: float) -> ev.Reply:
+        """What happened must not be lost with the pass: fed again, one by one. Whoever waits nowhere is answered.
+
+        Events are safe to hear twice. Arrivals are not: those that did not get into the queue end here, as do requests
+        whose Send was lost with the failed pass.
+        """
+        actions: list[ev.Action] = []
         for event in events:
-            if isinstance(event, ev.Arrived) and (flight := self.flights.get(event.request.id)):
+            if not isinstance(event, ev.Arrived):
+                actions += self._once_more(event, now)
+        decided = {action.request.id for action in actions if not isinstance(action, ev.Abort)}
+        for flight in [f for f in self.flights.values() if f.phase == Phase.QUEUED]:
+            if flight.request.id not in decided and not self.dispatcher.waiting(flight.request.id):
                 error = ApiError("internal_error", "The request could not be scheduled.")
-                self.push(ev.Cancelled(event.request.id))
+                self.push(ev.Cancelled(flight.request.id))
                 self._refuse(flight, Outcome.FAILED, error, started=False)
+        return ev.Reply(actions, now + AFTER_FAILURE_S)
+
+    def _once_more(self, event: ev.Event, now: float) -> list[ev.Action]:
+        try:
+            return self.dispatcher.handle([event], now).actions
+        except Exception:  # this event is the one it fails on: the others are not to suffer
+            log.exception("the dispatcher failed on %r alone", event)
+            return []
 
     def _woke(self) -> None:
         self._wake = None
@@ -227,6 +246,9 @@ class Runtime:
             return
         flight.phase = Phase.SENT
         flight.task = self.spawn(relay(flight, backend, flight.call(action.rank), self))
+        if not flight.streamed:
+            prefilled = ev.FirstToken(flight.request.id)
+            flight.prefilled = asyncio.get_running_loop().call_later(action.prefill_s, self.push, prefilled)
 
     def _abort(self, action: ev.Abort) -> None:
         """Asked for by the dispatcher: the request ends as cancelled, unless it has ended already."""
@@ -248,6 +270,9 @@ class Runtime:
         if flight.task is not None:
             flight.task.cancel()
             flight.task = None
+        if flight.prefilled is not None:
+            flight.prefilled.cancel()
+            flight.prefilled = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that is kept until done; what it raises is logged, never lost."""

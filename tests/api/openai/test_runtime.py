@@ -1,0 +1,122 @@
+"""The driver between dispatcher and engines: what the dispatcher hears, and what a failing pass must not lose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.types import Outcome
+from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from workers.backends.fake import Script
+
+
+class Ear:
+    """Notes what the dispatcher hears; `failing` names event types of which the next one makes it raise, once.
+
+    `late`: it raises after it has handled the batch, so that its actions are lost.
+    """
+
+    def __init__(self, bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.heard: list[ev.Event] = []
+        self.failing: set[type] = set()
+        self.late = False
+        self._handle = bed.gateway.dispatcher.handle
+        monkeypatch.setattr(bed.gateway.dispatcher, "handle", self.handle)
+
+    def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
+        if found := self.failing & {type(event) for event in events}:
+            self.failing -= found
+            if self.late:
+                self._handle(events, now)
+            raise ZeroDivisionError
+        self.heard += events
+        return self._handle(events, now)
+
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event in self.heard]
+
+
+def _waiting(bed: TestBed, instance: str) -> int:
+    return sum(state.waiting for state in bed.gateway.dispatcher.fleet(bed.gateway.clock()) if state.id == instance)
+
+
+async def test_a_whole_answers_prompt_stops_waiting_when_its_prefill_should_be_over() -> None:
+    async with TestBed(snapshot(("e1",))) as bed:
+        bed.every(Script(hang_after=0))
+        client = bed.send(completion(stream=False))
+        await until(lambda: bed.backend("e1").running == 1)
+        assert _waiting(bed, "e1") == 1
+        await until(lambda: _waiting(bed, "e1") == 0)
+        assert bed.backend("e1").running == 1
+        await client.hang_up()
+        (record,) = bed.sink.records
+        assert record.ttft_s is None
+
+
+async def test_a_streamed_answers_first_token_is_never_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestBed(snapshot(("e1",))) as bed:
+        bed.every(Script(hang_after=0))
+        ear = Ear(bed, monkeypatch)
+        client = bed.send(completion(stream=True))
+        await until(lambda: bed.backend("e1").running == 1)
+        await asyncio.sleep(0.1)
+        assert "FirstToken" not in ear.kinds()
+        await client.hang_up()
+
+
+async def test_no_first_token_is_assumed_for_a_request_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestBed(snapshot(("e1",))) as bed:
+        send = bed.gateway.runtime._send
+        slow = lambda flight, action, now: send(flight, action._replace(prefill_s=0.05), now)  # noqa: E731
+        monkeypatch.setattr(bed.gateway.runtime, "_send", slow)
+        ear = Ear(bed, monkeypatch)
+        assert (await bed.ask(completion())).status == 200
+        await asyncio.sleep(0.1)
+        assert "Finished" in ear.kinds()
+        assert "FirstToken" not in ear.kinds()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_failing_pass_loses_no_end_of_a_request(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    async with TestBed(snapshot(("e1",))) as bed:
+        ear = Ear(bed, monkeypatch)
+        ear.failing, ear.late = {ev.Finished}, late
+        assert (await bed.ask(completion())).status == 200
+        await until(lambda: "Finished" in ear.kinds())
+        (state,) = bed.gateway.dispatcher.fleet(bed.gateway.clock())
+        assert (state.waiting, state.running) == (0, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_failing_pass_leaves_no_client_waiting(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Late: the dispatcher believes that it has sent the request."""
+    async with TestBed(snapshot(("e1",))) as bed:
+        ear = Ear(bed, monkeypatch)
+        ear.failing, ear.late = {ev.Arrived}, late
+        answer = await bed.ask(completion())
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        (record,) = bed.sink.records
+        assert record.outcome == Outcome.FAILED
+        await until(lambda: "Cancelled" in ear.kinds())
+        assert _waiting(bed, "e1") == 0
+        assert (await bed.ask(completion())).status == 200
+
+
+async def test_a_request_that_waits_survives_a_failing_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
+        bed.every(Script(hang_after=0))
+        clients: list[Any] = [bed.send(completion(stream=True)) for _ in range(60)]
+        await until(lambda: bed.backend("e1").running + len(bed.gateway.dispatcher.queue()) == 60)
+        waiting = len(bed.gateway.dispatcher.queue())
+        assert waiting > 0
+        ear = Ear(bed, monkeypatch)
+        ear.failing = {ev.Cancelled}
+        await clients[0].hang_up()
+        await until(lambda: "Cancelled" in ear.kinds())
+        assert [record.outcome for record in bed.sink.records] == [Outcome.CANCELLED]
+        assert len(bed.gateway.runtime.flights) == 59
+        await asyncio.gather(*(client.hang_up() for client in clients[1:]))
