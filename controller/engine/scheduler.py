@@ -148,8 +148,7 @@ class EngineScheduler:
     def _add(self, seq: Seq, actions: list[EngineAction]) -> None:
         if seq.id in self._ids:
             raise ProtocolError(f"sequence id {seq.id!r} is in use")
-        code = self._refusal(seq)
-        if code is not None:
+        if (code := self._refusal(seq)) is not None:
             seq.state, self.totals.rejected = SeqState.FINISHED, self.totals.rejected + 1
             actions.append(Reject(seq, code))
             return
@@ -182,8 +181,7 @@ class EngineScheduler:
         self._ids.discard(seq.id)
 
     def _give_back(self, seq: Seq) -> None:
-        step = self._step
-        if step is not None and (seq in step.decodes or any(chunk.seq is seq for chunk in step.chunks)):
+        if (step := self._step) is not None and (seq in step.decodes or any(chunk.seq is seq for chunk in step.chunks)):
             self._after_step.append(seq)
         else:
             self.blocks.release(seq)
@@ -225,17 +223,16 @@ class EngineScheduler:
     def repeats(self) -> int:
         """How often the running step is sure to run, itself included, if no event but its end comes.
 
-        More than 1 only for a steady batching policy (it composes the same again while nothing joins or leaves) and
-        when every running sequence decodes: then no prompt found a slot, a token or a block, and none will until a
-        sequence ends or blocks run out.
+        More than 1 only for a steady batching policy and while all that run decode: then no prompt found a slot, a
+        token or a block, and none will until a sequence ends or blocks run out.
         """
         step = self._step
-        if step is None or step.chunks or self._evicted or self._paused is not None or not self._steady:
+        if step is None or len(step.decodes) != len(self._running) or not self._steady:
             return 1
-        if len(step.decodes) != len(self._running):
+        if step.chunks or self._evicted or self._paused is not None:
             return 1
         longest = self.config.max_model_len
-        until_end = min(min(seq.max_tokens - seq.output_tokens, longest - seq.tokens) for seq in step.decodes)
+        until_end = min(min(s.max_tokens - s.output_tokens, longest - s.tokens) for s in step.decodes)
         with_blocks = 1 + self.blocks.free // len(step.decodes) * self.config.block_size
         return max(1, min(until_end, with_blocks))
 
@@ -314,15 +311,18 @@ class EngineScheduler:
 
     def _compose(self, now: float) -> Step | None:
         planned: dict[Seq, int] = {}
-        preempted = self._evicted = False
+        preempted = held = self._evicted = False
         for seq, tokens in self.batching.compose(self, now):
             if seq.state is SeqState.RUNNING:
                 preempted |= self._reserve(seq, tokens, planned)
                 self._evicted = preempted
-            elif preempted or not self._admit(seq, tokens):
-                break  # a queued sequence that finds no blocks also holds back those behind it
+            elif held or preempted or not self._admit(seq, tokens):
+                held = True  # a queued sequence that finds no blocks also holds back the queued ones behind it
             else:
                 planned[seq] = tokens
+        if not planned and self._running:  # only queued ones were wanted: who holds the blocks must come to an end
+            seq = self._running.items()[0]
+            self._reserve(seq, min(seq.remaining, self.token_budget), planned)
         return self._assemble(planned, now) if planned else None
 
     def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int]) -> bool:

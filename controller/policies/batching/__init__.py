@@ -1,6 +1,7 @@
 """Batching policies: what runs in the next step of an engine. Importing this package registers the built-in ones."""
 
 from controller.policies.batching import (
+    calm,
     chunked_prefill,
     iteration_level,
     kairos_decode,
@@ -15,6 +16,7 @@ __all__ = [
     "Batching",
     "EngineView",
     "Grant",
+    "calm",
     "chunked_prefill",
     "iteration_level",
     "kairos_decode",

@@ -1,0 +1,73 @@
+"""Concord's cost-aware preemption: only for a gain above what the interruption costs.
+
+"Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2 and App. D.1. Releasing a
+sequence stalls the batch for its KV bytes over the I/O bandwidth, during which the engine would have generated tokens;
+and the challenger's priority must exceed the running one's by a threshold, so that near ties do not churn.
+
+Goodput is counted in tokens. `round_trip`: bringing the KV back costs the same again, and both are charged (ours; the
+paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D, `bytes_per_token` and
+`bytes_per_s` describe the model's KV cache and the link it leaves by. Cost per decision: O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from controller.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    threshold: float = 0.1
+    bytes_per_token: float = 131_072.0
+    bytes_per_s: float = 16e9
+    round_trip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0:
+            raise ConfigError("threshold must not be negative", field="threshold")
+        for name in ("bytes_per_token", "bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive", field=name)
+
+
+class Standing(NamedTuple):
+    """A sequence as preemption sees it: its priority (goodput per second), its goodput, and tokens in its KV cache."""
+
+    priority: float
+    goodput: float
+    kv_tokens: int = 0
+
+
+class Choice(NamedTuple):
+    """`gain` and `cost` in tokens of goodput."""
+
+    preempt: bool
+    reason: str
+    gain: float
+    cost: float
+
+
+class CostAwarePreemption:
+    name: ClassVar[str] = "cost_aware"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+
+    def stall_s(self, kv_tokens: int) -> float:
+        """Seconds for which releasing this much KV cache stalls the batch."""
+        return kv_tokens * self.config.bytes_per_token / self.config.bytes_per_s
+
+    def loss(self, kv_tokens: int, tokens_per_s: float) -> float:
+        """Tokens not generated because of it."""
+        return self.stall_s(kv_tokens) * tokens_per_s * (2.0 if self.config.round_trip else 1.0)
+
+    def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> Choice:
+        """Should the challenger take the running one's place? Both comparisons are strict: a tie keeps what runs."""
+        gain, cost = challenger.goodput - running.goodput, self.loss(running.kv_tokens, tokens_per_s)
+        if not challenger.priority > (1.0 + self.config.threshold) * running.priority:
+            return Choice(False, "within_threshold", gain, cost)
+        if not gain > cost:
+            return Choice(False, "costs_more_than_it_gains", gain, cost)
+        return Choice(True, "worth_it", gain, cost)

@@ -1,0 +1,193 @@
+"""Concord's CALM and its preemption against the worked examples C2 to C5 and C7."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.steps import Added, Chunk, Seq, Step, StepRan
+from controller.policies.batching.calm import Calm, CalmConfig, margin_goodput, select, with_fairness
+from controller.policies.preemption.cost_aware import Config, CostAwarePreemption, Standing
+from tests.controller.policies.batching.view import FakeView
+from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
+
+
+def column(*values):
+    return np.array(values, float)
+
+
+def test_c2_priority_and_order():
+    goodput, left, token_s, time_left = column(100, 100, 300), column(50, 50, 200), 0.02, column(2, 20, 5)
+    generation = left * token_s
+    priority = margin_goodput(goodput, generation)
+    assert priority.tolist() == [100.0, 100.0, 75.0]
+    slack = time_left - generation
+    assert "xyz"[select(priority, column(7, 7, 7), slack, 1, 0.95)[0]] == "x"  # y is ten times less urgent
+    assert sorted("xyz"[i] for i in select(priority, column(7, 7, 7), slack, 2, 0.95)) == ["x", "y"]
+
+
+def test_frame_length_drops_out():
+    goodput, generation, time_left, frame = column(100, 300), column(1, 4), column(2, 5), 0.3
+    bandwidth, amortised = generation / time_left * frame, goodput / time_left * frame
+    assert bandwidth.tolist() == pytest.approx([0.15, 0.24])
+    assert amortised.tolist() == pytest.approx([15, 18])
+    assert (amortised / bandwidth).tolist() == pytest.approx(margin_goodput(goodput, generation).tolist())
+
+
+C3 = {"a": (10, 1000), "b": (9.9, 50), "c": (9.8, 900), "d": (9.6, 950), "e": (9.4, 40), "f": (5, 45)}
+
+
+@pytest.mark.parametrize(("cutoff", "expected"), [(0.95, "acd"), (1.0, "abc"), (0.5, "acd")])
+def test_c3_cutoff_and_window(cutoff, expected):
+    priority, inputs = (column(*(row[i] for row in C3.values())) for i in (0, 1))
+    chosen = select(priority, inputs, np.zeros(6), 3, cutoff)
+    assert "".join(sorted("abcdef"[i] for i in chosen)) == expected
+
+
+def test_c3_edges():
+    same = np.ones(5)
+    assert select(same, column(50, 10, 40, 20, 30), np.zeros(5), 2, 0.95).tolist() == [1, 3]  # the shortest inputs
+    assert sorted(select(column(1, 9), column(5, 5), np.zeros(2), 3, 0.95).tolist()) == [0, 1]  # fewer than slots
+    assert select(np.empty(0), np.empty(0), np.empty(0), 3, 0.95).tolist() == []
+
+
+def test_c4_preemption_pays_for_its_stall():
+    once, both = CostAwarePreemption(Config(round_trip=False)), CostAwarePreemption()
+    assert once.stall_s(4096) == pytest.approx(0.033554, abs=1e-6)
+    assert once.loss(4096, 1200) == pytest.approx(40.265, abs=1e-3)
+    assert both.loss(4096, 1200) == pytest.approx(80.53, abs=1e-2)
+    running = Standing(50.0, 60.0, 4096)
+    assert once.weigh(running, Standing(100.0, 100.2), 1200).reason == "costs_more_than_it_gains"
+    assert once.weigh(running, Standing(100.0, 100.3), 1200).preempt
+    assert not both.weigh(running, Standing(100.0, 100.3), 1200).preempt
+
+
+@pytest.mark.parametrize(("challenger", "preempts"), [(110.0, False), (111.0, True)])
+def test_c4_threshold(challenger, preempts):
+    policy = CostAwarePreemption()
+    choice = policy.weigh(Standing(100.0, 10.0), Standing(challenger, 500.0), 100.0)
+    assert choice.preempt is preempts
+    assert choice.reason == ("worth_it" if preempts else "within_threshold")
+
+
+def test_c5_starvation_and_fairness():
+    waited = [margin_goodput(column(40), column(2), frames, 0.5)[0] for frames in (320, 321)]
+    assert waited == [100.0, 100.25]
+    priority, fair = column(100, 75), column(0, 1)
+    assert with_fairness(priority, fair, 0.5).tolist() == [0.5, 0.875]
+
+
+def serve(rule, jobs):
+    """One preemptive slot in unit steps; `rule(job, now)`: smaller runs. Goodput of jobs that end by their deadline."""
+    left, earned, now = {name: job["work"] for name, job in jobs.items()}, 0, 0
+    while any(left.values()):
+        ready = [name for name in jobs if left[name] and jobs[name]["at"] <= now]
+        name = min(ready, key=lambda n: (*rule({**jobs[n], "left": left[n]}, now), n))
+        left[name] -= 1
+        now += 1
+        if not left[name] and now <= jobs[name]["due"]:
+            earned += jobs[name]["worth"]
+    return earned
+
+
+def by_calm(job, now):
+    late = job["due"] - now - job["left"] < 0
+    return (late, -float(margin_goodput(column(job["worth"]), column(job["left"]))[0]))
+
+
+def test_c7_adversaries_of_edf_and_sjf():
+    jobs = {"A": {"at": 0, "work": 10, "due": 10, "worth": 100}}
+    jobs |= {f"B{i}": {"at": i, "work": 1, "due": i + 1, "worth": 1} for i in range(9)}
+    assert serve(lambda job, now: (job["due"],), jobs) == 9
+    assert serve(lambda job, now: (job["left"],), jobs) == 9
+    assert serve(by_calm, jobs) == 100
+
+
+def queued(name, tokens=20, prompt=50, due=100.0, **fields):
+    return Seq(name, 0.0, prompt, tokens, due=due, ttft_s=due, tpot_s=1.0, **fields)
+
+
+def test_what_cannot_make_it_runs_only_in_spare_slots():
+    policy = Calm(CalmConfig(slots=2))
+    late = queued("late", due=-50.0, value=100.0)
+    view = FakeView([], [late, queued("a"), queued("b")], token_budget=500)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["a", "b"]
+    view = FakeView([], [late, queued("a")], token_budget=500)
+    assert {grant.seq.id for grant in policy.compose(view, 0.0)} == {"late", "a"}
+
+
+def run_step(policy, seqs, repeats=1):
+    chunks = tuple(Chunk(seq, 0, seq.prompt_tokens, True) for seq in seqs)
+    policy.observe(StepRan(Step(1, chunks, (), 0), repeats, 0.01 * repeats), 0.0)
+
+
+def test_a_frame_keeps_its_batch_and_the_next_one_may_change_it():
+    policy = Calm(CalmConfig(slots=2, frame_steps=5))
+    strong, weak = (queued(n, value=v, computed=50, output_tokens=1) for n, v in (("strong", 5.0), ("weak", 1.0)))
+    better = queued("better", tokens=400, value=9.0, due=1000.0)
+    for seq in (strong, weak, better):
+        policy.observe(Added(seq), 0.0)
+    run_step(policy, [strong, weak])
+    view = FakeView([strong, weak], [better], token_budget=500)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["strong", "weak"]
+    run_step(policy, [strong, weak], repeats=4)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["strong", "better"]
+
+
+def test_a_near_tie_keeps_what_runs():
+    policy = Calm(CalmConfig(slots=2, frame_steps=1))
+    running = [queued(n, value=1.0, computed=50, output_tokens=1) for n in ("r1", "r2")]
+    rival = queued("rival", tokens=60, value=1.09, prompt=1)
+    run_step(policy, running)
+    view = FakeView(running, [rival], token_budget=500)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["r1", "r2"]
+
+
+def test_without_room_nobody_queued_takes_a_slot():
+    policy = Calm(CalmConfig(slots=1))
+    running = queued("r", value=0.1, computed=50, output_tokens=1)
+    view = FakeView([running], [queued("better", value=9.0)], token_budget=500, max_num_seqs=1)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["r"]
+
+
+def test_waiting_frames_are_counted_from_arrival_and_forgotten_at_the_end():
+    policy = Calm(CalmConfig(frame_steps=1, starvation=10.0))
+    waiting, other = queued("w"), queued("o")
+    policy.observe(Added(waiting), 0.0)
+    before = policy.standings([waiting], 0.0).priority[0]
+    policy.observe(Added(other), 0.0)
+    run_step(policy, [other], repeats=7)
+    assert policy.standings([waiting], 0.0).goodput[0] == 20
+    assert policy.standings([waiting], 0.0).priority[0] == pytest.approx(before * (20 + 70) / 20)
+    assert policy.standings([other], 0.0).priority[0] == pytest.approx(before)
+
+
+def test_with_more_slots_than_sequences_it_is_continuous_batching():
+    wide = replace(SMALL, batching="calm", batching_settings={"slots": 64}, max_num_seqs=16, prefix_caching=False)
+    plain = replace(wide, batching="chunked_prefill", batching_settings={})
+    demands = some_demands(30, rate=4.0)
+    assert facts(simulate(demands, "round_robin", (wide,))) == facts(simulate(demands, "round_robin", (plain,)))
+
+
+def test_five_thousand_in_five_milliseconds():
+    """The fastest of several: the machine may be busy, the algorithm may not be slow."""
+    rng = np.random.default_rng(1)
+    seqs = [
+        queued(f"r{i}", int(rng.integers(1, 900)), int(rng.integers(1, 9000)), due=float(rng.uniform(0, 90)))
+        for i in range(5000)
+    ]
+    policy, taken = Calm(), []
+    for _ in range(20):
+        started = time.perf_counter()
+        assert len(policy.choose(seqs, 0.0)) == 64
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.015  # 5 ms is the figure (benchmarks); this bound only catches a change of order
+
+
+@pytest.mark.parametrize("bad", [{"cutoff": 0.0}, {"slots": 0}, {"token_s": 0.0}, {"starvation": -1.0}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(ConfigError) as caught:
+        CalmConfig(**bad)
+    assert caught.value.field == next(iter(bad))
