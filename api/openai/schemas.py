@@ -104,14 +104,14 @@ def _flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool
 def _stream(body: dict[str, Any]) -> tuple[bool, bool]:
     """(streamed, the client wants the usage event). Other stream options stay, usage is always asked for."""
     streamed = _flag(body, "stream")
-    options = body.get("stream_options")
-    if options is None:
-        body.pop("stream_options", None)
-        return streamed, False
-    if not isinstance(options, dict):
+    options = body.pop("stream_options", None)
+    if options is not None and not isinstance(options, dict):
         raise _wrong("stream_options", "must be an object")
-    if not streamed:
+    if options is not None and not streamed:
         raise _wrong("stream_options", "is only allowed when stream is true")
+    if not streamed:
+        return False, False
+    options = options or {}
     wanted = _flag(options, "include_usage", "stream_options.include_usage")
     body["stream_options"] = {**options, "include_usage": True}
     return True, wanted

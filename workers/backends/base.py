@@ -69,7 +69,7 @@ class UpstreamCall:
     """One request as an engine gets it. `head` is the JSON body without its closing brace.
 
     The rank is known only when the dispatcher sends, so the adapter appends its own fields and the brace: the parsed
-    body need not be kept while the request is queued.
+    body need not be kept while the request is queued. A streamed one's head asks for usage (`include_usage`).
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """Adapter to vLLM's OpenAI server (V1 engine, 0.32 and newer), and to whatever speaks its HTTP dialect.
 
-Rank goes into `priority` (low first, with `--scheduling-policy priority`), our id into `request_id`. `include_usage`
-is always asked for; the extra event is dropped unless the client asked too. Closing the connection aborts in vLLM.
+Rank goes into `priority` (low first, with `--scheduling-policy priority`), our id into `request_id`. The usage event
+that every streamed body asks for is dropped unless the client asked too. Closing the connection aborts in vLLM.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ class VllmBackend:
 
     def body_of(self, call: UpstreamCall) -> bytes:
         """Our fields go last: the client's own `request_id` or `priority` were stripped before."""
-        asked = not call.streamed or b'"stream_options"' in call.head  # quotes in a prompt are escaped: no false find
-        usage = b"" if asked else b',"stream_options":{"include_usage":true}'
-        tail = b'"priority":%d,"request_id":"%s"%s}' % (call.rank, call.request_id.encode(), usage)
+        tail = b'"priority":%d,"request_id":"%s"}' % (call.rank, call.request_id.encode())
         return call.head + (b"" if call.head.endswith(b"{") else b",") + tail
 
     async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:

@@ -139,6 +139,15 @@ def test_usage_is_always_asked_for_but_kept_only_when_wanted() -> None:
     assert upstream(other)["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
 
 
+def test_usage_is_asked_for_whatever_keys_are_nested_elsewhere() -> None:
+    """A client's `stream_options` inside another object are not the request's own."""
+    schema = {"type": "object", "properties": {"stream_options": {"type": "object"}}}
+    parsed = parse({**TEXT, "stream": True, "guided_json": schema})
+    assert upstream(parsed)["stream_options"] == {"include_usage": True}
+    assert upstream(parsed)["guided_json"] == schema
+    assert "stream_options" not in upstream(parse({**TEXT, "stream": False, "stream_options": None}))
+
+
 def test_completions_default_to_sixteen_tokens_and_chats_to_the_context() -> None:
     assert parse(TEXT).max_tokens == 16
     assert parse(CHAT, chat=True).max_tokens is None

@@ -85,7 +85,7 @@ def adapter(engine: Engine, session: aiohttp.ClientSession, **limits: float) -> 
 
 
 def call(streamed: bool = True, keep_usage: bool = False) -> UpstreamCall:
-    flag = b"true" if streamed else b"false"
+    flag = b'true,"stream_options":{"include_usage":true}' if streamed else b"false"
     return UpstreamCall("req-1", "/v1/completions", b'{"model":"demo","stream":' + flag, 42, streamed, keep_usage)
 
 
@@ -102,7 +102,7 @@ async def test_a_stream_is_relayed_as_it_is_and_counted(engine: Engine, session:
     assert chunks[-1].done
 
 
-async def test_rank_id_and_usage_are_added_to_the_body(engine: Engine, session: aiohttp.ClientSession) -> None:
+async def test_rank_and_id_are_added_to_the_body(engine: Engine, session: aiohttp.ClientSession) -> None:
     await collect(adapter(engine, session), call())
     assert engine.bodies == [
         {
