@@ -96,6 +96,7 @@ class Monitor:
         try:
             self.leading = await self._board.lease(LEASE, ttl_s)
             if self.leading:
+                self._published = {name: load for name, load in self._published.items() if name in self._fleet.seats}
                 await self._board.publish_telemetry(dict(self._published), ttl_s)
                 return set()
             return self._take(await self._board.read_telemetry(list(self._fleet.seats)))

@@ -140,6 +140,16 @@ async def test_the_leader_publishes_and_a_reader_does_not_poll() -> None:
     assert not reader.leading
 
 
+async def test_the_leader_forgets_an_instance_that_is_gone() -> None:
+    board = Board()
+    fleet, leader, _, _ = build(board, ("e1", "e2"))
+    await polled(leader)
+    fleet.apply(snapshot(("e2",)))
+    board.published.clear()
+    await polled(leader)
+    assert list(board.published) == ["e2"]
+
+
 async def test_a_reader_polls_itself_what_is_stale_or_missing() -> None:
     board = Board(leader=False)
     fleet, reader, heard, _ = build(board, ("e1", "e2"))
