@@ -83,6 +83,7 @@ class Recorder:
         self.spool = spool
         self.failing_since: float | None = None
         self.written = 0
+        self.spooled = 0  # batches on disk, as last seen: who asks for metrics must not wait for a disk
         self._writer = writer
         self._buffer: deque[RequestRecord] = deque()
         self._database = OffLoop("records")
@@ -158,17 +159,21 @@ class Recorder:
         """A full disk keeps the batch in memory; it is tried again with the next flush."""
         try:
             await self._disk.call(lambda: self.spool.save(batch), WRITE_S)
+            self.spooled += 1
         except (OSError, TimeoutError, Busy) as error:
             log.error("%d records cannot be spooled, they stay in memory: %r", len(batch), error)
             self._buffer.extendleft(reversed(batch))
             await asyncio.sleep(RETRY_S)
 
     async def _replay(self) -> None:
-        for path in await self._disk.call(self.spool.files, WRITE_S):
+        paths = await self._disk.call(self.spool.files, WRITE_S)
+        self.spooled = len(paths)
+        for path in paths:
             records = await self._disk.call(lambda path=path: self.spool.load(path), WRITE_S)
             if not await self._write(records):
                 return
             await self._disk.call(path.unlink, WRITE_S)
+            self.spooled -= 1
 
     async def close(self) -> None:
         """At shutdown: one last flush; what the database does not take lies in the spool."""

@@ -86,7 +86,7 @@ class Service:
         recorder, age_s = self._recorder, self._config.age_s()
         return [
             ("records_buffered", "Request records in memory.", {}, recorder.waiting),
-            ("records_spool_files", "Batches of records waiting on disk.", {}, len(recorder.spool.files())),
+            ("records_spool_files", "Batches of records waiting on disk.", {}, recorder.spooled),
             ("records_written_total", "Records the database took.", {}, recorder.written),
             (
                 "config_age_seconds",

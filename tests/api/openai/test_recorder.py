@@ -102,14 +102,14 @@ async def test_an_outage_is_spooled_and_replayed_in_order(tmp_path: Path, at_onc
     for batch in (["a", "b"], ["c"]):
         fill(recorder, batch)
         await recorder.flush()
-    assert len(recorder.spool.files()) == 2
+    assert len(recorder.spool.files()) == recorder.spooled == 2
     assert recorder.failing_since is not None
     database.away = False
     fill(recorder, ["d"])
     await recorder.flush()
     assert list(database.stored) == ["d", "a", "b", "c"]
     assert database.stored["a"] == record("a")
-    assert (recorder.spool.files(), recorder.failing_since) == ([], None)
+    assert (recorder.spool.files(), recorder.spooled, recorder.failing_since) == ([], 0, None)
 
 
 async def test_a_lost_acknowledgement_doubles_nothing(tmp_path: Path, at_once: None) -> None:
