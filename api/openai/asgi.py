@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -14,6 +15,7 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_BODY_BYTES = 2 << 20
+BODY_S = 30.0  # a client that trickles its body must not hold a connection for ever
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
@@ -29,7 +31,7 @@ async def respond(
 
 
 async def respond_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
-    closing = [_CLOSE] if error.status == 413 else []  # the rest of the body is not read
+    closing = [_CLOSE] if error.status in (408, 413) else []  # the rest of the body is not read
     await respond(send, error.status, error.body(), [*headers, *error.headers(), *closing])
 
 
@@ -45,10 +47,18 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The whole body. Raises ApiError beyond 2 MB (before reading, where the length is declared)."""
+    """The whole body. Raises ApiError beyond 2 MB (before reading, where the length is declared) or 30 seconds."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _parts(receive)
+    except TimeoutError:
+        raise ApiError("request_timeout", f"The request body did not arrive within {BODY_S:.0f} seconds.") from None
+
+
+async def _parts(receive: Receive) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

@@ -25,6 +25,7 @@ KINDS: dict[str, _Kind] = {
     "model_not_found": _Kind(404, "invalid_request_error"),
     "not_found": _Kind(404, "invalid_request_error"),
     "method_not_allowed": _Kind(405, "invalid_request_error"),
+    "request_timeout": _Kind(408, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),
     "rate_limit_exceeded": _Kind(429, "rate_limit_error"),
     "slo_infeasible": _Kind(429, "slo_error"),
