@@ -46,6 +46,10 @@ class Verdict(TypedDict):
     lines: list[dict[str, str]]
 
 
+# Silence is not calm: with Redis or every gateway away, nobody knows whether requests miss their SLO.
+UNKNOWN = Verdict(status="idle", headline="No gateway reports now: nothing is known about current requests", lines=[])
+
+
 def row_key(tenant: str, slo_class: str) -> str:
     return f"{tenant}/{slo_class}"
 
@@ -212,7 +216,7 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     finished = sum(row["finished"] for row in rows)
     attained = sum(row["finished"] - row["misses"] for row in rows)
     return {
-        "verdict": verdict(rows),
+        "verdict": verdict(rows) if fleets else UNKNOWN,
         "classes": rows,
         "instances": merge_instances(fleets),
         "totals": {

@@ -102,7 +102,8 @@ def test_totals_of_the_overview():
 def test_an_overview_of_nothing_claims_nothing():
     shown = live_view.overview([])
     assert shown["totals"]["attainment"] is None
-    assert shown["verdict"]["headline"] == "No requests in the last minute"
+    assert shown["verdict"]["headline"].startswith("No gateway reports now")
+    assert live_view.overview([fleet(classes=[])])["verdict"]["headline"] == "No requests in the last minute"
 
 
 def test_the_queue_shows_the_most_urgent_and_counts_all():

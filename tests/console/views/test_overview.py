@@ -74,7 +74,7 @@ def test_error_budget(finished, misses, target, text, status):
 def test_old_live_figures_are_not_painted_as_current(viewer, live_store):
     live_store.fleets = [fleet(at=time.time() - 60, classes=[window(attained=1)])]
     html = viewer.get("/").content.decode()
-    assert "No requests in the last minute" in html
+    assert "No gateway reports now" in html
 
 
 def test_the_page_opens_without_redis(viewer, live_store):
