@@ -120,7 +120,8 @@ def _with(contenders: Sequence[Contender], text: str) -> tuple[Contender, ...]:
 
 def _changed(each: Contender, part: str, setting: str, value: Any) -> Contender:
     overrides = {**each.overrides, part: {**each.overrides.get(part, {}), setting: value}}
-    return contender({"label": each.label, "name": each.policy_set, "overrides": overrides}, "--set")
+    changed = {"label": each.label, "name": each.policy_set, "overrides": overrides, "engine": dict(each.engine)}
+    return contender(changed, "--set")
 
 
 def _value(text: str) -> Any:

@@ -15,19 +15,25 @@ from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
 COEFFICIENTS = LatencyCoefficients._fields
+ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in ("latency", "believed")))
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy set with its settings, under a label of its own."""
+    """A policy set with its settings, under a label of its own; `engine` changes fields of every instance for it."""
 
     label: str
     policy_set: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> StageDispatcher:
         """A fresh one for each run: dispatchers learn."""
         return build_dispatcher(self.policy_set, {key: dict(value) for key, value in self.overrides.items()})
+
+    def settings(self, common: SimulationSettings) -> SimulationSettings:
+        """Raises ConfigError for an engine setting that is wrong."""
+        return replace(common, instances=tuple(replace(each, **self.engine) for each in common.instances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
     longest = min(instance.max_model_len for instance in instances)
     workload = read_workload(Fields(top.required("workload"), "workload"), read_trace, longest)
     contenders = tuple(contender(item, f"policies[{i}]") for i, item in enumerate(top.list("policies", ["slackline"])))
+    for index, each in enumerate(contenders):
+        _check_engine(each, settings, f"policies[{index}].engine")
     labels = [each.label for each in contenders]
     if not contenders or len(set(labels)) != len(labels):
         raise ConfigError("policies must be given, each with a label of its own", field="policies")
@@ -79,7 +87,7 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
 
 
 def contender(raw: Any, where: str = "policies") -> Contender:
-    """A name, or an object with name, label and overrides. Built once, so that a wrong setting is found here."""
+    """A name, or an object with name, label, overrides and engine. Built once: a wrong setting is found here."""
     if isinstance(raw, str):
         raw = {"name": raw}
     item = Fields(raw, where)
@@ -88,13 +96,23 @@ def contender(raw: Any, where: str = "policies") -> Contender:
     overrides = item.any("overrides", {})
     if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
         raise ConfigError(f"{where}.overrides must be settings by part", field=f"{where}.overrides")
+    engine = item.object("engine")
+    changes = {key: engine.any(key) for key in ENGINE_FIELDS}
+    engine.done()
+    made = Contender(label, name, overrides, {key: value for key, value in changes.items() if value is not None})
     item.done()
-    made = Contender(label, name, overrides)
     try:
         made.build()
     except ConfigError as error:
         raise ConfigError(str(error), field=f"{where}.overrides.{error.field}") from None
     return made
+
+
+def _check_engine(each: Contender, settings: SimulationSettings, where: str) -> None:
+    try:
+        each.settings(settings)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(str(error), field=f"{where}.{getattr(error, 'field', '') or ''}".rstrip(".")) from None
 
 
 def _seeds(top: Fields) -> tuple[int, ...]:
@@ -133,11 +151,10 @@ def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
     believed = item.any("believed")
     if believed is not None:
         values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))
-    for known in fields(InstanceSettings):
-        if known.name not in ("latency", "believed"):
-            given = item.any(known.name)
-            if given is not None:
-                values[known.name] = given
+    for known in ENGINE_FIELDS:
+        given = item.any(known)
+        if given is not None:
+            values[known] = given
     item.done()
     try:
         return InstanceSettings(**values)

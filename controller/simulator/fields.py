@@ -93,7 +93,7 @@ class Fields:
     def done(self) -> None:
         if self._raw:
             unknown = min(self._raw)
-            valid = ", ".join(sorted(self._known))
+            valid = ", ".join(sorted(set(self._known)))
             raise ConfigError(f"unknown field {self.name(unknown)!r}; valid: {valid}", field=self.name(unknown))
 
 

@@ -27,7 +27,7 @@ def run_once(
     demands = experiment.workload.demands(rate, seed)
     if not demands:
         raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
-    simulation = Simulation(experiment.settings, contender.build(), demands)
+    simulation = Simulation(contender.settings(experiment.settings), contender.build(), demands)
     at = f" at {rate:.3g}/s" if rate else ""
     return simulation.run(lambda done, of: progress(f"{contender.label}{at}, seed {seed}", done, of))
 

@@ -7,6 +7,8 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.simulator.__main__ import main, read_profile, read_trace
 from controller.simulator.experiment import parse_experiment
+from controller.simulator.report import attainment
+from controller.simulator.runner import run_once
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "controller/simulator/experiments").glob("*.json"))
 GOOD = {
@@ -73,6 +75,18 @@ def test_a_good_file_is_read_whole():
         ("settings.progress_s", 0, "settings.progress_s", "above 0"),
         ("settings.leaps", "yes", "settings.leaps", "true or false"),
         ("settings.failures", [{"instance": 7, "at": 1}], "settings.failures.instance", "no instance 7"),
+        (
+            "policies",
+            [{"name": "slackline", "engine": {"bathing": 1}}],
+            "policies[0].engine.bathing",
+            "valid: .*batching",
+        ),
+        (
+            "policies",
+            [{"name": "slackline", "engine": {"batching": "x"}}],
+            "policies[0].engine.batching",
+            "valid: .*calm",
+        ),
         ("seeds", [], "seeds", "empty"),
         ("seeds", [1.5], "seeds", "integer"),
         ("rates", ["fast"], "rates", "number"),
@@ -170,3 +184,26 @@ def test_traces_are_read_and_cut_to_the_engine(tmp_path):
     path.write_text("arrival_s,input_tokens\n0,100\n")
     with pytest.raises(ConfigError, match="output_tokens"):
         parsed(raw)
+
+
+def test_a_policy_may_bring_an_engine_of_its_own(config, capsys):
+    raw = changed("policies", ["round_robin", {"label": "tiny", "name": "round_robin", "engine": {"max_num_seqs": 1}}])
+    Path(config).write_text(json.dumps(raw))
+    assert main(["compare", config, "--rates", "400", "--seeds", "1"]) == 0
+    running = {e["policy"]: max(e["first_seed"]["queue"]["running"]) for e in last_line(capsys)["entries"]}
+    assert running["tiny"] <= 2 < running["round_robin"]
+
+
+def test_kairos_long_tail_is_as_the_worked_examples_say():
+    """Near saturation a seed decides much; the order of the policies does not change with it."""
+    path = next(path for path in EXPERIMENTS if path.stem == "kairos_prefill")
+    experiment = parsed(json.loads(path.read_text()))
+    attained = {}
+    for each in experiment.contenders:
+        runs = [run_once(experiment, each, None, seed).records for seed in experiment.seeds[:4]]
+        attained[each.label] = sum(attainment(records) for records in runs) / len(runs)
+    assert attained["fcfs"] < attained["kairos_printed"] < attained["kairos"]
+    assert attained["fcfs"] == pytest.approx(0.66, abs=0.2)
+    assert attained["kairos_printed"] == pytest.approx(0.77, abs=0.2)
+    assert attained["kairos"] == pytest.approx(0.98, abs=0.03)
+    assert attained["s_edf"] == pytest.approx(0.99, abs=0.03)
