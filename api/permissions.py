@@ -7,34 +7,13 @@ narrow what it finds, so another tenant's object answers 404, not 403.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any
 
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from api.auth import TenantPrincipal
-
-
-class Role(IntEnum):
-    """Of people, as Django groups of these names (lower case); each role includes the ones below it."""
-
-    NONE = 0
-    VIEWER = 1
-    OPERATOR = 2
-    ADMIN = 3
-
-
-def role_of(user: Any) -> Role:
-    """The highest role a person has; a superuser is an admin. One query, remembered on the user object."""
-    if isinstance(user, TenantPrincipal) or not user.is_authenticated or not user.is_active:
-        return Role.NONE
-    if user.is_superuser:
-        return Role.ADMIN
-    if not hasattr(user, "_slackline_role"):
-        groups = {name.upper() for name in user.groups.values_list("name", flat=True)}
-        user._slackline_role = max((role for role in Role if role.name in groups), default=Role.NONE)
-    return user._slackline_role
+from controller.selectors.roles import Role, role_of
 
 
 class _AtLeast(BasePermission):

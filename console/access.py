@@ -1,12 +1,8 @@
-"""Who may see and do what on pages: viewer reads, operator acts, admin also owns people and keys.
-
-Roles are Django groups of these names; a superuser is an admin. `view_for` wraps a view; a refused action is audited.
-"""
+"""Who may see and do what on pages: `allows` wraps a view with the role it needs; a refused action is audited."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from functools import wraps
 from typing import Any
 
@@ -14,29 +10,11 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
+from controller.selectors.roles import Role, role_of
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
 View = Callable[..., HttpResponse]
-
-
-class Role(IntEnum):
-    NONE = 0
-    VIEWER = 1
-    OPERATOR = 2
-    ADMIN = 3
-
-
-def role_of(user: Any) -> Role:
-    """The highest role of a person: one query, remembered on the user object, which lives for one request."""
-    if not user.is_authenticated or not user.is_active:
-        return Role.NONE
-    if user.is_superuser:
-        return Role.ADMIN
-    if not hasattr(user, "_console_role"):
-        groups = {name.upper() for name in user.groups.values_list("name", flat=True)}
-        user._console_role = max((role for role in Role if role.name in groups), default=Role.NONE)
-    return user._console_role
 
 
 def allows(role: Role) -> Callable[[View], View]:

@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from console.access import Role, role_of
+from controller.selectors.roles import Role, role_of
 
 # Name of the page, its title, and the pages below it.
 PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -23,8 +23,8 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
-from console.access import Role, role_of
 from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
+from controller.selectors.roles import Role, role_of
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_GET
 
-from console.access import Role, allows
+from console.access import allows
 from console.forms import AuditSearch
 from console.paging import page_of
 from console.sentences import sentence
 from controller.models import Decision
 from controller.selectors import decisions
+from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
 

@@ -8,13 +8,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from console.access import Role, allows
+from console.access import allows
 from console.live_view import merge_instances
 from console.sentences import figures_line, sentence
 from console.views.overview import read_fleets
 from controller.models import Instance
 from controller.selectors import catalogue, decisions
 from controller.selectors import fleet as selectors
+from controller.selectors.roles import Role
 
 BADGES = {
     "ready": "ok",

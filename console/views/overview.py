@@ -12,11 +12,12 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from console import charts, live_view
-from console.access import Role, allows
+from console.access import allows
 from console.history import links, overview_history
 from console.sentences import as_item
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
+from controller.selectors.roles import Role
 from workers import live
 
 CHARTS = (

@@ -7,7 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from console.access import Role, allows
+from console.access import allows
 from console.forms import RequestSearch
 from console.history import NO_CLASS
 from console.paging import page_of
@@ -16,6 +16,7 @@ from console.timeline import timeline
 from controller.models import RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
+from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
 EXACT = ("id", "tenant", "model", "outcome")

@@ -10,11 +10,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.test import Client
 
-from console.access import Role
 from console.asgi import application
 from console.consumers import base
 from console.consumers.overview import OverviewConsumer
 from controller.core.messages import LIVE_OVERVIEW, LIVE_TYPE
+from controller.selectors.roles import Role
 from tests import factories
 from tests.console.consumers.conftest import NOBODY
 from tests.console.consumers.socket import Browser
