@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from console.words import class_name, reason_in_words
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
+from controller.slo.windows import merged_windows
 
 STALE_AFTER_PERIODS = 3
 STALE_AFTER_S = 3.0  # at least: a period of 50 ms does not make a page flicker
@@ -52,38 +53,6 @@ UNKNOWN = Verdict(status="idle", headline="No gateway reports now: nothing is kn
 
 def row_key(tenant: str, slo_class: str) -> str:
     return f"{tenant}/{slo_class}"
-
-
-def merge_windows(fleets: Iterable[FleetMessage]) -> list[ClassWindow]:
-    """Windows of several gateways as one: counts add up, quantiles are weighted by requests, slack is the smallest."""
-    merged: dict[str, ClassWindow] = {}
-    for fleet in fleets:
-        for window in fleet["classes"]:
-            key = row_key(window["tenant"], window["slo_class"])
-            merged[key] = _added(merged[key], window) if key in merged else ClassWindow(**window)
-    return [merged[key] for key in sorted(merged)]
-
-
-_COUNTS = ("finished", "attained", "ttft_met", "tpot_met", "refused", "failed", "cancelled", "goodput_tokens", "queued")
-_QUANTILES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s")
-
-
-def _added(left: ClassWindow, right: ClassWindow) -> ClassWindow:
-    total: dict[str, Any] = {**left}
-    for name in _QUANTILES:
-        total[name] = _weighted(left[name], left["finished"], right[name], right["finished"])  # type: ignore[literal-required]
-    for name in _COUNTS:
-        total[name] = left[name] + right[name]  # type: ignore[literal-required]
-    total["oldest_slack_s"] = _smallest(left["oldest_slack_s"], right["oldest_slack_s"])
-    busier = left if _misses(left) >= _misses(right) else right
-    total["miss_reason"] = busier["miss_reason"] or left["miss_reason"] or right["miss_reason"]
-    return ClassWindow(**total)  # type: ignore[typeddict-item]
-
-
-def _weighted(a: float | None, a_weight: int, b: float | None, b_weight: int) -> float | None:
-    if a is None or b is None or a_weight + b_weight == 0:
-        return b if a is None else a
-    return (a * a_weight + b * b_weight) / (a_weight + b_weight)
 
 
 def _smallest(*values: float | None) -> float | None:
@@ -212,7 +181,7 @@ def merge_instances(fleets: Iterable[FleetMessage]) -> list[InstanceMessage]:
 
 def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     """Everything the Overview shows live."""
-    rows = [class_row(window) for window in merge_windows(fleets)]
+    rows = [class_row(window) for window in merged_windows(fleets)]
     finished = sum(row["finished"] for row in rows)
     attained = sum(row["finished"] - row["misses"] for row in rows)
     return {

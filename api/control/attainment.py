@@ -19,10 +19,11 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView
 from api.control.documented import LISTED, operation
-from api.control.gateways import fresh_fleets, merged_windows
+from api.control.gateways import fresh_fleets
 from controller.core.messages import ClassWindow
 from controller.selectors import catalogue
 from controller.selectors.attainment import Attainment, attainment
+from controller.slo.windows import merged_windows
 
 WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
 

@@ -11,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from console.live_view import merge_instances, merge_windows
+from console.live_view import merge_instances
 from console.metrics import REGISTRY
 from controller.core.messages import FleetMessage
+from controller.slo.windows import merged_windows
 from workers import live
 
 
@@ -45,7 +46,7 @@ class FleetCollector(Collector):
         finished = GaugeMetricFamily("slackline_window_requests", "Requests in the last window", labels=labels)
         queued = GaugeMetricFamily("slackline_queued_requests", "Waiting in gateways", labels=labels)
         slack = GaugeMetricFamily("slackline_queue_least_slack_seconds", "Smallest time left to a TTFT", labels=labels)
-        for window in merge_windows(fleets):
+        for window in merged_windows(fleets):
             names = [window["tenant"], window["slo_class"]]
             if window["finished"]:
                 share.add_metric(names, window["attained"] / window["finished"])

@@ -64,27 +64,6 @@ def test_all_that_are_close_share_one_line():
     assert "a · acme (4 of 100 missed), b · acme" in said["lines"][0]["text"]
 
 
-def test_windows_of_two_gateways_add_up():
-    left = window(finished=100, attained=100, ttft_p50_s=0.2, oldest_slack_s=0.5, queued=1)
-    right = window(finished=300, attained=200, ttft_p50_s=0.6, oldest_slack_s=-0.5, queued=2, miss_reason="expired")
-    (merged,) = live_view.merge_windows([fleet(classes=[left]), fleet(gateway="gateway-2", classes=[right])])
-    assert (merged["finished"], merged["attained"], merged["queued"]) == (400, 300, 3)
-    assert merged["ttft_p50_s"] == pytest.approx(0.5)
-    assert (merged["oldest_slack_s"], merged["miss_reason"]) == (-0.5, "expired")
-
-
-def test_a_quantile_known_to_one_gateway_stays():
-    left, right = window(ttft_p95_s=None), window(ttft_p95_s=0.7)
-    (merged,) = live_view.merge_windows([fleet(classes=[left]), fleet(classes=[right])])
-    assert merged["ttft_p95_s"] == 0.7
-
-
-def test_merging_leaves_the_messages_alone():
-    message = fleet()
-    live_view.merge_windows([message, fleet(gateway="gateway-2")])
-    assert message["classes"][0]["finished"] == 100
-
-
 def test_the_newest_view_of_an_instance_wins_and_what_was_sent_adds_up():
     old = fleet(at=1.0, instances=[instance(state="up", sent_total=5)])
     new = fleet(at=2.0, gateway="gateway-2", instances=[instance(state="draining", sent_total=7)])

@@ -1,0 +1,44 @@
+"""Attainment windows of several gateways as one: what each measured of its own requests, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from controller.core.messages import ClassWindow, FleetMessage
+
+COUNTS = ("finished", "attained", "ttft_met", "tpot_met", "refused", "failed", "cancelled", "goodput_tokens", "queued")
+QUANTILES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s")
+
+
+def merged_windows(fleets: Iterable[FleetMessage]) -> list[ClassWindow]:
+    """One row for each class of each tenant, in order of their names.
+
+    Counts add up, the slack is the smallest, the cause of misses is that of the gateway with most of them. Latencies
+    are weighted by requests: exact for one gateway, an estimate over several, since quantiles do not add.
+    """
+    found: dict[tuple[str, str], ClassWindow] = {}
+    for fleet in fleets:
+        for window in fleet["classes"]:
+            key = (window["tenant"], window["slo_class"])
+            found[key] = _added(found[key], window) if key in found else window
+    return [found[key] for key in sorted(found)]
+
+
+def _added(left: ClassWindow, right: ClassWindow) -> ClassWindow:
+    total: dict[str, Any] = {**left}
+    for name in COUNTS:
+        total[name] = left[name] + right[name]  # type: ignore[literal-required]
+    for name in QUANTILES:
+        total[name] = _weighted(left, right, name)
+    slacks = [one["oldest_slack_s"] for one in (left, right) if one["oldest_slack_s"] is not None]
+    total["oldest_slack_s"] = min(slacks, default=None)
+    worse = max(left, right, key=lambda one: one["finished"] - one["attained"])
+    total["miss_reason"] = worse["miss_reason"] or left["miss_reason"] or right["miss_reason"]
+    return total  # type: ignore[return-value]
+
+
+def _weighted(left: ClassWindow, right: ClassWindow, name: str) -> float | None:
+    parts = [(one[name], one["finished"]) for one in (left, right) if one[name] is not None]  # type: ignore[literal-required]
+    requests = sum(count for _, count in parts)
+    return sum(value * count for value, count in parts) / requests if requests else next((v for v, _ in parts), None)
