@@ -11,7 +11,7 @@ from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
-from rest_framework.permissions import BasePermission
+from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -20,9 +20,10 @@ from rest_framework.views import APIView
 from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
 from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
 from api.errors import ApiError, exception_handler
-from api.permissions import IsTenantKey, IsViewer
+from api.permissions import IsAdmin, IsTenantKey, IsViewer
 from api.throttle import KeyThrottle, PersonThrottle
 from controller.services.actors import Actor
+from workers.notices import announce_config
 
 VERSION_MAX = 2**31 - 1
 
@@ -50,7 +51,11 @@ class PageQuery(serializers.Serializer):
 
 
 class ControlView(APIView):
-    """Base of all control views. `access` maps an HTTP method to the rule for it; other methods answer 405."""
+    """Base of all control views. `access` maps an HTTP method to the rule for it; one without a rule is for admins.
+
+    A method that the view does not have answers 405 to everybody signed in. `configures`: whether its writes change
+    what gateways serve by.
+    """
 
     authentication_classes: ClassVar[Sequence[type]] = [BearerKeyAuthentication, PeopleSessionAuthentication]
     parser_classes: ClassVar[Sequence[type]] = [JSONParser]
@@ -59,9 +64,18 @@ class ControlView(APIView):
     content_negotiation_class = DefaultContentNegotiation
     schema = AutoSchema()
     access: ClassVar[Mapping[str, Any]] = {}
+    configures: ClassVar[bool] = True
 
     def get_permissions(self) -> list[BasePermission]:
-        return [self.access.get(self.request.method or "", SIGNED_IN)()]
+        method = self.request.method or ""
+        if not hasattr(self, method.lower()):
+            return [SIGNED_IN()]
+        return [self.access.get("GET" if method == "HEAD" else method, IsAdmin)()]
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        if self.configures and request.method not in SAFE_METHODS and status.is_success(response.status_code):
+            announce_config()
+        return super().finalize_response(request, response, *args, **kwargs)
 
     def get_exception_handler(self) -> Any:
         return exception_handler

@@ -18,8 +18,8 @@ from api.control.documented import operation
 from api.control.gateways import fresh_fleets
 from api.errors import LiveDataUnavailable
 from api.permissions import IsOperator
-from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, CommandAnswer, QueueMessage
-from controller.services.queue_commands import queue_command_record
+from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, QueueMessage
+from controller.services.queue_commands import queue_command_outcome, queue_command_record
 from workers import live
 
 FIRST_LOOK_S = 1.5
@@ -120,6 +120,7 @@ class _QueueCommand(ControlView):
     """Tells every gateway and waits for their answers; audited, whatever they say."""
 
     access: ClassVar = {"POST": IsOperator}
+    configures = False
 
     def tell(self, kind: str, data: dict[str, Any]) -> Response:
         ids, priority = list(dict.fromkeys(data["request_ids"])), data.get("priority")
@@ -129,7 +130,7 @@ class _QueueCommand(ControlView):
         except live.LiveUnavailable as error:
             queue_command_record(**audit, outcome={"error": str(error)})
             raise
-        outcome = _outcome(ids, answers)
+        outcome = queue_command_outcome(ids, answers)
         decision = queue_command_record(**audit, outcome=outcome)
         if not answers:
             raise LiveDataUnavailable("No gateway answered in time; the command may still take effect within 5 s.")
@@ -216,15 +217,3 @@ def _count(by_class: dict[tuple[str, str], dict[str, Any]], entry: dict[str, Any
     known["count"] += entry["count"]
     slacks = [each for each in (known["oldest_slack_s"], entry.get("oldest_slack_s")) if each is not None]
     known["oldest_slack_s"] = min(slacks, default=None)
-
-
-def _outcome(ids: Sequence[str], answers: Sequence[CommandAnswer]) -> dict[str, Any]:
-    """A request waits in one gateway only, so it is "gone" for all the others."""
-    applied = {each for answer in answers for each in answer["applied"]}
-    too_late = {each for answer in answers for each in answer["too_late"]} - applied
-    return {
-        "applied": [each for each in ids if each in applied],
-        "too_late": [each for each in ids if each in too_late],
-        "gone": [each for each in ids if each not in applied | too_late],
-        "gateways": len(answers),
-    }

@@ -8,17 +8,19 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console.access import Role, allows
+from console.access import allows
 from console.forms import SLOClassForm
 from console.views.conflicts import Difference, differences
+from console.views.saved import saved
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue, decisions
+from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
@@ -46,7 +48,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
             show_errors(form, error)
         else:
             messages.success(request, f"Class {row.name} is there. Gateways use it within a second.")
-            return redirect("classes")
+            return saved("classes")
     return render(request, "console/class_form.html", {"form": form}, status=422 if form.errors else 200)
 
 
@@ -58,15 +60,15 @@ def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
         try:
-            saved = save(request, row, form)
+            stored = save(request, row, form)
         except ValidationError as error:
             show_errors(form, error)
         except VersionConflict:
             row.refresh_from_db()
             conflict = differences(form, row, form.CHANGEABLE)
         else:
-            say_saved(request, row.version, saved)
-            return redirect("classes")
+            say_saved(request, row.version, stored)
+            return saved("classes")
     elif request.method == "GET":
         form.initial |= {name: value for name, value in restored(request).items() if name in form.CHANGEABLE}
     context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
@@ -83,13 +85,13 @@ def save(request: HttpRequest, row: SLOClass, form: SLOClassForm) -> SLOClass:
     )
 
 
-def say_saved(request: HttpRequest, before: int, saved: SLOClass) -> None:
-    if saved.version == before:
-        messages.info(request, f"Nothing was different: {saved.name} stays as it is.")
+def say_saved(request: HttpRequest, before: int, stored: SLOClass) -> None:
+    if stored.version == before:
+        messages.info(request, f"Nothing was different: {stored.name} stays as it is.")
         return
-    decision = newest_decision("slo_class_updated", saved)
-    undo = restore_link("Undo", reverse("class-edit", args=[saved.pk]), decision)
-    messages.success(request, format_html("{} is changed. Gateways use it within a second.{}", saved.name, undo))
+    decision = newest_decision("slo_class_updated", stored)
+    undo = restore_link("Undo", reverse("class-edit", args=[stored.pk]), decision)
+    messages.success(request, format_html("{} is changed. Gateways use it within a second.{}", stored.name, undo))
 
 
 @require_http_methods(["GET", "POST"])
@@ -111,7 +113,7 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     decision = newest_decision("slo_class_removed", row)
     undo = restore_link("Make it again", reverse("class-new"), decision)
     messages.success(request, format_html("Class {} is removed.{}", row.name, undo))
-    return redirect("classes")
+    return saved("classes")
 
 
 def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:

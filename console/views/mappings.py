@@ -7,15 +7,17 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console.access import Role, allows
+from console.access import allows
 from console.forms import LevelFormSet, MappingForm
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
+from console.views.saved import saved
 from controller.models import PriorityMapping
 from controller.selectors import catalogue
+from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.priority_mappings import priority_mapping_update
@@ -39,7 +41,7 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     conflict: list[Difference] = []
     if request.method == "POST" and all([form.is_valid(), levels.is_valid()]):
         try:
-            saved = save(request, row, form, levels)
+            stored = save(request, row, form, levels)
         except ValidationError as error:
             show_level_errors(form, levels, error)
         except VersionConflict:
@@ -50,11 +52,11 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
                 else level_conflict(form, row, levels)
             )
         else:
-            same = saved.version == row.version
+            same = stored.version == row.version
             messages.success(
-                request, "Nothing was different." if same else f"Saved: {saved}. Gateways use it within a second."
+                request, "Nothing was different." if same else f"Saved: {stored}. Gateways use it within a second."
             )
-            return redirect("mappings")
+            return saved("mappings")
     context = {"form": form, "levels": levels, "row": row, "conflict": conflict}
     bad = form.errors or any(levels.errors) or levels.non_form_errors()
     return render(request, "console/mapping_form.html", context, status=409 if conflict else 422 if bad else 200)

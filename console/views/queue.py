@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
-from console.access import Role, allows
-from controller.core.messages import CommandAnswer
+from console.access import allows
+from controller.selectors.roles import Role
 from controller.services.actors import Actor
-from controller.services.queue_commands import queue_command_record
+from controller.services.queue_commands import queue_command_outcome, queue_command_record
 from workers import live
 
 REQUESTS_MAX = 500
@@ -26,7 +28,7 @@ def queue(request: HttpRequest) -> HttpResponse:
 @allows(Role.OPERATOR)
 def queue_command(request: HttpRequest) -> JsonResponse:
     """Tells every gateway, waits for the answers, records what came of it. Answers JSON for the page's script."""
-    kind, ids = request.POST.get("kind", ""), request.POST.getlist("request")
+    kind, ids = request.POST.get("kind", ""), list(dict.fromkeys(request.POST.getlist("request")))
     if kind not in COMMANDS:
         return JsonResponse({"message": f"Unknown command; known: {', '.join(COMMANDS)}."}, status=400)
     if not 1 <= len(ids) <= REQUESTS_MAX or any(len(each) > 64 for each in ids):
@@ -37,29 +39,17 @@ def queue_command(request: HttpRequest) -> JsonResponse:
     except live.LiveUnavailable as error:
         queue_command_record(actor=actor, kind=kind, request_ids=ids, outcome={"error": str(error)})
         return JsonResponse({"message": "Redis is away: no gateway can be told. Nothing was cancelled."}, status=503)
-    outcome = summary(ids, answers)
+    outcome = queue_command_outcome(ids, answers)
     queue_command_record(actor=actor, kind=kind, request_ids=ids, outcome=outcome)
     return JsonResponse({"message": say(outcome), **outcome}, status=200 if outcome["gateways"] else 503)
 
 
-def summary(ids: list[str], answers: list[CommandAnswer]) -> dict[str, int]:
-    """A request waits in one gateway only: what one of them applied is applied, though it is gone for the others."""
-    applied = {each for answer in answers for each in answer["applied"]} & set(ids)
-    too_late = ({each for answer in answers for each in answer["too_late"]} & set(ids)) - applied
-    return {
-        "applied": len(applied),
-        "too_late": len(too_late),
-        "gone": len(set(ids)) - len(applied) - len(too_late),
-        "gateways": len(answers),
-    }
-
-
-def say(outcome: dict[str, int]) -> str:
+def say(outcome: dict[str, Any]) -> str:
     if not outcome["gateways"]:
         return "No gateway answered in time. The requests may still be cancelled within five seconds."
-    parts = [f"{outcome['applied']} cancelled"]
+    parts = [f"{len(outcome['applied'])} cancelled"]
     if outcome["too_late"]:
-        parts.append(f"{outcome['too_late']} were already sent to an engine")
+        parts.append(f"{len(outcome['too_late'])} were already sent to an engine")
     if outcome["gone"]:
-        parts.append(f"{outcome['gone']} had left the queue")
+        parts.append(f"{len(outcome['gone'])} had left the queue")
     return ", ".join(parts) + "."

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controller.core.messages import CommandAnswer
 from controller.models import Decision
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
+
+
+def queue_command_outcome(request_ids: Sequence[str], answers: Sequence[CommandAnswer]) -> dict[str, Any]:
+    """What became of each request. One waits in one gateway only, so it is "gone" for all the others."""
+    applied = {each for answer in answers for each in answer["applied"]}
+    too_late = {each for answer in answers for each in answer["too_late"]} - applied
+    return {
+        "applied": [each for each in request_ids if each in applied],
+        "too_late": [each for each in request_ids if each in too_late],
+        "gone": [each for each in request_ids if each not in applied | too_late],
+        "gateways": len(answers),
+    }
 
 
 def queue_command_record(

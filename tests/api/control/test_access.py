@@ -5,7 +5,10 @@ import datetime as dt
 import pytest
 from django.urls import get_resolver
 from django.utils import timezone
+from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory, force_authenticate
 
+from api.control.base import ControlView
 from api.control.urls import urlpatterns
 from controller.models import ApiKey, Decision, Tenant
 from tests import factories
@@ -191,3 +194,18 @@ def test_a_key_needs_no_csrf_token_and_writes_nothing(tenant_key):
 
 def test_the_api_is_mounted():
     assert get_resolver().resolve("/api/v1/tenants").func.view_class.__name__ == "TenantList"
+
+
+@pytest.mark.parametrize(("role", "status"), [("viewer", 403), ("operator", 403), ("admin", 200)])
+def test_a_method_without_a_rule_is_for_admins(role, status):
+    class Forgotten(ControlView):
+        def get(self, request):
+            return Response({})
+
+    request = APIRequestFactory().get("/")
+    force_authenticate(request, factories.user(role))
+    assert Forgotten.as_view()(request).status_code == status
+
+
+def test_a_head_is_allowed_to_whom_a_get_is(viewer):
+    assert viewer.client.head(ROOT + "/hosts").status_code == 200

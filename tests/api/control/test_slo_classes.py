@@ -4,6 +4,7 @@ import pytest
 
 from controller.models import Decision, SLOClass
 from tests import factories
+from workers import live
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 
@@ -134,3 +135,15 @@ def test_the_list_is_narrowed_by_tenant(viewer, tenant):
     shared, own = factories.slo_class(), factories.slo_class(tenant=tenant)
     assert [row["id"] for row in viewer.get("/slo-classes", tenant=tenant.name).data["items"]] == [own.pk]
     assert [row["id"] for row in viewer.get("/slo-classes", tenant="").data["items"]] == [shared.pk]
+
+
+def test_gateways_are_told_of_a_change_and_of_nothing_else(operator, monkeypatch, django_capture_on_commit_callbacks):
+    told = []
+    monkeypatch.setattr(live, "notify_config", told.append)
+    with django_capture_on_commit_callbacks(execute=True):
+        operator.get("/slo-classes")
+        assert operator.post("/slo-classes", {"name": "chat"}).status_code == 400
+    assert told == []
+    with django_capture_on_commit_callbacks(execute=True):
+        assert operator.post("/slo-classes", {"name": "chat", "ttft_s": 1, "tpot_s": 0.1}).status_code == 201
+    assert len(told) == 1

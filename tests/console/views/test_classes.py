@@ -6,6 +6,7 @@ import pytest
 
 from controller.models import Decision, SLOClass
 from tests import factories
+from workers import live
 
 FORM = {
     "name": "chat", "tenant": "", "title": "Chat", "ttft_s": "0.5", "tpot_s": "0.05", "deadline_s": "",
@@ -127,3 +128,15 @@ def test_the_list_costs_the_same_however_many_classes(viewer, django_assert_max_
         factories.slo_class(name=f"class-{number}", tenant=factories.tenant())
     with django_assert_max_num_queries(4):
         viewer.get("/classes/")
+
+
+def test_gateways_are_told_of_a_saved_form(operator, monkeypatch, django_capture_on_commit_callbacks):
+    told = []
+    monkeypatch.setattr(live, "notify_config", told.append)
+    row = factories.slo_class()
+    with django_capture_on_commit_callbacks(execute=True):
+        assert operator.post(f"/classes/{row.pk}/remove/", {"version": row.version + 1}).status_code == 409
+    assert told == []
+    with django_capture_on_commit_callbacks(execute=True):
+        assert operator.post(f"/classes/{row.pk}/remove/", {"version": row.version}).status_code == 302
+    assert len(told) == 1

@@ -23,7 +23,7 @@ def test_each_request_is_counted_once_over_all_gateways(operator, live_store):
     assert said.json()["message"] == "1 cancelled, 1 were already sent to an engine, 1 had left the queue."
     decision = Decision.objects.get(kind="queue_cancel")
     assert decision.inputs["request_ids"] == CANCEL["request"]
-    assert decision.outcome == {"applied": 1, "too_late": 1, "gone": 1, "gateways": 2}
+    assert decision.outcome == {"applied": ["req-1"], "too_late": ["req-2"], "gone": ["req-3"], "gateways": 2}
 
 
 def test_without_redis_nothing_is_claimed_and_the_try_is_audited(operator, live_store):
