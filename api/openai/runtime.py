@@ -19,6 +19,7 @@ from api.openai.flight import Flight, Phase
 from api.openai.relay import end_with_engine_error, end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision
+from controller.core.records import ENGINE_REJECTED
 from controller.core.types import Outcome
 from workers.backends.base import Backend, EngineError
 
@@ -140,7 +141,7 @@ class Runtime:
             self._refuse(flight, Outcome.CUT, ApiError("engine_failed", message), started=True)
         elif error.client_fault:
             self.push(ev.Cancelled(flight.request.id))
-            self._end(flight, Outcome.REFUSED, code="engine_rejected", status=error.status)
+            self._end(flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
             self.spawn(end_with_engine_error(flight, error))
         else:
             log.warning("request %s failed on %s: %s", flight.request.id, flight.instance, error)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from controller.core.types import Outcome
+
+ENGINE_REJECTED = "engine_rejected"  # error code of a request whose content the engine refused (its 4xx)
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -42,6 +46,11 @@ class RequestRecord:
     stage: str
     decisions: list[dict[str, Any]]
     token_times: list[float]  # summary: seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
+
+    @property
+    def counted_as(self) -> str:
+        """The outcome that windows and roll-up count: what an engine rejects is no more a miss than a hang-up is."""
+        return Outcome.CANCELLED.value if self.error_code == ENGINE_REJECTED else self.outcome
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in fields(RequestRecord))

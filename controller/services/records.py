@@ -143,14 +143,14 @@ def _inserted(records: Iterable[RequestRecord], keys: set[tuple[str, datetime]])
 
 @dataclass(slots=True)
 class _Minute:
-    """Sums for one row of the roll-up. Cancelled requests count as cancelled alone."""
+    """Sums for one row of the roll-up. Cancelled and engine-rejected ones count as cancelled alone."""
 
     key: tuple[datetime, str, str, str]
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     histograms: dict[str, list[int]] = field(default_factory=lambda: {name: histogram.empty() for name in _HISTOGRAMS})
 
     def add(self, record: RequestRecord) -> None:
-        if record.outcome == Outcome.CANCELLED:
+        if record.counted_as == Outcome.CANCELLED:
             self.counts["cancelled"] += 1
             return
         for name, amount in _amounts(record).items():

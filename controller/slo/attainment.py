@@ -126,7 +126,7 @@ class AttainmentWindows:
         window.add(
             _Entry(
                 now,
-                record.outcome,
+                record.counted_as,
                 record.attained,
                 record.ttft_met,
                 record.tpot_met,

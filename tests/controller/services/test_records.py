@@ -69,13 +69,14 @@ def test_the_roll_up_counts_each_outcome_once():
         factories.record(outcome="expired", ttft_s=None, tpot_s=None, output_tokens=0, tpot_met=False, **missed),
         factories.record(outcome="cut", tpot_met=False, **missed),
         factories.record(outcome="cancelled", **missed),
+        factories.record(outcome="refused", error_code="engine_rejected", **missed),
     )
 
     minute = AttainmentMinute.objects.get()
 
     counts = {name: getattr(minute, name) for name in ("finished", "attained", "ttft_met", "tpot_met")}
     assert counts == {"finished": 5, "attained": 1, "ttft_met": 1, "tpot_met": 2}
-    assert (minute.refused, minute.expired, minute.failed, minute.cancelled) == (1, 1, 1, 1)
+    assert (minute.refused, minute.expired, minute.failed, minute.cancelled) == (1, 1, 1, 2)
     assert minute.goodput_tokens == 20
     assert sum(minute.ttft_histogram) == 3
     assert minute.ttft_histogram[histogram.bucket(3.0)] == 1
