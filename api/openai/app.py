@@ -74,7 +74,8 @@ class OpenAIApp:
         try:
             await self._route(gateway, scope, receive, send)
         except ApiError as error:
-            gateway.instruments.refused(error.code)
+            if not error.about:  # else its record was counted
+                gateway.instruments.refused(error.code)
             await respond_error(send, error)
         except ClientGone:
             return

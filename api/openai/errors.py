@@ -49,6 +49,7 @@ class ApiError(SlacklineError):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.about: list[tuple[bytes, bytes]] = []  # x-slackline-* of the request's record, where it left one
         self.status, self.type = KINDS.get(code, _Kind(503, "server_error"))
 
     def body(self) -> bytes:
@@ -60,7 +61,7 @@ class ApiError(SlacklineError):
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`Retry-After` in whole seconds, at least one."""
+        """Those of its record, and `Retry-After` in whole seconds, at least one."""
         if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
+            return self.about
+        return [*self.about, (b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]

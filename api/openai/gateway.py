@@ -149,4 +149,5 @@ class Gateway:
             self.quotas.admit(tenant, flight.charged_tokens, request.arrival)
         except ApiError as error:
             self.ledger.note(flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
+            error.about = flight.headers()
             raise

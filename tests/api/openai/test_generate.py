@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from api.openai.status import windows
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot, until
@@ -115,6 +116,8 @@ async def test_the_engines_refusal_of_a_request_is_passed_on() -> None:
         assert (answer.status, answer.error["code"]) == (400, "scripted")
         (record,) = bed.sink.records
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "engine_rejected", 1)
+        (row,) = windows(bed.gateway, bed.gateway.clock())
+        assert (row["finished"], row["refused"], row["cancelled"], row["miss_reason"]) == (0, 0, 1, "")
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -237,6 +240,18 @@ async def test_over_quota_is_refused_with_a_hint_and_recorded() -> None:
         assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
         assert int(answer.headers["retry-after"]) >= 1
         assert [record.outcome for record in bed.sink.records] == [Outcome.OK, Outcome.REFUSED]
+        assert answer.headers["x-slackline-request-id"] == bed.sink.records[-1].id
+        assert answer.headers["x-slackline-class"] == "chat"
+        page = (await bed.ask(b"", "/metrics", method="GET")).body.decode()
+        assert 'slackline_requests_total{code="rate_limit_exceeded",outcome="refused"' in page
+        assert "slackline_api_errors_total{" not in page
+
+
+async def test_what_has_no_record_is_counted_as_an_api_error() -> None:
+    async with TestBed() as bed:
+        await bed.ask(completion(model="nobody"))
+        page = (await bed.ask(b"", "/metrics", method="GET")).body.decode()
+        assert 'slackline_api_errors_total{code="model_not_found"} 1.0' in page
 
 
 async def test_quotas_are_given_back_when_requests_end() -> None:
