@@ -82,8 +82,6 @@ INSTALLED_APPS = _DATA_APPS if ROLE in ("gateway", "worker", "beat") else [*_DAT
 MIDDLEWARE = [
     "console.middleware.request_timing",
     "console.middleware.security_headers",
-    "console.middleware.request_timing",
-    "console.middleware.security_headers",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -91,7 +89,6 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "console.middleware.DatabaseAway",
     "console.middleware.DatabaseAway",
 ]
 ROOT_URLCONF = "console.urls"

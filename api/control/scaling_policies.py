@@ -43,7 +43,7 @@ class _ScalingFields(serializers.Serializer):
         min_value=0, max_value=SECONDS_MAX, required=False, help_text="Load must stay low for this long."
     )
     cooldown_s = NumberField(min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action.")
-    interval_s = NumberField(min_value=0.1, max_value=60, required=False, help_text="Time between two looks.")
+    interval_s = NumberField(min_value=1, max_value=60, required=False, help_text="Time between two looks.")
     enabled = serializers.BooleanField(required=False)
 
 

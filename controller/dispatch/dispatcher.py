@@ -227,10 +227,8 @@ class StageDispatcher:
     # ---- dispatching -----------------------------------------------------------------------------------------------
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
-        for entry in lane.queue.advance(now):
-            request = entry.request
-            figures: dict[str, Figure] = {"waited_s": now - request.arrival, "hopeless": entry.hopeless}
-            actions.append(ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures)))
+        lane.queue.advance(now)
+        self._expire(lane, now, actions, late=True)
         blocked: set[str] = set()
         while lane.queue.ready:
             able = [w for w in lane.workers.values() if w.takes and w.id not in blocked and self._pacing.ready(w, now)]
@@ -242,6 +240,18 @@ class StageDispatcher:
             self._pacing.passed(worker, now)
         if not lane.queue.ready and lane.queue.hopeless:
             self._serve_hopeless(lane, now, actions)
+        self._expire(lane, now, actions, late=False)  # after its last chance: a waiting time of 0 means "now or never"
+
+    def _expire(self, lane: Lane, now: float, actions: list[ev.Action], *, late: bool) -> None:
+        for entry in lane.queue.expire(now, late=late):
+            request = entry.request
+            figures: dict[str, Figure] = {
+                "waited_s": now - request.arrival,
+                "hopeless": entry.hopeless,
+                "paused": entry.paused,
+                "instances": sum(worker.takes for worker in lane.workers.values()),
+            }
+            actions.append(ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures)))
 
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
         """One pass of Alg. 1 over the queue for one worker; how many were sent."""

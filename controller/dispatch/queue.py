@@ -156,18 +156,21 @@ class RequestQueue:
             self._place(entry, now)
         return True
 
-    def advance(self, now: float) -> list[Entry]:
-        """Move what became hopeless to its tier, refresh stale ranks, and take out what may not wait any longer."""
+    def advance(self, now: float) -> None:
+        """Move what became hopeless to its tier and refresh stale ranks."""
         while self._turns and self._turns[0][0] <= now:
-            at, request_id = heapq.heappop(self._turns)
+            _, request_id = heapq.heappop(self._turns)
             entry = self._entries.get(request_id)
             if entry is None or entry.hopeless:
                 continue
             self._unplace(entry)
             entry.hopeless = entry.hopeless_at <= now and not entry.forced
             self._place(entry, now)
+
+    def expire(self, now: float, *, late: bool) -> list[Entry]:
+        """Take out what may not wait any longer. `late`: only what was due before now, not what is due this moment."""
         expired = []
-        while self._drops and self._drops[0][0] <= now:
+        while self._drops and (self._drops[0][0] < now or (self._drops[0][0] <= now and not late)):
             at, request_id = heapq.heappop(self._drops)
             entry = self._entries.get(request_id)
             if entry is not None and entry.drop_at <= at:

@@ -73,7 +73,7 @@ def welcome(settings: Settings) -> None:
     credentials = _credentials(settings)
     gateway, console = f"http://{HOST}:{settings.gateway_port}", f"http://{HOST}:{settings.console_port}"
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
-    key = credentials.get("api_key", "(see the console: Tenants)")
+    key = credentials.get("api_key", "(make one: POST /api/v1/api-keys)")
     print(
         f"""
 Slackline is ready.

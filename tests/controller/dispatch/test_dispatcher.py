@@ -94,6 +94,13 @@ def test_waiting_time_ends_a_request_with_its_error():
     assert dropped.actions[0].decision.reason == "waiting_time"
 
 
+def test_a_waiting_time_of_nothing_means_now_or_never():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1)], 0.0)
+    assert sends(dispatcher.handle([ev.Arrived(request("a", wait=0.0))], 0.0)) == [("a", "w")]
+    assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], 0.0), ev.Drop) == ["b"]
+
+
 def test_infeasible_alone_is_refused_at_once_with_figures():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up()], 0.0)
