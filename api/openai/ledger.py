@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Protocol
 
 from api.openai.estimates import PromptEstimates
@@ -52,7 +52,7 @@ class Ledger:
         self.book = ClassBook((), ())
         self.models: dict[str, ModelConfig] = {}
         self.finished = RateMeter()
-        self.refusals: list[tuple[str, str, str]] = []  # (tenant, class, code) since the last decision about them
+        self.refusals: Counter[tuple[str, str, str]] = Counter()  # (tenant, class, code) since the last decision
         self._sink = sink
         self._quotas = quotas
         self._instruments = instruments
@@ -69,7 +69,7 @@ class Ledger:
             self.finished.tick(now)
             self._learn(flight, record, now)
         elif outcome in (Outcome.REFUSED, Outcome.EXPIRED):
-            self.refusals.append((record.tenant, record.slo_class, code))
+            self.refusals[record.tenant, record.slo_class, code] += 1
         self.windows.observe(record, cause, now)
         self._instruments.ended(record)
         self._sink.add(record)
@@ -93,6 +93,7 @@ def _tokens(flight: Flight) -> int:
 def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int) -> tuple[RequestRecord, str]:
     request = flight.request
     e2e_s = now - request.arrival
+    prompt_tokens = flight.usage.prompt_tokens if flight.usage else request.prompt_tokens
     times = [at - request.arrival for at in flight.times] if flight.times is not None else None
     ttft_s = times[0] if times else None
     n = flight.output_tokens
@@ -104,7 +105,7 @@ def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         e2e_s=e2e_s,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         output_tokens=n,
         token_times=streamed_times,
     )
@@ -123,7 +124,7 @@ def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int
         http_status=status,
         streamed=flight.streamed,
         judged_by="tokens" if flight.streamed else "e2e",
-        prompt_tokens=flight.usage.prompt_tokens if flight.usage else request.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         output_tokens=n,
         target_ttft_s=targets.ttft_s,
         target_tpot_s=targets.tpot_s,
@@ -163,10 +164,26 @@ def _cause(flight: Flight, outcome: Outcome, outlook: Outlook, code: str, queue_
     if outcome is Outcome.CUT:
         return "engine_cut"
     if outcome is not Outcome.OK:
-        return code or outcome.value
+        return _decided(flight) or code or outcome.value
     if not flight.streamed and not outlook.ttft_met:
         return "e2e_missed"
     if not outlook.ttft_met:
         waited_most = (queue_s or 0.0) > flight.request.targets.ttft_s / 2
         return "queued_too_long" if waited_most else "slow_first_token"
     return "slow_decode" if not outlook.tpot_met else "deadline_missed"
+
+
+def _decided(flight: Flight) -> str:
+    """What the decision that ended it says, which is more than the code its client got; "" if none ended it."""
+    last = flight.decisions[-1] if flight.decisions else {"kind": ""}
+    if last["kind"] not in ("refuse", "expire", "cancel"):
+        return ""
+    figures = last["figures"]
+    if last["reason"] == "waiting_time":
+        if figures.get("paused"):
+            return "expired_paused"
+        if figures.get("instances") == 0:
+            return "expired_without_instance"
+        if figures.get("hopeless"):
+            return "expired_hopeless"
+    return str(last["reason"])

@@ -1,7 +1,7 @@
 """The gateway's state for scaler and pages, in the background: Redis away or hanging never touches the data path.
 
 Once a period the fleet message goes to its key. While somebody watches, merged updates go out at most four times a
-second, the queue only then. Refusals of ten seconds become one decision.
+second, the queue only then. Refusals of ten seconds become one decision, of more while PostgreSQL is away.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Publisher:
         self._windows: list[ClassWindow] = []
         self._windows_at = 0.0
         self._published_at = 0.0
-        self._refusals_at = gateway.clock()
+        self._refusals_at = self._refused_since = gateway.clock()
         self._thread = OffLoop("audit")
         self._away = False
 
@@ -101,7 +101,7 @@ class Publisher:
             self._away = True
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now
-            await self._refusals()
+            await self._refusals(now)
             await self._keys()
 
     async def _fleet(self, now: float, watched: bool) -> None:
@@ -120,19 +120,20 @@ class Publisher:
 
     # ---- refusals -------------------------------------------------------------------------------------------------
 
-    async def _refusals(self) -> None:
+    async def _refusals(self, now: float) -> None:
         """One decision row a batch; with PostgreSQL away the batch waits for the next one. The records have each."""
-        refused = self._gateway.ledger.refusals
-        if not refused:
+        batch, self._gateway.ledger.refusals = self._gateway.ledger.refusals, Counter()
+        if not batch:
+            self._refused_since = now
             return
-        batch, self._gateway.ledger.refusals = refused, []
-        figures = _figures(batch)
+        figures = _figures(batch, now - self._refused_since)
         try:
             found = await self._thread.call(lambda: self._store.refusals(self._gateway.options.name, figures), WRITE_S)
         except Exception as error:  # whatever it was, the batch is kept
-            log.warning("%d refusals are not yet in the audit: %r", len(batch), error)
-            self._gateway.ledger.refusals[:0] = batch
+            log.warning("%d refusals are not yet in the audit: %r", batch.total(), error)
+            self._gateway.ledger.refusals.update(batch)
             return
+        self._refused_since = now
         try:
             await self._board.send(LIVE_DECISIONS, _refusal_message(found, self._gateway.options.name, figures))
         except LiveUnavailable as error:
@@ -186,13 +187,16 @@ class Publisher:
         self._thread.close()
 
 
-def _figures(batch: list[tuple[str, str, str]]) -> dict[str, Any]:
-    codes = Counter(code for _, _, code in batch)
-    classes = Counter(f"{tenant}/{name}" for tenant, name, _ in batch)
+def _figures(batch: Counter[tuple[str, str, str]], seconds: float) -> dict[str, Any]:
+    codes: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
+    for (tenant, name, code), number in batch.items():
+        codes[code] += number
+        classes[f"{tenant}/{name}"] += number
     return {
         "commonest": min(codes, key=lambda code: (-codes[code], code)),
-        "requests": len(batch),
-        "seconds": REFUSALS_S,
+        "requests": batch.total(),
+        "seconds": round(seconds, 1),
         "by_code": dict(sorted(codes.items())),
         "by_class": dict(sorted(classes.items())),
     }

@@ -1,0 +1,75 @@
+"""What an ended request leaves behind: its goodput and the cause of its miss."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from api.openai.flight import Flight
+from api.openai.instruments import Instruments
+from api.openai.ledger import Ledger
+from api.openai.quotas import Quotas
+from controller.core.decisions import Decision
+from controller.core.types import Outcome, Request, Targets
+from controller.slo.goodput import deadline_goodput
+from tests.api.openai.gateways import ListSink
+from workers.backends.base import Usage
+
+
+async def _nowhere(message: Any) -> None:
+    return None
+
+
+def _flight(**targets: Any) -> Flight:
+    request = Request("r1", 100.0, Targets(2.0, 0.1, **targets), 500, 4, "demo", "acme", "chat")
+    return Flight(request, b"{", _nowhere, time.time(), chat=False, streamed=True, keep_usage=False)
+
+
+def _ledger() -> tuple[Ledger, ListSink]:
+    sink = ListSink()
+    return Ledger(sink, Quotas(), Instruments()), sink
+
+
+def _cause(flight: Flight, outcome: Outcome, code: str) -> str:
+    ledger, _ = _ledger()
+    ledger.note(flight, outcome, 105.0, code=code)
+    (row,) = ledger.windows.view(105.0, {}, {})
+    return row["miss_reason"]
+
+
+def test_a_deadlines_goodput_counts_the_prompt_as_the_engine_did() -> None:
+    ledger, sink = _ledger()
+    flight = _flight(deadline_s=5.0)
+    flight.delivered(2, 101.0)
+    flight.usage = Usage(prompt_tokens=20, completion_tokens=2)
+    ledger.note(flight, Outcome.OK, 102.0)
+    assert sink.records[0].goodput_tokens == deadline_goodput(2.0, 5.0, 20, 2)
+    assert sink.records[0].goodput_tokens != deadline_goodput(2.0, 5.0, 500, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "figures", "code", "cause"),
+    [
+        ("refuse", "queue_full", {}, "rate_limit_exceeded", "queue_full"),
+        ("refuse", "no_instance", {}, "no_capacity", "no_instance"),
+        ("expire", "waiting_time", {"instances": 2}, "waiting_time_exceeded", "waiting_time"),
+        ("expire", "waiting_time", {"hopeless": True, "instances": 2}, "waiting_time_exceeded", "expired_hopeless"),
+        ("expire", "waiting_time", {"paused": True, "instances": 0}, "waiting_time_exceeded", "expired_paused"),
+        ("expire", "waiting_time", {"instances": 0}, "waiting_time_exceeded", "expired_without_instance"),
+        ("expire", "no_time_to_retry", {}, "waiting_time_exceeded", "no_time_to_retry"),
+        ("cancel", "cancelled_by_operator", {}, "cancelled", "cancelled_by_operator"),
+        ("dispatch", "fits_budget", {}, "internal_error", "internal_error"),
+    ],
+)
+def test_the_cause_says_what_the_decision_says(
+    kind: str, reason: str, figures: dict[str, Any], code: str, cause: str
+) -> None:
+    flight = _flight()
+    flight.note(Decision(kind, reason, "r1", 104.0, figures))
+    assert _cause(flight, Outcome.REFUSED, code) == cause
+
+
+def test_without_a_decision_the_code_is_the_cause() -> None:
+    assert _cause(_flight(), Outcome.REFUSED, "rate_limit_exceeded") == "rate_limit_exceeded"

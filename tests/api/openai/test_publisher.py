@@ -1,0 +1,74 @@
+"""Refusals on their way to the audit: one decision a batch, nothing lost and nothing piled up during an outage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from api.openai.publisher import REFUSALS_S, Publisher
+from controller.core.messages import CommandAnswer, FleetMessage, QueueMessage
+from controller.core.snapshot import TenantConfig
+from tests.api.openai.gateways import TestBed, completion, snapshot
+
+
+class Board:
+    """Redis: nobody watches."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    async def watched(self, topics: list[str]) -> set[str]:
+        return set()
+
+    async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
+        self.sent.append(("fleet", message))
+
+    async def publish_queue(self, message: QueueMessage) -> None:
+        self.sent.append(("queue", message))
+
+    async def send(self, topic: str, data: Any) -> None:
+        self.sent.append((topic, data))
+
+    async def answer(self, answer: CommandAnswer) -> None:
+        self.sent.append(("answer", answer))
+
+
+class Audit:
+    def __init__(self) -> None:
+        self.away = False
+        self.rows: list[Mapping[str, Any]] = []
+
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+        if self.away:
+            raise ConnectionError("the database is away")
+        self.rows.append(figures)
+        return "d1"
+
+    def keys_used(self, key_ids: Iterable[int]) -> None:
+        return None
+
+
+async def test_refusals_of_an_outage_become_one_decision_over_its_whole_time() -> None:
+    config = snapshot(tenants=(TenantConfig(1, "acme", "chat", rpm=1),))
+    async with TestBed(config) as bed:
+        audit, board = Audit(), Board()
+        publisher = Publisher(bed.gateway, board, audit)
+        start = bed.gateway.clock()
+        for _ in range(4):
+            await bed.ask(completion())
+        assert len(bed.gateway.ledger.refusals) == 1, "counted, not listed"
+        audit.away = True
+        await publisher._refusals(start + REFUSALS_S)
+        assert bed.gateway.ledger.refusals.total() == 3
+        await bed.ask(completion())
+        audit.away = False
+        await publisher._refusals(start + 3 * REFUSALS_S)
+        (row,) = audit.rows
+        assert (row["requests"], row["by_code"], row["by_class"]) == (4, {"rate_limit_exceeded": 4}, {"acme/chat": 4})
+        assert 29.0 < row["seconds"] <= 30.0
+        assert not bed.gateway.ledger.refusals
+        await bed.ask(completion())
+        await publisher._refusals(start + 4 * REFUSALS_S)
+        assert 9.0 < audit.rows[-1]["seconds"] <= 10.0
+        assert [topic for topic, _ in board.sent] == ["live.decisions"] * 2
+        publisher.close()
