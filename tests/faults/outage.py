@@ -19,7 +19,9 @@ from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 RATE = 15.0
 BODY = {"max_tokens": 12, "slo_class": "standard"}
 BEFORE_S = 8.0
-ADDED_P99_MS = 50.0
+# 5 ms were seen on a quiet machine; the bound allows for a busy one. A data path that waited for either server would
+# add seconds.
+ADDED_P99_MS = 300
 FRESH_AGAIN_S = 8.0  # the live page tries Redis again at least every five seconds
 Server = EmbeddedPostgres | EmbeddedRedis
 
