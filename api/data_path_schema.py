@@ -25,7 +25,12 @@ SLO_FIELDS: Fragment = {
     "target_ttft": _seconds("Time to the first token, seconds.", 2.0),
     "target_tbt": _seconds("Time between tokens, seconds; also the pace that token goodput counts by.", 0.1),
     "deadline": _seconds("End to end, seconds from arrival.", 30.0),
-    "waiting_time": _seconds("Dropped with `waiting_time_exceeded` if not sent to an engine by then, seconds.", 5.0),
+    "waiting_time": {
+        "type": "number",
+        "minimum": 0,
+        "description": "Dropped with `waiting_time_exceeded` if not sent to an engine by then, seconds; 0 waits not.",
+        "example": 5.0,
+    },
     "slo_class": {"type": "string", "description": "Name of an SLO class; what is not said comes from it."},
     "priority": {
         "type": "integer",
@@ -58,14 +63,34 @@ RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"
 
 # Stable codes (design section 8): status to codes with what they mean.
 ERROR_CODES: dict[int, dict[str, str]] = {
-    400: {"invalid_slo": "An SLO field is of the wrong type, out of range or contradicts another; `param` names it."},
-    401: {"invalid_api_key": "No key, an unknown, an expired or a revoked one."},
-    404: {"model_not_found": "No served model has this name or alias."},
-    429: {
-        "rate_limit_exceeded": "The tenant's requests, tokens or concurrency are used up.",
-        "slo_infeasible": "The targets cannot be met, not even by sending it now; or the queue is full.",
+    400: {
+        "invalid_json": "The body is not a JSON object.",
+        "invalid_value": "A field is of the wrong type or out of range; `param` names it.",
+        "invalid_slo": "An SLO field is of the wrong type, out of range or contradicts another; `param` names it.",
+        "context_length_exceeded": "Prompt and `max_tokens` exceed the model's context.",
     },
-    503: {"no_capacity": "No instance serves this model at the moment."},
+    401: {"invalid_api_key": "No key, an unknown, an expired or a revoked one."},
+    403: {"permission_denied": "The key lacks the scope for the data path."},
+    404: {
+        "model_not_found": "No served model has this name or alias.",
+        "not_found": "There is no such path.",
+    },
+    405: {"method_not_allowed": "The path has another method."},
+    408: {"request_timeout": "The body did not arrive within 30 seconds."},
+    413: {"request_too_large": "The body has more than 2 MB."},
+    429: {
+        "rate_limit_exceeded": "The tenant's requests, tokens or concurrency are used up; or the queue is full.",
+        "slo_infeasible": "The targets cannot be met, not even by sending it now.",
+    },
+    499: {"cancelled": "An operator cancelled it in the queue."},
+    500: {"internal_error": "The gateway could not schedule it."},
+    502: {
+        "engine_failed": "The engine failed during the answer. It comes as the last event of a stream that began 200."
+    },
+    503: {
+        "no_capacity": "No instance serves this model at the moment, or no retry on another was possible.",
+        "shutting_down": "The gateway is shutting down; send it again.",
+    },
     504: {"waiting_time_exceeded": "Not sent to an engine within `waiting_time`."},
 }
 
@@ -94,8 +119,8 @@ def _errors(statuses: tuple[int, ...]) -> Fragment:
     for status in statuses:
         text = "; ".join(f"`{code}`: {meaning}" for code, meaning in ERROR_CODES[status].items())
         answers[str(status)] = {"description": text, "content": {"application/json": {"schema": schema}}}
-        if status == 429:
-            answers["429"]["headers"] = RETRY_AFTER
+        if status in (429, 503):
+            answers[str(status)]["headers"] = RETRY_AFTER
     return answers
 
 
@@ -119,7 +144,7 @@ def _models() -> Fragment:
         "summary": "Models this tenant can use, OpenAI's list shape",
         "tags": ["data path"],
         "security": [{"apiKey": []}],
-        "responses": {"200": {"description": "The list.", "content": whole}, **_errors((401,))},
+        "responses": {"200": {"description": "The list.", "content": whole}, **_errors((401, 403, 405, 503))},
         "servers": [GATEWAY_SERVER],
     }
     return {"get": get}
@@ -131,9 +156,18 @@ PROMPT: Fragment = {
     "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}],
 }
 
+CHAT: Fragment = {
+    "messages": MESSAGES,
+    "max_completion_tokens": {
+        "type": "integer",
+        "minimum": 1,
+        "description": "OpenAI's newer name for `max_tokens`; wins where both are given.",
+    },
+}
+
 PATHS: Fragment = {
     "/v1/chat/completions": _generation(
-        "data_path_chat_completions", "Chat completion under an SLO", _body(["messages"], {"messages": MESSAGES})
+        "data_path_chat_completions", "Chat completion under an SLO", _body(["messages"], CHAT)
     ),
     "/v1/completions": _generation(
         "data_path_completions", "Text completion under an SLO", _body(["prompt"], {"prompt": PROMPT})

@@ -10,7 +10,9 @@ from django.core.management import call_command
 
 from api.data_path_schema import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
 from api.openai.errors import KINDS
+from api.openai.flight import CHAT, COMPLETIONS
 from api.openai.schemas import OUR_FIELDS
+from controller.slo.classes import SloError, parse_asked
 
 ROOT = Path(__file__).parents[3]
 STORED = ROOT / "docs/openapi.yaml"
@@ -45,13 +47,35 @@ def test_every_operation_says_who_may_call_it_and_how_it_fails(document):
 
 
 def test_the_data_path_is_described_as_the_gateway_speaks():
-    for status, codes in ERROR_CODES.items():
-        for code in codes:
-            assert KINDS[code].status == status, code
+    described = {code: status for status, codes in ERROR_CODES.items() for code in codes}
+    assert described == {code: kind.status for code, kind in KINDS.items()}
     assert set(SLO_FIELDS) == set(OUR_FIELDS) - {"request_id"}
     source = "".join(path.read_text() for path in (ROOT / "api/openai").glob("*.py"))
     for header in RESPONSE_HEADERS:
         assert header in source, header
+
+
+def test_the_data_paths_limits_are_the_gateways(document):
+    paths = yaml.safe_load(document)["paths"]
+    bodies = {}
+    for path in (CHAT, COMPLETIONS):
+        post = paths[path]["post"]
+        bodies[path] = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        assert set(post["responses"]) == {"200", *(str(kind.status) for kind in KINDS.values())}
+    assert "max_completion_tokens" in bodies[CHAT]
+    for field in ("target_ttft", "target_tbt", "deadline", "waiting_time"):
+        for value in (0, 1):
+            described = bodies[CHAT][field]
+            allowed = value > 0 or not described.get("exclusiveMinimum")
+            assert _accepts(field, value) == allowed, (field, value)
+
+
+def _accepts(field, value):
+    try:
+        parse_asked({field: value})
+    except SloError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("accept", ["application/vnd.oai.openapi", "application/vnd.oai.openapi+json"])
