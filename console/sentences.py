@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from console.templatetags.units import figures as as_text
-from console.words import reason_in_words
+from console.words import SOURCES, reason_in_words
 from controller.core.messages import DecisionMessage
 from controller.models import Decision
 
@@ -48,6 +48,14 @@ VERBS: dict[str, str] = {
     "queue_resume": "resumed",
     "access_refused": "was refused",
 }
+# Steps of one request, as the gateway records them with it.
+STEPS: dict[str, str] = {
+    "slo": "Targets",
+    "dispatch": "Sent to an engine",
+    "refuse": "Refused",
+    "expire": "Dropped",
+    "cancel": "Cancelled",
+}
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
     "slo_class": "SLO class",
@@ -79,6 +87,13 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
         return f"{what}: {'; '.join(changed)}"
     nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked"))  # "person_created" beside "created ..."
     return what if nothing_new or not reason else f"{what}: {reason_in_words(reason)}"
+
+
+def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """One decision in a request's record: what was done and why in words; its figures as they are."""
+    kind, reason = str(recorded.get("kind", "")), str(recorded.get("reason", ""))
+    why = SOURCES.get(reason, "") if kind == "slo" else ""
+    return {**recorded, "what": STEPS.get(kind) or kind.replace("_", " "), "why": why or reason_in_words(reason)}
 
 
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:

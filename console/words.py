@@ -25,15 +25,27 @@ REASONS: dict[str, str] = {
     "expired_hopeless": "its waiting time ran out when its first-token time was already lost",
     "expired_paused": "its waiting time ran out while an operator held it back",
     "expired_without_instance": "its waiting time ran out while no instance was up",
-    "cancelled_by_operator": "an operator cancelled it in the queue",
     "cancelled": "cancelled at the engine by the dispatcher",
     "internal_error": "the gateway failed to schedule it",
     "no_time_to_retry": "its engine failed, and no time was left to try another",
+    # dispatches
+    "fits_budget": "fits the engine's room for more",
+    "hopeless_spare_budget": "too late to make it, served from what was spare",
     # jobs
     "load_above_upper": "load above the upper threshold",
     "load_below_lower": "load below the lower threshold",
     "telemetry_stale": "what the scaler sees is too old to act on",
     "role_too_low": "the role does not allow it",
+}
+
+
+# Where a request's targets came from.
+SOURCES: dict[str, str] = {
+    "explicit": "named in the request",
+    "class": "those of its class",
+    "priority": "mapped from its priority",
+    "tenant_default": "those of its tenant's class",
+    "defaults": "the common defaults",
 }
 
 

@@ -11,7 +11,7 @@ from console.access import allows
 from console.forms import RequestSearch
 from console.history import NO_CLASS
 from console.paging import page_of
-from console.sentences import sentence
+from console.sentences import sentence, step
 from console.timeline import timeline
 from controller.models import RequestRecord
 from controller.selectors import decisions
@@ -59,4 +59,10 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     if row is None:
         raise Http404(f"no request {request_id}")
     touched = [(decision, sentence(decision)) for decision in decisions.search(request_id=request_id)[:20]]
-    return render(request, "console/request.html", {"row": row, "timeline": timeline(row), "touched": touched})
+    context = {
+        "row": row,
+        "timeline": timeline(row),
+        "steps": [step(recorded) for recorded in row.decisions],
+        "touched": touched,
+    }
+    return render(request, "console/request.html", context)

@@ -41,7 +41,7 @@ class ScalingPolicy(Versioned):
         ]
 
     def __str__(self) -> str:
-        return f"{self.model_id} {self.role}: {self.min_instances} to {self.max_instances}"
+        return f"{self.model.name} {self.role}: {self.min_instances} to {self.max_instances}"
 
 
 class ScalerState(models.Model):

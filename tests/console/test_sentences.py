@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.sentences import changes, figures_line, say
+from console.sentences import changes, figures_line, say, step
 
 SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
 
@@ -43,3 +43,17 @@ def test_refusals_are_counted_by_code():
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
     assert figures_line(SCALER) == "load 1.131 · ready 2"
     assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was starting"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "what", "why"),
+    [
+        ("dispatch", "fits_budget", "Sent to an engine", "fits the engine's room for more"),
+        ("slo", "class", "Targets", "those of its class"),
+        ("expire", "waiting_time", "Dropped", "its waiting time ran out in the queue"),
+        ("warm_up", "moon_phase", "warm up", "moon phase"),
+    ],
+)
+def test_a_requests_own_steps_read_in_words(kind, reason, what, why):
+    said = step({"kind": kind, "reason": reason, "figures": {"slack_s": 0.2}})
+    assert (said["what"], said["why"], said["figures"]) == (what, why, {"slack_s": 0.2})

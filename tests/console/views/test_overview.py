@@ -54,6 +54,16 @@ def test_a_tenants_own_class_decides_its_target(viewer, live_store):
     assert viewer.get("/overview/history/").json()["classes"][0]["target"] == 0.99
 
 
+def test_a_mapped_priority_shows_the_target_its_level_begins_with(viewer, live_store):
+    factories.priority_mapping(levels=[{**factories.LEVEL, "ttft_s": 0.7}, {**factories.LEVEL, "ttft_s": 0.9}])
+    minute(timedelta(minutes=5), slo_class="priority-1")
+    assert viewer.get("/overview/history/").json()["classes"][0]["ttft_target_s"] == 0.9
+
+
+def test_the_cost_says_its_unit(viewer, live_store):
+    assert "instance-seconds × unit cost" in viewer.get("/").content.decode()
+
+
 @pytest.mark.parametrize(
     ("finished", "misses", "target", "text", "status"),
     [

@@ -229,3 +229,9 @@ def test_a_decision_under_a_used_key_is_not_added_again():
 
     assert (first.is_new, again.is_new) == (True, False)
     assert (again.pk, again.subject, Decision.objects.count()) == (first.pk, "a", 1)
+
+
+def test_the_record_of_a_scaling_policy_names_its_model():
+    scaling_policy_create(actor=ACTOR, model=factories.served_model(name="llama"), min_instances=2)
+
+    assert last_decision().subject == "llama collocated: 2 to 4"
