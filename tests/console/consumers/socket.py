@@ -7,6 +7,8 @@ from typing import Any
 
 from asgiref.testing import ApplicationCommunicator
 
+LONGEST_S = 20.0  # only an upper bound: a test machine under load may take seconds to open a session
+
 
 class Browser(ApplicationCommunicator):
     def __init__(self, application: Any, path: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -16,16 +18,16 @@ class Browser(ApplicationCommunicator):
     async def connect(self) -> bool:
         """False when the handshake is refused."""
         await self.send_input({"type": "websocket.connect"})
-        return (await self.receive_output(2))["type"] == "websocket.accept"
+        return (await self.receive_output(LONGEST_S))["type"] == "websocket.accept"
 
-    async def frame(self, timeout: float = 2.0) -> dict[str, Any]:
+    async def frame(self, timeout: float = LONGEST_S) -> dict[str, Any]:
         message = await self.receive_output(timeout)
         assert message["type"] == "websocket.send", message
         return json.loads(message["text"])
 
     async def closed(self) -> int:
         """Reads on until the server closes; its code."""
-        while (message := await self.receive_output(2))["type"] != "websocket.close":
+        while (message := await self.receive_output(LONGEST_S))["type"] != "websocket.close":
             assert message["type"] == "websocket.send"
         return message["code"]
 
@@ -35,4 +37,4 @@ class Browser(ApplicationCommunicator):
     async def leave(self) -> None:
         if not self.future.done():
             await self.send_input({"type": "websocket.disconnect", "code": 1000})
-            await self.wait(2)
+            await self.wait(LONGEST_S)

@@ -17,11 +17,11 @@ from controller.core.messages import LIVE_OVERVIEW, LIVE_TYPE
 from controller.selectors.roles import Role
 from tests import factories
 from tests.console.consumers.conftest import NOBODY
-from tests.console.consumers.socket import Browser
+from tests.console.consumers.socket import LONGEST_S, Browser
 from tests.console.live_data import fleet, window
 
 
-async def frames(socket, until, within_s=2.0):
+async def frames(socket, until, within_s=LONGEST_S):
     """Frames up to and including the first for which `until` holds."""
     seen = []
     async with asyncio.timeout(within_s):
@@ -180,7 +180,7 @@ async def test_a_browser_that_stops_reading_is_closed_and_costs_no_memory(browse
     monkeypatch.setattr(OverviewConsumer, "accept", lambda self: asyncio.sleep(0))
     socket = browser(OverviewConsumer)
     await socket.send_input({"type": "websocket.connect"})
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(LONGEST_S):
         await closed.wait()
     assert codes == [base.CLOSE_TOO_SLOW]
     assert base.SLOW_SOCKETS.labels("overview")._value.get() == before + 1
