@@ -60,8 +60,8 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
         quotas.admit(TenantConfig(1, "a", None, rpm=10), 1, 0.0)
     smaller = TenantConfig(1, "a", None, rpm=6)
     quotas.admit(smaller, 1, 0.0)
-    refused(quotas, smaller, 1, 0.0)
+    assert refused(quotas, smaller, 1, 0.0).retry_after_s == pytest.approx(10.0)
 
 
 def test_a_limit_of_zero_lets_nothing_in() -> None:
-    refused(Quotas(), TenantConfig(1, "a", None, rpm=0), 1, 0.0)
+    assert refused(Quotas(), TenantConfig(1, "a", None, rpm=0), 1, 0.0).retry_after_s == 60.0

@@ -9,7 +9,16 @@ from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from controller.models import ConfigVersion, Decision, Device, Instance, InstanceDevice, InstanceInterval, SLOClass
+from controller.models import (
+    ConfigVersion,
+    Decision,
+    Device,
+    Instance,
+    InstanceDevice,
+    InstanceInterval,
+    ScalingPolicy,
+    SLOClass,
+)
 from controller.selectors.partitions import partitions
 from controller.services.actors import SYSTEM
 from controller.services.decisions import decision_record
@@ -19,7 +28,9 @@ pytestmark = pytest.mark.django_db
 
 
 def test_migrations_are_complete():
-    call_command("makemigrations", "--check", "--dry-run", stdout=StringIO())
+    said = StringIO()
+    call_command("makemigrations", "--check", "--dry-run", stdout=said)
+    assert "No changes detected" in said.getvalue()
 
 
 def test_the_migration_leaves_seven_days_of_partitions_and_the_roles():
@@ -53,8 +64,9 @@ def refused(match: str):
     ],
 )
 def test_an_slo_class_promises_something_possible(fields, rule):
-    with refused(rule):
+    with refused(rule), transaction.atomic():
         factories.slo_class(**fields)
+    assert not SLOClass.objects.exists()
 
 
 def test_a_shared_class_has_a_name_of_its_own_and_a_tenant_may_take_it_too():
@@ -71,8 +83,9 @@ def test_two_live_instances_do_not_share_a_url_but_a_stopped_one_does_not_count(
     factories.instance(url=url, observed_state=Instance.Observed.FAILED)
     factories.instance(url=url)
 
-    with refused("instance_url_unique_while_live"):
+    with refused("instance_url_unique_while_live"), transaction.atomic():
         factories.instance(url=url)
+    assert Instance.objects.filter(url=url).count() == 2
 
 
 def test_a_device_is_held_by_one_instance_at_a_time():
@@ -83,6 +96,7 @@ def test_a_device_is_held_by_one_instance_at_a_time():
         InstanceDevice.objects.create(instance=factories.instance(), device=device)
     InstanceDevice.objects.filter(pk=first.pk).update(released_at=timezone.now())
     InstanceDevice.objects.create(instance=factories.instance(), device=device)
+    assert InstanceDevice.objects.filter(device=device, released_at=None).count() == 1
 
 
 def test_an_instance_has_one_open_interval():
@@ -90,15 +104,18 @@ def test_an_instance_has_one_open_interval():
     fields = {"instance": instance, "role": "collocated", "unit_cost": 1.0, "started_at": timezone.now()}
     InstanceInterval.objects.create(**fields)
 
-    with refused("instance_interval_one_open"):
+    with refused("instance_interval_one_open"), transaction.atomic():
         InstanceInterval.objects.create(**fields)
+    assert instance.intervals.count() == 1
 
 
 def test_a_scaling_policy_has_bounds_in_order():
-    with refused("scaling_policy_bounds"):
+    with refused("scaling_policy_bounds"), transaction.atomic():
         factories.scaling_policy(min_instances=3, max_instances=2)
+    assert not ScalingPolicy.objects.exists()
 
 
 def test_there_is_one_configuration_version():
-    with refused("config_version_one_row"):
+    with refused("config_version_one_row"), transaction.atomic():
         ConfigVersion.objects.create(pk=2)
+    assert not ConfigVersion.objects.filter(pk=2).exists()

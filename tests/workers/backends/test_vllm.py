@@ -164,7 +164,7 @@ async def test_closing_the_iterator_closes_the_call(engine: Engine, session: aio
         async for chunk in chunks:
             if chunk.tokens:
                 break
-    await asyncio.wait_for(engine.closed.wait(), 5)
+    assert await asyncio.wait_for(engine.closed.wait(), 5)
 
 
 async def test_abort_by_id_ends_the_call(engine: Engine, session: aiohttp.ClientSession) -> None:

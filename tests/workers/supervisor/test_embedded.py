@@ -74,6 +74,7 @@ def test_a_pid_file_that_names_another_program_does_not_stop_it(folder, server):
 
     again = EmbeddedPostgres(folder, options=FAST)
     again.start()
+    assert again.alive()
     again.stop()
 
 

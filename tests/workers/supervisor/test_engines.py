@@ -88,5 +88,6 @@ def test_wishes_outlive_the_supervisor(folder, tmp_path):
     again = EngineFolder(folder.folder, tmp_path, dict(os.environ))
     try:
         settle(again, lambda: states(again) == {"a": "ready"})
+        assert len(ProcessProvisioner(folder.folder).observe()) == 1
     finally:
         again.stop_all(lambda: True)
