@@ -1,4 +1,4 @@
-"""What the database knows about the last hour and day, shaped for the Overview, in five queries whatever the traffic."""
+"""What the database knows about the last hour and day, for the Overview. Five or six queries, whatever the traffic."""
 
 from __future__ import annotations
 
