@@ -248,7 +248,7 @@ class Runtime:
         flight.phase = Phase.SENT
         flight.task = self.spawn(relay(flight, backend, flight.call(action.rank), self))
         if not flight.streamed:
-            prefilled = ev.FirstToken(flight.request.id)
+            prefilled = ev.FirstToken(flight.request.id, assumed=True)
             flight.prefilled = asyncio.get_running_loop().call_later(action.prefill_s, self.push, prefilled)
 
     def _abort(self, action: ev.Abort) -> None:

@@ -27,9 +27,10 @@ class Accepted(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """Prefill ended: the request decodes from here on."""
+    """Prefill ended: the request decodes from here on. `assumed`: nobody saw it, so its pace teaches nothing."""
 
     request_id: str
+    assumed: bool = False
 
 
 class Progress(NamedTuple):

@@ -167,7 +167,7 @@ class StageDispatcher:
         sent = worker.waiting.get(event.request_id) if worker is not None else None
         if worker is None or sent is None:
             return
-        worker.first_token(event.request_id, now)
+        worker.first_token(event.request_id, now, assumed=event.assumed)
         self._pacing.prefilled(worker, sent.prefill_s, now)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:

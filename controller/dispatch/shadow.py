@@ -18,13 +18,14 @@ ODD_LIMIT = 10  # ... unless it keeps coming
 class Sent:
     """A request that is at an engine. `produced` output tokens so far; first_at None while it waits for its prefill."""
 
-    __slots__ = ("at", "first_at", "mark", "prefill_s", "produced", "rank", "request")
+    __slots__ = ("assumed", "at", "first_at", "mark", "prefill_s", "produced", "rank", "request")
 
     def __init__(self, request: Request, at: float, rank: int, prefill_s: float) -> None:
         self.request = request
         self.at = at
         self.rank = rank
         self.prefill_s = prefill_s
+        self.assumed = False  # its first token was not seen, only expected by now
         self.first_at: float | None = None
         self.produced = 0
         self.mark: tuple[float, int, int, int, int, int] | None = None  # last progress: see Worker.progress
@@ -142,7 +143,7 @@ class Worker:
         self.last_sent = serial
         self.sent_total += 1
 
-    def first_token(self, request_id: str, now: float) -> None:
+    def first_token(self, request_id: str, now: float, *, assumed: bool = False) -> None:
         sent = self.waiting.pop(request_id, None)
         if sent is None:
             return
@@ -150,6 +151,7 @@ class Worker:
         self._leave_waiting(tokens)
         self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
         sent.first_at = now
+        sent.assumed = assumed
         self.running[request_id] = sent
         self.context_tokens += tokens
         self.progress(request_id, 1, now)
@@ -163,6 +165,8 @@ class Worker:
         sent.produced = tokens
         self.context_tokens += grown
         self.expected_tokens = max(0, self.expected_tokens - grown)
+        if sent.assumed:
+            return
         if sent.mark is None or now - self._observed_at >= OBSERVE_EVERY_S:
             if sent.mark is not None:
                 self._learn(sent.mark, tokens, now)

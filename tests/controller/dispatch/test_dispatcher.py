@@ -322,6 +322,20 @@ def test_learned_latency_follows_the_engine():
     assert dispatcher.learned()["w"].decode_a > 1.3 * SPEED.decode_a
 
 
+@pytest.mark.parametrize("assumed", [False, True])
+def test_nothing_is_learned_from_a_first_token_that_nobody_saw(assumed):
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up()], 0.0)
+    for i in range(100):
+        name, at = f"r{i}", 10.0 * i
+        dispatcher.handle([ev.Arrived(request(name, at, ttft=5.0, output=50))], at)
+        dispatcher.handle([ev.FirstToken(name, assumed)], at + 0.1)
+        dispatcher.handle([ev.Finished(name, 50)], at + 2.6)
+    (worker,) = dispatcher._fleet.workers.values()
+    assert (dispatcher.learned()["w"] == SPEED) is assumed
+    assert (worker.waiting, worker.running, worker.expected_tokens) == ({}, {}, 0)
+
+
 @pytest.mark.parametrize("policy", sorted(POLICY_SETS))
 @given(
     arrivals=st.lists(
