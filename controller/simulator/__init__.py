@@ -6,7 +6,15 @@ with `simulation.py`.
 
 from controller.simulator.demand import Demand
 from controller.simulator.results import SimulationResult
-from controller.simulator.settings import Failure, InstanceSettings, SimulationSettings
+from controller.simulator.settings import ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 
-__all__ = ["Demand", "Failure", "InstanceSettings", "Simulation", "SimulationResult", "SimulationSettings"]
+__all__ = [
+    "Demand",
+    "ElasticSettings",
+    "Failure",
+    "InstanceSettings",
+    "Simulation",
+    "SimulationResult",
+    "SimulationSettings",
+]

@@ -9,8 +9,9 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import POLICY_SETS, StageDispatcher, build_dispatcher
+from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
-from controller.simulator.settings import Failure, InstanceSettings, SimulationSettings
+from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
@@ -193,10 +194,27 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
         changes[name] = item.number(name, getattr(settings, name), above=-1e-12)
     for name in ("know_output", "leaps"):
         changes[name] = item.flag(name, getattr(settings, name))
+    changes["elastic"] = _elastic(item.object("elastic"), instances[0].model) if "elastic" in item else None
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
     item.done()
     try:
         return replace(settings, **changes)
+    except ConfigError as error:
+        raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _elastic(item: Fields, model: str) -> ElasticSettings:
+    scaling = ScalingConfig(model)
+    counts, names = ("min_instances", "max_instances"), ("upper", "lower", "sustain_s", "cooldown_s", "interval_s")
+    bounds: dict[str, Any] = {name: item.integer(name, getattr(scaling, name), least=0) for name in counts}
+    levels: dict[str, Any] = {name: item.number(name, getattr(scaling, name)) for name in names}
+    source = item.text("source", "device", valid=sorted(LOAD_S))
+    load = item.object("load_s")
+    seconds = {name: load.number(name, LOAD_S[name], above=-1e-12) for name in sorted(LOAD_S)}
+    load.done()
+    item.done()
+    try:
+        return ElasticSettings(replace(scaling, **bounds, **levels), source, seconds)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
 

@@ -64,6 +64,7 @@ def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
         "utilisation": _utilisation(result),
         "preemptions": sum(use.preemptions for use in result.instances),
         "queue": queue_over_time(result),
+        "decisions": [{"at_s": d.at, "kind": d.kind, "reason": d.reason} for d in result.decisions],
     }
 
 

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from controller.core.decisions import Decision
 from controller.core.types import Outcome, Targets
 
 
@@ -76,6 +77,7 @@ class SimulationResult:
     ended_at: float = 0.0
     events: int = 0
     rounds: int = 0
+    decisions: list[Decision] = field(default_factory=list)  # of the scaler
 
     @property
     def cost(self) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.engine import EngineConfig
 from controller.policies.batching import BATCHINGS, Batching
+from controller.scale import ScalingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,27 @@ class Failure:
             raise ConfigError("for_s must be positive seconds", field="failures.for_s")
 
 
+# Seconds from the decision to serving, by where the weights come from (HyperFlexis Table 2, Qwen-7B).
+LOAD_S: Mapping[str, float] = MappingProxyType({"device": 0.89, "host": 2.73, "disk": 4.14})
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticSettings:
+    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk"."""
+
+    scaling: ScalingConfig
+    source: str = "device"
+    load_s: Mapping[str, float] = field(default_factory=lambda: dict(LOAD_S))
+
+    def __post_init__(self) -> None:
+        if set(self.load_s) != set(LOAD_S):
+            raise ConfigError(f"load_s needs seconds for each of: {', '.join(sorted(LOAD_S))}", field="load_s")
+        if self.source not in LOAD_S:
+            raise ConfigError(f"unknown source {self.source!r}; valid: {', '.join(sorted(LOAD_S))}", field="source")
+        if min(self.load_s.values()) < 0:
+            raise ConfigError("load times must not be negative", field="load_s")
+
+
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
     """Seconds throughout.
@@ -106,6 +129,7 @@ class SimulationSettings:
     gateway tells the dispatcher of tokens. `network_s`: one way between gateway and engine. `cutoff_s`: clients give up
     that long after the last arrival (None: never). `know_output`: the dispatcher is told true output lengths (an
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
+    `elastic`: None keeps the instances as given.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -118,6 +142,7 @@ class SimulationSettings:
     leaps: bool = True
     sample_s: float = 1.0
     failures: tuple[Failure, ...] = ()
+    elastic: ElasticSettings | None = None
 
     def __post_init__(self) -> None:
         if not self.instances:
@@ -130,6 +155,8 @@ class SimulationSettings:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.cutoff_s is not None and self.cutoff_s <= 0:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
+        if self.elastic is not None and len(self.instances) > self.elastic.scaling.max_instances:
+            raise ConfigError("there are more instances than max_instances", field="elastic.max_instances")
         for failure in self.failures:
             if not 0 <= failure.instance < len(self.instances):
                 raise ConfigError(f"there is no instance {failure.instance}", field="failures.instance")

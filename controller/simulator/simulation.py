@@ -19,10 +19,12 @@ from controller.core.steps import Added, EngineAction, Finish, Reject, Seq
 from controller.core.types import Outcome, Request
 from controller.dispatch import StageDispatcher
 from controller.predict.output_length import OutputLengthModel
+from controller.simulator.cluster import Cluster
 from controller.simulator.demand import Demand
+from controller.simulator.elastic import Elastic
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.instance import Instance
-from controller.simulator.results import InstanceUse, Sample, SimulationResult
+from controller.simulator.results import Sample, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
 
@@ -53,8 +55,8 @@ class Simulation:
         self._lengths = OutputLengthModel()
         self._trips: dict[str, Trip] = {}
         self._pending: list[ev.Event] = []
-        self._instances: list[Instance] = []
-        self._gone: list[InstanceUse] = []
+        self.cluster = Cluster(settings)
+        self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
         self._wake = 0
         self._handlers: dict[Kind, Callable[[Any, int], None]] = {
             Kind.STEP: self._step_ended,
@@ -88,8 +90,8 @@ class Simulation:
     # ---- start and end --------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for index in range(len(self.settings.instances)):
-            self._instances.append(self._new_instance(index, 0.0))
+        for slot in range(len(self.settings.instances)):
+            self._come_up(self.cluster.ask(slot, 0.0))
         for failure in self.settings.failures:
             self.heap.push(failure.at, Kind.FAILURE, failure)
         if not self._demands:
@@ -98,32 +100,29 @@ class Simulation:
         self.heap.push(0.0, Kind.TICK, self._sample_telemetry)
         self.heap.push(self.settings.progress_s, Kind.TICK, self._report_progress)
         self.heap.push(0.0, Kind.TICK, self._sample)
+        if self._elastic is not None:
+            self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
 
-    def _new_instance(self, index: int, now: float, generation: int = 0) -> Instance:
-        name = f"engine-{index}" + (f"-{generation}" if generation else "")
-        instance = Instance(name, self.settings.instances[index], now, self.settings.leaps)
-        self._pending.append(ev.InstanceUp(instance.spec))
-        return instance
+    def _come_up(self, name: str) -> None:
+        instance = self.cluster.bring_up(name)
+        if instance is not None:
+            self._pending.append(ev.InstanceUp(instance.spec))
+
+    def tell_dispatcher(self, event: ev.Event) -> None:
+        """In the next pass."""
+        self._pending.append(event)
+
+    def bring_up_later(self, name: str, at: float) -> None:
+        """An instance that was asked for will serve at `at`."""
+        self.heap.push(at, Kind.FAILURE, name)
 
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
-        self.result.instances = self._gone + [self._use(i, self.heap.now) for i in self._instances if i.up]
-
-    def _use(self, instance: Instance, until: float) -> InstanceUse:
-        totals = instance.engine.totals
-        return InstanceUse(
-            instance.id,
-            until - instance.up_at,
-            instance.busy_s,
-            totals.steps,
-            totals.generated,
-            totals.prompt,
-            totals.prompt_cached,
-            totals.preemptions,
-            instance.spec.unit_cost,
-        )
+        self.result.instances = self.cluster.uses(self.heap.now)
+        if self._elastic is not None:
+            self.result.decisions = self._elastic.decisions
 
     def _cut_off(self, _: Any, __: int) -> None:
         """Clients give up: whatever is open is a miss."""
@@ -141,6 +140,8 @@ class Simulation:
             self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
         self._pending.append(ev.Arrived(trip.request))
+        if self._elastic is not None:
+            self._elastic.arrived(self.heap.now)
 
     def _request(self, demand: Demand) -> Request:
         model = self.settings.instances[0].model
@@ -212,7 +213,7 @@ class Simulation:
         """Sequences reached an engine, or (with a network) an event came back from one."""
         if isinstance(subject, tuple) and isinstance(subject[1], list):
             instance_id, seqs = subject
-            instance = next((i for i in self._instances if i.id == instance_id and i.up), None)
+            instance = self.cluster.get(instance_id)
             seqs = [seq for seq in seqs if self._current(seq)]
             if instance is None:
                 for seq in seqs:
@@ -267,6 +268,8 @@ class Simulation:
         self._pending.append(ev.Finished(seq.id, seq.output_tokens))
         request = trip.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
+        if self._elastic is not None:
+            self._elastic.finished(self.heap.now)
         self._end(trip, Outcome.OK, "", self._as_seen(times))
 
     def _as_seen(self, times: array[float]) -> array[float]:
@@ -283,7 +286,7 @@ class Simulation:
 
     def _so_far(self, trip: Trip) -> array[float]:
         """Token times of an answer that is cut now."""
-        instance = next((i for i in self._instances if i.id == trip.instance), None)
+        instance = self.cluster.get(trip.instance)
         if instance is None or trip.seq is None:
             return array("d")
         return self._as_seen(instance.token_times_so_far(trip.seq, self.heap.now))
@@ -294,25 +297,22 @@ class Simulation:
 
     # ---- failures -------------------------------------------------------------------------------------------------
 
-    def _failure(self, subject: Any, generation: int) -> None:
+    def _failure(self, subject: Any, _: int) -> None:
         if isinstance(subject, Failure):
             self._die(subject)
         else:
-            index = subject
-            self._instances[index] = self._new_instance(index, self.heap.now, generation)
+            self._come_up(subject)
 
     def _die(self, failure: Failure) -> None:
-        instance, now = self._instances[failure.instance], self.heap.now
-        if not instance.up:
+        instance, now = self.cluster.in_slot(failure.instance), self.heap.now
+        if instance is None:
             return
         self._pending.append(ev.InstanceDown(instance.id))
         for trip in [trip for trip in self._trips.values() if trip.instance == instance.id]:
             self._lost(trip)
-        instance.up, instance.due, instance.down_at = False, None, now
-        self._gone.append(self._use(instance, now))
+        self.cluster.remove(instance, now)
         if failure.for_s is not None:
-            generation = 1 + sum(use.id.startswith(f"engine-{failure.instance}") for use in self._gone[:-1])
-            self.heap.push(now + failure.for_s, Kind.FAILURE, failure.instance, generation)
+            self.bring_up_later(self.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)
 
     def _lost(self, trip: Trip) -> None:
         """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
@@ -328,9 +328,14 @@ class Simulation:
     def _tick(self, what: Callable[[], None], _: int) -> None:
         what()
 
+    def _scale(self) -> None:
+        if self._elastic is not None:
+            self._elastic.tick(self.heap.now)
+            self.heap.push(self.heap.now + self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
+
     def _sample_telemetry(self) -> None:
         settings, now = self.settings, self.heap.now
-        news = [ev.Telemetry(i.id, i.load(now)) for i in self._instances if i.up]
+        news = [ev.Telemetry(instance.id, instance.load(now)) for instance in self.cluster]
         if settings.telemetry_delay_s:
             self.heap.push(now + settings.telemetry_delay_s, Kind.TICK, lambda: self._pending.extend(news))
         else:
@@ -339,13 +344,12 @@ class Simulation:
 
     def _report_progress(self) -> None:
         now = self.heap.now
-        for instance in self._instances:
-            if instance.up:
-                self._pending.extend(ev.Progress(name, tokens) for name, tokens in instance.produced(now))
+        for instance in self.cluster:
+            self._pending.extend(ev.Progress(name, tokens) for name, tokens in instance.produced(now))
         self.heap.push(now + self.settings.progress_s, Kind.TICK, self._report_progress)
 
     def _sample(self) -> None:
-        loads = [i.load(self.heap.now) for i in self._instances if i.up]
+        loads = [instance.load(self.heap.now) for instance in self.cluster]
         running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
         self.result.samples.append(Sample(self.heap.now, len(self.dispatcher.queue()), waiting, running, len(loads)))
         self.heap.push(self.heap.now + self.settings.sample_s, Kind.TICK, self._sample)

@@ -194,6 +194,7 @@ def test_a_policy_may_bring_an_engine_of_its_own(config, capsys):
     assert running["tiny"] <= 2 < running["round_robin"]
 
 
+@pytest.mark.slow
 def test_kairos_long_tail_is_as_the_worked_examples_say():
     """Near saturation a seed decides much; the order of the policies does not change with it."""
     path = next(path for path in EXPERIMENTS if path.stem == "kairos_prefill")

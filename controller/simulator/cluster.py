@@ -1,0 +1,90 @@
+"""The instances of a run: which are up, start or drain, and what each cost when it is gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from controller.simulator.instance import Instance
+from controller.simulator.results import InstanceUse
+from controller.simulator.settings import SimulationSettings
+
+
+class Cluster:
+    """Slots 0 to n - 1 are the settings' instances; later slots are more of the first. A slot's second occupant, after
+    a failure, has an id of its own."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self._settings = settings
+        self._live: dict[str, Instance] = {}
+        self._slots: dict[int, str] = {}
+        self._gone: list[InstanceUse] = []
+        self._occupants: Counter[int] = Counter()
+        self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
+        self.draining: set[str] = set()
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(list(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def get(self, instance_id: str) -> Instance | None:
+        """None unless it is up."""
+        return self._live.get(instance_id)
+
+    def in_slot(self, slot: int) -> Instance | None:
+        return self._live.get(self._slots.get(slot, ""))
+
+    def ask(self, slot: int, now: float) -> str:
+        """An instance is wanted there; its id. It costs from now on, and is up when `bring_up` is called."""
+        occupant = self._occupants[slot]
+        self._occupants[slot] += 1
+        name = f"engine-{slot}" + (f"-{occupant}" if occupant else "")
+        self.starting[name] = (slot, now)
+        return name
+
+    def ask_for_one_more(self, now: float) -> str:
+        return self.ask(max(self._occupants) + 1, now)
+
+    def bring_up(self, name: str) -> Instance | None:
+        """None if it is not wanted any more."""
+        wanted = self.starting.pop(name, None)
+        if wanted is None:
+            return None
+        slot, since = wanted
+        kinds = self._settings.instances
+        instance = Instance(name, kinds[slot if slot < len(kinds) else 0], since, self._settings.leaps)
+        self._live[name] = instance
+        self._slots[slot] = name
+        return instance
+
+    def give_up(self, name: str, now: float) -> None:
+        """One that still starts is not wanted any more; what it cost so far stays."""
+        _, since = self.starting.pop(name)
+        cost = self._settings.instances[0].unit_cost
+        self._gone.append(InstanceUse(name, now - since, 0.0, 0, 0, 0, 0, 0, cost))
+
+    def remove(self, instance: Instance, now: float) -> None:
+        del self._live[instance.id]
+        self.draining.discard(instance.id)
+        instance.up, instance.due = False, None
+        self._gone.append(_use(instance, now))
+
+    def uses(self, now: float) -> list[InstanceUse]:
+        return self._gone + [_use(instance, now) for instance in self]
+
+
+def _use(instance: Instance, until: float) -> InstanceUse:
+    totals = instance.engine.totals
+    return InstanceUse(
+        instance.id,
+        until - instance.up_at,
+        instance.busy_s,
+        totals.steps,
+        totals.generated,
+        totals.prompt,
+        totals.prompt_cached,
+        totals.preemptions,
+        instance.spec.unit_cost,
+    )
