@@ -26,6 +26,7 @@ REASONS: dict[str, str] = {
     "expired_paused": "its waiting time ran out while an operator held it back",
     "expired_without_instance": "its waiting time ran out while no instance was up",
     "cancelled": "cancelled at the engine by the dispatcher",
+    "cancelled_by_operator": "a person cancelled it in the queue",
     "internal_error": "the gateway failed to schedule it",
     "no_time_to_retry": "its engine failed, and no time was left to try another",
     # dispatches
