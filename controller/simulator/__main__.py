@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from controller.core.errors import ConfigError
 from controller.simulator import runner, table
 from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
+from controller.simulator.page import page
 from controller.simulator.report import report
 from controller.simulator.workloads import Row, parse_row
 
@@ -153,6 +154,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rates", default="", help="requests/s, comma-separated, in place of the file's")
     parser.add_argument("--seeds", type=int, default=0, help="only the first N seeds")
     parser.add_argument("--json", type=Path, help="also write the JSON here, indented")
+    parser.add_argument("--html", type=Path, help="also write a page with charts here (not with run)")
     return parser.parse_args(arguments)
 
 
@@ -173,6 +175,9 @@ def carry_out(what: str, experiment: Experiment, bar: Bar) -> tuple[str, dict[st
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    if options.html and options.what == "run":
+        print("--html draws a comparison: use compare, sweep or goodput", file=sys.stderr)
+        return 2
     bar = Bar(sys.stderr)
     try:
         shown, found = carry_out(options.what, load(options), bar)
@@ -182,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     bar.close()
     print(shown)
+    if options.html:
+        options.html.write_text(page(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))

@@ -194,6 +194,21 @@ def test_a_policy_may_bring_an_engine_of_its_own(config, capsys):
     assert running["tiny"] <= 2 < running["round_robin"]
 
 
+def test_a_page_holds_every_chart_and_loads_nothing(config, capsys, tmp_path):
+    Path(config).write_text(json.dumps(changed("workload.per_task", 60)))
+    path = tmp_path / "page.html"
+    assert main(["sweep", config, "--rates", "10,400", "--seeds", "1", "--html", str(path)]) == 0
+    text = path.read_text()
+    assert text.count('class="plotly-graph-div"') == 1 + 2 + 2
+    assert "Requests waiting, 400 requests/s" in text
+    assert "<script src" not in text
+    assert main(["goodput", config, "--policies", "round_robin", "--seeds", "1", "--html", str(path)]) == 0
+    assert path.read_text().count('class="plotly-graph-div"') == 1
+    assert "requests/s at 0.9" in path.read_text()
+    assert main(["run", config, "--html", str(path)]) == 2
+    assert "use compare" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_kairos_long_tail_is_as_the_worked_examples_say():
     """Near saturation a seed decides much; the order of the policies does not change with it."""
