@@ -22,8 +22,9 @@ class Command(BaseCommand):
         parser.add_argument("--model", required=True, help="public name of the model they serve")
         parser.add_argument("--backend", default="vllm", choices=("vllm", "reference"))
         parser.add_argument("--max-num-seqs", type=int, default=32)
+        parser.add_argument("--device-kind", default="", help="what they run on: the profile of that kind applies")
 
-    def handle(self, *, instances: list[str], model: str, backend: str, max_num_seqs: int, **options: Any) -> None:
+    def handle(self, *, instances: list[str], model: str, **options: Any) -> None:
         served = ServedModel.objects.filter(name=model).first()
         if served is None:
             raise CommandError(f"there is no model {model!r}: make it first (console, control API, or seed_demo)")
@@ -34,5 +35,6 @@ class Command(BaseCommand):
             if Instance.objects.filter(pk=name).exists():
                 self.stdout.write(f"{name} is registered already")
                 continue
-            instance_register(actor=SYSTEM, id=name, model=served, url=url, backend=backend, max_num_seqs=max_num_seqs)
+            given = {key: options[key] for key in ("backend", "max_num_seqs", "device_kind")}
+            instance_register(actor=SYSTEM, id=name, model=served, url=url, **given)
             self.stdout.write(f"registered {name} at {url}")
