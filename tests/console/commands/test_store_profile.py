@@ -6,7 +6,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from controller.models import Decision, LatencyProfile
+from controller.models import Decision, Instance, LatencyProfile
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_register
@@ -29,6 +29,7 @@ def profile(tmp_path, **changes):
 def test_the_newest_profile_reaches_the_gateways_and_is_audited(tmp_path):
     model = served_model(name="demo")
     instance_register(actor=SYSTEM, id="e1", model=model, url="http://e1:8000", backend="vllm", device_kind="cpu")
+    Instance.objects.update(observed_state=Instance.Observed.READY)
     call_command("store_profile", profile(tmp_path), model="demo", device_kind="cpu")
     call_command(
         "store_profile",
