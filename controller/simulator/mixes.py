@@ -74,8 +74,12 @@ def demands(
     per_task: int | None = None,
     duration_s: float = math.inf,
     cv: float = 1.0,
+    stagger_s: float = 0.0,
 ) -> list[Demand]:
     """`per_task` requests of each task, or all of `duration_s`; `rate` (requests/s) is that of all tasks together.
+
+    With `stagger_s` the last task starts at once and each one before it that much later (HyperFlexis sec. 9.1: 15 to 60
+    requests/s, the loosest first), and all run on to the end.
 
     Every task has a generator of its own, seeded (seed, index): the same seed gives the same requests whatever the
     policy, and more of one task do not change another.
@@ -86,8 +90,9 @@ def demands(
     found: list[Demand] = []
     for index, task in enumerate(tasks):
         rng = np.random.default_rng([seed, index])
-        times = renewal_times(rng, rate * task.share / whole, count=per_task, until_s=duration_s, cv=cv)
-        found += of_task(task, times, rng)
+        start = stagger_s * (len(tasks) - 1 - index)
+        times = renewal_times(rng, rate * task.share / whole, count=per_task, until_s=duration_s - start, cv=cv)
+        found += of_task(task, [start + at for at in times], rng)
     return sorted(found, key=lambda demand: (demand.at, demand.id))
 
 

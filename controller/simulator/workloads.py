@@ -47,12 +47,21 @@ class Tasks:
     per_task: int | None
     duration_s: float
     cv: float
+    stagger_s: float = 0.0
 
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
         wanted = rate or self.rate
         if wanted is None:
             raise ConfigError("this workload needs a rate", field="workload.rate")
-        return mixes.demands(self.tasks, wanted, seed, per_task=self.per_task, duration_s=self.duration_s, cv=self.cv)
+        return mixes.demands(
+            self.tasks,
+            wanted,
+            seed,
+            per_task=self.per_task,
+            duration_s=self.duration_s,
+            cv=self.cv,
+            stagger_s=self.stagger_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,11 @@ def _tasks(fields: Fields, kind: str) -> Tasks:
     if (per_task is None) == (duration is None):
         raise ConfigError(f"{fields.where} needs either per_task or duration_s", field=fields.name("per_task"))
     rate = fields.optional_number("rate", above=0)
-    return Tasks(tasks, rate, per_task, duration or math.inf, fields.number("cv", 1.0, above=-1e-9))
+    stagger = fields.number("stagger_s", 0.0, above=-1e-9)
+    if duration is not None and stagger * (len(tasks) - 1) >= duration:
+        raise ConfigError("the last task would start after duration_s", field=fields.name("stagger_s"))
+    cv = fields.number("cv", 1.0, above=-1e-9)
+    return Tasks(tasks, rate, per_task, duration or math.inf, cv, stagger)
 
 
 def _own_tasks(fields: Fields) -> tuple[Task, ...]:

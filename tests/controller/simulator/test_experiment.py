@@ -87,6 +87,7 @@ def test_a_good_file_is_read_whole():
             "policies[0].engine.batching",
             "valid: .*calm",
         ),
+        ("workload.stagger_s", -1, "workload.stagger_s", "above"),
         ("seeds", [], "seeds", "empty"),
         ("seeds", [1.5], "seeds", "integer"),
         ("rates", ["fast"], "rates", "number"),

@@ -51,6 +51,17 @@ def test_a_mix_offers_its_rate_in_equal_shares(name):
     assert [d.at for d in found] == sorted(d.at for d in found)
 
 
+def test_staggered_tasks_start_from_the_last_and_run_to_the_end():
+    """HyperFlexis sec. 9.1: 15 requests/s, and 15 more every 20 s, up to 60."""
+    found = demands(FOUR_TASKS, 60.0, 5, duration_s=90.0, stagger_s=20.0)
+    for position, task in enumerate(reversed(FOUR_TASKS)):
+        at = [d.at for d in found if d.slo_class == task.name]
+        start = 20.0 * position
+        assert start <= min(at) < start + 1.0
+        assert max(at) > 89.0
+        assert len(at) / (90.0 - start) == pytest.approx(15.0, rel=0.2)
+
+
 def test_tasks_draw_from_generators_of_their_own():
     few, more = (demands(FOUR_TASKS[:n], 10.0 * n, 5, per_task=20) for n in (1, 3))
     assert [d for d in more if d.slo_class == "medical_qa"] == few
