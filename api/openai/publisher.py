@@ -23,7 +23,6 @@ from controller.core.messages import (
     LIVE_DECISIONS,
     LIVE_OVERVIEW,
     LIVE_QUEUE,
-    ClassWindow,
     CommandAnswer,
     CommandMessage,
     DecisionMessage,
@@ -35,7 +34,6 @@ from workers.live import LiveUnavailable
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-WINDOWS_S = 1.0  # attainment over a minute of heavy traffic costs milliseconds: once a second is enough
 KEPT_PERIODS = 3
 REFUSALS_S = 10.0
 WRITE_S = 5.0
@@ -73,9 +71,7 @@ class Publisher:
         self._board = board
         self._store = store
         self._seq = count(1)
-        self._windows: list[ClassWindow] = []
         self._windows_at = 0.0
-        self._published_at = 0.0
         self._refusals_at = self._refused_since = gateway.clock()
         self._thread = OffLoop("audit")
         self._away = False
@@ -109,9 +105,7 @@ class Publisher:
         due = now - self._published_at >= period_s - TICK_S / 10
         if not (due or watched):
             return
-        if now - self._windows_at >= WINDOWS_S:
-            self._windows, self._windows_at = status.windows(self._gateway, now), now
-        message = status.fleet_message(self._gateway, next(self._seq), self._windows)
+        message = status.fleet_message(self._gateway, next(self._seq), status.windows(self._gateway, now))
         if due:
             self._published_at = now
             await self._board.publish_fleet(message, max(KEPT_PERIODS * period_s, 1.0))

@@ -139,6 +139,10 @@ class AttainmentWindows:
         if len(window.entries) > self._limit:
             window.forget()
 
+    def kinds(self) -> set[tuple[str, str]]:
+        """The (tenant, class) pairs with traffic in their window."""
+        return set(self._windows)
+
     def view(
         self,
         now: float,
