@@ -2,8 +2,8 @@
 
 Autellix (Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
 https://arxiv.org/abs/2502.13965), PLAS: a call's priority is the service that all calls of its *program* have received
-when it arrives, not that of the call. Built from the description in Concord's evaluation and the paper's abstract, not
-from its code; service is counted in tokens (prompt and output), a request without a workflow is a program of its own.
+when it arrives, not that of the call. Built from its description in Concord's evaluation, not from its
+code; service is counted in tokens (prompt and output), a request without a workflow is a program of its own.
 Deviation: a call keeps the rank it arrived with until it is queued again. `keep` bounds the programs and open requests
 remembered, the oldest forgotten first. Cost: O(1) a decision and an event.
 """

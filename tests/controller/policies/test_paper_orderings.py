@@ -1,5 +1,9 @@
 """FlowPrefill's orderings (worked example F1), least attained service, shortest job first."""
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +12,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.policy import ORDERINGS, Cost
 from controller.core.types import Request, Targets
-from controller.policies.ordering import least_attained_service, shortest_job_first
+from controller.policies.ordering import learned_rank, least_attained_service, shortest_job_first
 from controller.policies.ordering.slack_aware_edf import SlackAwareEdf
 
 F1 = {"A": (10, 3), "B": (4, 5), "C": (20, 1), "D": (8, 9), "E": (2, 2)}
@@ -98,3 +102,35 @@ def test_shortest_job_by_service_or_by_prefill():
     assert by_prefill.rank(request("b"), short_prompt, 0).key < by_prefill.rank(request("a"), short_answer, 0).key
     with pytest.raises(ConfigError, match="valid: prefill, service"):
         shortest_job_first.Config(by="luck")
+
+
+def tau_of(error, count=400):
+    """Kendall's tau between true lengths (log-normal, deviation 1) and the order of the policy."""
+    ordering = learned_rank.LearnedRank(learned_rank.Config(error=error))
+    lengths = np.exp(np.random.default_rng(4).normal(5, 1, count))
+    requests = [replace_output(request(f"r{i}"), int(1 + length)) for i, length in enumerate(lengths)]
+    keys = np.array([ordering.rank(each, cost(0.1), 1.0).key[1] for each in requests])
+    true = np.array([each.output_tokens for each in requests])
+    agree = np.sign(keys[:, None] - keys) * np.sign(true[:, None] - true)
+    return agree.sum() / (count * (count - 1))
+
+
+def replace_output(each, tokens):
+    return replace(each, output_tokens=tokens)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5, 1.0, 3.0])
+def test_the_ranking_error_is_what_it_says(error):
+    expected = 2 / math.pi * math.asin(1 / math.sqrt(1 + error**2))
+    assert tau_of(error) == pytest.approx(expected, abs=0.06)
+
+
+def test_a_rank_is_fixed_until_the_request_is_promoted():
+    ordering = learned_rank.LearnedRank(learned_rank.Config(promote_s=5.0))
+    long = replace_output(request("long"), 10_000)
+    rank = ordering.rank(long, cost(0.1), 1.0)
+    assert rank == ordering.rank(long, cost(9.9), 3.0)
+    assert rank.valid_until == 5.0
+    promoted = ordering.rank(long, cost(0.1), 5.0)
+    assert promoted.valid_until is None
+    assert promoted.key < ordering.rank(replace_output(request("short"), 1), cost(0.1), 1.0).key
