@@ -71,7 +71,7 @@ class Publisher:
         self._board = board
         self._store = store
         self._seq = count(1)
-        self._windows_at = 0.0
+        self._published_at = 0.0
         self._refusals_at = self._refused_since = gateway.clock()
         self._thread = OffLoop("audit")
         self._away = False
