@@ -12,7 +12,8 @@ from controller.core.types import Targets
 class Demand:
     """One request. `at` is seconds after the start; `output_tokens` is what the model will answer.
 
-    `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt.
+    `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt;
+    `workflow` names the program that this call is part of.
     """
 
     id: str
@@ -26,3 +27,4 @@ class Demand:
     value: float = 1.0
     max_tokens: int | None = None
     prefix: tuple[Hashable, ...] = ()
+    workflow: str = ""

@@ -160,6 +160,7 @@ class Simulation:
             priority=demand.priority,
             value=demand.value,
             max_tokens=demand.max_tokens,
+            workflow=demand.workflow,
         )
 
     def _pass(self) -> None:

@@ -21,12 +21,13 @@ KINDS = ("mix", "tasks", "trace")
 
 
 class Row(NamedTuple):
-    """One request of a trace; `prefix` are the block ids of its prompt."""
+    """One request of a trace; `prefix` are the block ids of its prompt, `session` the program it belongs to."""
 
     at: float
     prompt_tokens: int
     output_tokens: int
     prefix: tuple[Hashable, ...] = ()
+    session: str = ""
 
 
 ReadTrace = Callable[[str], Sequence[Row]]
@@ -102,7 +103,15 @@ class Trace:
         output = max(1, min(row.output_tokens, self.longest - 2))
         prompt = max(1, min(row.prompt_tokens, self.longest - 1 - output))
         return Demand(
-            f"t{number}", at, prompt, output, self.targets, self.slo_class, max_tokens=output, prefix=row.prefix
+            id=f"t{number}",
+            at=at,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            targets=self.targets,
+            slo_class=self.slo_class,
+            max_tokens=output,
+            prefix=row.prefix,
+            workflow=row.session,
         )
 
 
@@ -191,7 +200,7 @@ def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> Trace:
 
 
 def parse_row(raw: Mapping[str, str], number: int) -> Row:
-    """A CSV row with `arrival_s`, `input_tokens`, `output_tokens` and perhaps `prefix_hashes` (separated by spaces)."""
+    """A CSV row: `input_tokens`, `output_tokens`, perhaps `arrival_s`, `prefix_hashes` (by spaces) and `session`."""
     try:
         at = float(raw.get("arrival_s") or 0.0)
         prompt, output = int(float(raw["input_tokens"])), int(float(raw["output_tokens"]))
@@ -199,4 +208,5 @@ def parse_row(raw: Mapping[str, str], number: int) -> Row:
         raise ConfigError(f"row {number} of the trace has no column {error}", field="workload.path") from None
     except ValueError as error:
         raise ConfigError(f"row {number} of the trace: {error}", field="workload.path") from None
-    return Row(at, max(1, prompt), max(1, output), tuple((raw.get("prefix_hashes") or "").split()))
+    prefix = tuple((raw.get("prefix_hashes") or "").split())
+    return Row(at, max(1, prompt), max(1, output), prefix, raw.get("session") or "")

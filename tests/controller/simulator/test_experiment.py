@@ -172,11 +172,13 @@ def test_profiles_are_found_by_name(tmp_path):
 
 def test_traces_are_read_and_cut_to_the_engine(tmp_path):
     path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,input_tokens,output_tokens,prefix_hashes\n0,100,10,a b\n4,99999,20,\n6,50,5,\n")
+    path.write_text(
+        "arrival_s,input_tokens,output_tokens,session,prefix_hashes\n0,100,10,s,a b\n4,99999,20,,\n6,50,5,,\n"
+    )
     raw = changed("workload", {"kind": "trace", "path": str(path), "ttft_s": 2, "tpot_s": 0.1})
     demands = parsed(raw).workload.demands(None, 1)
     assert [d.at for d in demands] == [0.0, 4.0, 6.0]
-    assert demands[0].prefix == ("a", "b")
+    assert (demands[0].prefix, demands[0].workflow) == (("a", "b"), "s")
     assert demands[1].prompt_tokens + demands[1].output_tokens < 4096
     faster = parsed(raw).workload.demands(2.0, 1)
     assert faster[-1].at == pytest.approx(1.0)
