@@ -21,6 +21,7 @@ LAYERS = {  # what each pure package may import of ours
     "scale": {"core"},
     "flow": {"core"},
     "dispatch": {"core", "predict", "policies"},
+    "simulator": {"core", "slo", "predict", "policies", "engine", "scale", "dispatch"},
 }
 
 

@@ -264,15 +264,18 @@ class StageDispatcher:
             return 0
         chosen: list[tuple[Entry, float]] = []
         used = kv = skipped = 0
+        lone = idle  # one prompt goes whatever eq. 7 says of it
         for _, entry in lane.queue.ready:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self.config.scan_limit:
                 break
             request = entry.request
             tighter = request.targets.tpot_s < tpot and request.output_tokens > 1
             own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
-            alone = idle and not chosen  # a prompt beyond any budget goes to an idle engine, or it would go nowhere
             need = request.prompt_tokens + request.output_tokens
-            fits = used + request.prompt_tokens < own.tokens and kv + need < free_tokens
+            has_blocks = kv + need < free_tokens
+            fits = used + request.prompt_tokens < own.tokens and has_blocks
+            # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
+            alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
             if worker.id in entry.excluded and len(lane.workers) > 1:
                 fits = alone = False
             if not (fits or alone):
@@ -284,21 +287,22 @@ class StageDispatcher:
                 continue
             if tighter:  # only what is sent binds the others
                 tpot, room = request.targets.tpot_s, own
+            lone = lone or not fits
             chosen.append((entry, verdict.probability))
             used += request.prompt_tokens
             kv += need
         if self._pacing.exact:
-            self._check_exact(worker, chosen, ttft, tpot, idle)
+            self._check_exact(worker, chosen, ttft, tpot, lone)
         for entry, probability in chosen:
             self._send(lane, worker, entry, room, probability, now, actions)
         return len(chosen)
 
     def _check_exact(
-        self, worker: Worker, chosen: list[tuple[Entry, float]], ttft: float, tpot: float, idle: bool
+        self, worker: Worker, chosen: list[tuple[Entry, float]], ttft: float, tpot: float, lone: bool
     ) -> None:
         """H5: eq. 5 drops the quadratic term; check eq. 7 once more with the full eq. 1 and let the last ones wait."""
         decode_s = worker.decode_s()
-        while len(chosen) > (1 if idle else 0):
+        while len(chosen) > (1 if lone else 0):
             new = [entry.request.prompt_tokens for entry, _ in chosen]
             tokens = worker.waiting_tokens + sum(new)
             squares = worker.waiting_squares + sum(n * n for n in new)

@@ -47,6 +47,16 @@ def test_a_prompt_beyond_every_budget_goes_to_an_idle_engine_alone():
     assert sends(reply)[0] == ("giant", "w")
 
 
+def test_a_prompt_beyond_every_budget_does_not_wait_for_the_decodes_to_end():
+    dispatcher = build_dispatcher("slackline", {"dispatch": {"refuse_infeasible": False}})
+    dispatcher.handle(
+        [up("w"), up("v"), ev.Arrived(request("a", output=999)), ev.Arrived(request("b", output=999))], 0.0
+    )
+    assert sends(dispatcher.handle([ev.Arrived(request("giant", 0.01, ttft=30.0, prompt=29_000))], 0.01)) == []
+    reply = dispatcher.handle([ev.FirstToken("a"), ev.FirstToken("b")], 0.1)
+    assert [name for name, _ in sends(reply)] == ["giant"]
+
+
 def test_decode_slower_than_tpot_waits_for_an_event_never_for_the_past():
     dispatcher = build_dispatcher("hyperflexis")
     dispatcher.handle([up(slots=64)], 0.0)
