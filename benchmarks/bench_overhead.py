@@ -27,8 +27,8 @@ import orjson
 import uvloop
 
 from benchmarks.engines import prefer, reference_engines, stop_on_sigterm
+from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Fleet, Stack
-from benchmarks.statistics import percentile
 from benchmarks.trials import note
 
 RATES = (50, 200, 500)

@@ -38,8 +38,8 @@ from benchmarks.engines import (
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.profiled import estimated_knee, profile_vllm
+from benchmarks.scoring import Score, summary
 from benchmarks.stack import ClassSpec, Fleet, Stack
-from benchmarks.statistics import Score, summary
 from benchmarks.trials import Bench, note
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, SEARCH_START, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst

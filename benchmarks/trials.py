@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.loadgen import MAX_GAP_S, Target, gateway_target, run_plan
+from benchmarks.scoring import Score, score
 from benchmarks.stack import Stack
-from benchmarks.statistics import Score, score
 from benchmarks.workloads import Arrival, Task
 
 TRIES = 3

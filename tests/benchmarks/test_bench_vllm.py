@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, fit_to_budget, table
 from benchmarks.loadgen import CUTOFF_S
-from benchmarks.statistics import Score
+from benchmarks.scoring import Score
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, Load
 from controller.dispatch.policy_sets import build_dispatcher
 

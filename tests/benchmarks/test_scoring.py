@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.loadgen import Run, Sample
-from benchmarks.statistics import percentile, score, summary
+from benchmarks.scoring import percentile, score, summary
 from benchmarks.workloads import FOUR_TASKS
 
 QA = FOUR_TASKS[0]  # TTFT 0.7 s, TPOT 0.5 s
