@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from benchmarks.engines import (
     vllm_missing,
     vllm_servers,
 )
+from benchmarks.journal import Journal
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.profiled import estimated_knee, profile_vllm
@@ -57,8 +58,11 @@ SHORTEST_SUSTAINED_S = 25.0
 class Experiment:
     """All loads over one pair of servers."""
 
-    def __init__(self, bench: Bench, seeds: int, sweep: bool, control: bool = True) -> None:
+    def __init__(
+        self, bench: Bench, seeds: int, sweep: bool, control: bool = True, journal: Journal | None = None
+    ) -> None:
         self.bench = bench
+        self.journal = journal if journal is not None else Journal(None)
         self.seeds = seeds
         self.sweep = sweep
         self.control = control
@@ -70,30 +74,39 @@ class Experiment:
         windows: dict[str, int] = {}
         swept: dict[str, dict[str, float]] = {}
         for turn in range(self.seeds):
-            plan = load.arrivals(rate, FIRST_SEED + 37 * turn + round(1000 * load.times))
+            seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
+            plan, run = load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
             for contender in (*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]):
                 if contender.windows and contender.name not in windows:
-                    found = self._sweep(contender, load, plan)
+                    found = self._sweep(contender, load, plan, run)
                     windows[contender.name] = max(found, key=lambda window: found[window].attainment)
                     swept[contender.name] = {str(w): round(s.attainment, 4) for w, s in found.items()}
                     scores[contender.name].append(found[windows[contender.name]])
                 else:
-                    scores[contender.name].append(self._run(contender, load, plan, windows.get(contender.name)))
+                    scores[contender.name].append(self._run(contender, load, plan, windows.get(contender.name), run))
         entry: dict[str, Any] = {"mix": load.mix, "kind": load.kind, "rate": round(rate, 2), "times_knee": load.times}
         entry |= {"duration_s": load.duration_s} if load.kind == "sustained" else {"per_task": load.per_task}
         entry |= {name: summary(of) for name, of in scores.items()}
         entry |= {"windows": windows, "sweep": swept}
         if self.control:
-            plan = load.arrivals(rate, FIRST_SEED + round(1000 * load.times))
-            entry["round_robin_direct"] = summary([self.bench.direct(plan, load.tasks)])
+            seed = FIRST_SEED + round(1000 * load.times)
+            plan, run = load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
+            score = self.journal.once({**run, "policy": "direct"}, lambda: self.bench.direct(plan, load.tasks))
+            entry["round_robin_direct"] = summary([score])
         return entry
 
-    def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any]) -> dict[int, Score]:
+    def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any], run: Mapping[str, Any]) -> dict[int, Score]:
         tried = contender.windows if self.sweep else [USUAL_WINDOWS[contender.name, load.kind]]
-        return {window: self._run(contender, load, plan, window) for window in tried}
+        return {window: self._run(contender, load, plan, window, run) for window in tried}
 
-    def _run(self, contender: Contender, load: Load, plan: Sequence[Any], window: int | None) -> Score:
-        found = self.bench.through_gateway(contender.policy_set, contender.overrides(window), plan, load.tasks)
+    def _run(
+        self, contender: Contender, load: Load, plan: Sequence[Any], window: int | None, run: Mapping[str, Any]
+    ) -> Score:
+        policy, overrides = contender.policy_set, contender.overrides(window)
+        found = self.journal.once(
+            {**run, "policy": policy, "overrides": overrides},
+            lambda: self.bench.through_gateway(policy, overrides, plan, load.tasks),
+        )
         classes = " ".join(f"{share:.2f}" for share in found.by_class.values())
         shown = contender.name + (f"({window})" if window is not None else "")
         note(
@@ -122,13 +135,15 @@ def known_knees() -> dict[str, float]:
         return {}
 
 
-def knees(bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def knees(
+    bench: Bench, mixes: Sequence[str], quick: bool, given: Mapping[str, float], resume: bool = False
+) -> dict[str, dict[str, Any]]:
     """By mix: the rate and where it comes from."""
     found: dict[str, dict[str, Any]] = {}
     for mix in mixes:
         if mix in given:
             found[mix] = {"rate": given[mix], "from": "--knee"}
-        elif quick and mix in known_knees():
+        elif (quick or resume) and mix in known_knees():
             found[mix] = {"rate": known_knees()[mix], "from": "the last full run on this machine"}
         elif quick:
             found[mix] = {"rate": estimated_knee(bench.stack.fleet, MIXES[mix]), "from": "the latency profile"}
@@ -187,6 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--per-task", type=int, default=300, help="requests a task in a burst")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
     parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
+    parser.add_argument("--resume", action="store_true", help="go on where an earlier full run stopped")
     parser.add_argument("--output", type=Path, default=RESULTS / "vllm.json", help="rewritten after every load")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
@@ -201,13 +217,13 @@ def parse() -> argparse.Namespace:
 
 def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: float) -> dict[str, Any]:
     loads = list(QUICK_LOADS) if quick else arguments.loads
-    found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee)
+    found = knees(bench, sorted({load.mix for load in loads}, reverse=True), quick, arguments.knee, arguments.resume)
     rates = {mix: knee["rate"] for mix, knee in found.items()}
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
-    experiment = Experiment(
-        bench, 1 if quick else arguments.seeds, sweep=not (quick or arguments.no_sweep), control=not quick
-    )
+    journal = Journal(None if quick else RESULTS / "vllm_runs.jsonl", arguments.resume)
+    seeds = 1 if quick else arguments.seeds
+    experiment = Experiment(bench, seeds, sweep=not (quick or arguments.no_sweep), control=not quick, journal=journal)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},

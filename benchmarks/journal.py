@@ -1,0 +1,44 @@
+"""Every run of a long benchmark as a line of JSON, so that one that was cut short goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scoring import Score
+
+
+class Journal:
+    """Runs by what was run. `resume`: what the file holds counts; otherwise it is begun anew at the first run."""
+
+    def __init__(self, path: Path | None, resume: bool = False) -> None:
+        self._path = path
+        self._known: dict[str, Score] = {}
+        self._fresh = not resume
+        if path is not None and resume and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                self._known[_key(entry["run"])] = Score(**entry["score"])
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def once(self, run: dict[str, Any], measure: Callable[[], Score]) -> Score:
+        """The score of this very run, measured now unless it is on file."""
+        known = self._known.get(_key(run))
+        if known is not None:
+            return known
+        found = self._known[_key(run)] = measure()
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("w" if self._fresh else "a") as file:
+                file.write(json.dumps({"run": run, "score": asdict(found)}) + "\n")
+            self._fresh = False
+        return found
+
+
+def _key(run: dict[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True)

@@ -1,0 +1,51 @@
+"""A benchmark that was cut short goes on where it stopped."""
+
+from benchmarks.bench_vllm import Experiment
+from benchmarks.journal import Journal
+from benchmarks.vllm_plan import Load
+from tests.benchmarks.test_bench_vllm import Scripted
+
+LOAD = Load("4-task", "burst", 1.7, per_task=1)
+
+
+def run(path, *, resume, seeds=1):
+    bench = Scripted()
+    found = Experiment(bench, seeds, sweep=False, journal=Journal(path, resume)).load(LOAD, 30.0)
+    return found, len(bench.ran) + bench.controls
+
+
+def test_nothing_is_measured_twice(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    first, measured = run(path, resume=False)
+    assert measured == 8
+    again, measured = run(path, resume=True)
+    assert measured == 0
+    assert again == first
+
+
+def test_what_is_missing_is_measured(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    run(path, resume=False)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:5]) + "\n")
+    _, measured = run(path, resume=True)
+    assert measured == len(lines) - 5
+    _, measured = run(path, resume=True, seeds=2)
+    assert measured == 7
+
+
+def test_without_resume_it_begins_anew(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    run(path, resume=False)
+    _, measured = run(path, resume=False)
+    assert measured == 8
+    assert len(Journal(path, resume=True)) == 8
+
+
+def test_another_rate_is_another_run(tmp_path):
+    journal = Journal(tmp_path / "runs.jsonl")
+    bench = Scripted()
+    Experiment(bench, 1, sweep=False, journal=journal).load(LOAD, 30.0)
+    before = len(bench.ran)
+    Experiment(bench, 1, sweep=False, journal=journal).load(LOAD, 31.0)
+    assert len(bench.ran) == 2 * before
