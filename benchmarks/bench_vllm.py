@@ -42,7 +42,7 @@ from benchmarks.profiled import estimated_knee, profile_vllm
 from benchmarks.scoring import Score, summary
 from benchmarks.stack import ClassSpec, Fleet, Stack
 from benchmarks.trials import Bench, note
-from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, SEARCH_START, USUAL_WINDOWS, Contender, Load
+from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -116,7 +116,7 @@ class Experiment:
 
 
 def search_knee(bench: Bench, mix: str) -> float:
-    """Round robin's knee on a mix, with the paper's 300 requests a task."""
+    """Round robin's knee on a mix, with the paper's 300 requests a task; the profile says where to begin."""
 
     def attainment(rate: float) -> float:
         found = bench.through_gateway("round_robin", {}, burst(MIXES[mix], rate, KNEE_SEED), MIXES[mix])
@@ -124,7 +124,7 @@ def search_knee(bench: Bench, mix: str) -> float:
         return found.attainment
 
     note(f"knee of round robin on the {mix} mix")
-    knee, _ = find_knee(attainment, SEARCH_START[mix])
+    knee, _ = find_knee(attainment, estimated_knee(bench.stack.fleet, MIXES[mix]))
     return knee
 
 

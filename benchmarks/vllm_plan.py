@@ -75,5 +75,3 @@ LOADS = (
     Load("2-task", "burst", 1.3),
 )
 QUICK_LOADS = (LOADS[1], LOADS[4])
-# First guesses of the knee, requests/s, by mix: where the search starts.
-SEARCH_START: Mapping[str, float] = {"4-task": 20.0, "2-task": 8.0}
