@@ -44,7 +44,7 @@ def score(run: Run, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
         e2e_finished_s=statistics.fmean([s.e2e_s for s in finished]) if finished else math.nan,
         ttft_p50_s=_medians(by_task, lambda sample: sample.ttft_s),
         tpot_p50_s=_medians(by_task, lambda sample: sample.tpot_s),
-        outcomes=Counter(s.outcome for s in run.samples),
+        outcomes=dict(Counter(s.outcome for s in run.samples)),  # asdict() cannot rebuild a Counter
         largest_gap_s=run.largest_gap_s,
     )
 

@@ -2,7 +2,10 @@
 
 from benchmarks.bench_vllm import Experiment
 from benchmarks.journal import Journal
+from benchmarks.loadgen import Run, Sample
+from benchmarks.scoring import score
 from benchmarks.vllm_plan import Load
+from benchmarks.workloads import MIXES
 from tests.benchmarks.test_bench_vllm import Scripted
 
 LOAD = Load("4-task", "burst", 1.7, per_task=1)
@@ -49,3 +52,16 @@ def test_another_rate_is_another_run(tmp_path):
     before = len(bench.ran)
     Experiment(bench, 1, sweep=False, journal=journal).load(LOAD, 31.0)
     assert len(bench.ran) == 2 * before
+
+
+def test_a_real_score_survives_the_file(tmp_path):
+    tasks = MIXES["2-task"]
+    samples = [
+        Sample(task.name, i, 30, 11, i, i + 0.2, i + 1.2, 11, "ok" if i % 2 else "cut")
+        for i, task in enumerate((*tasks, *reversed(tasks)))
+    ]
+    measured = score(Run(samples, 0.0, 35.0), tasks)
+    Journal(tmp_path / "runs.jsonl").once({"policy": "a"}, lambda: measured)
+    again = Journal(tmp_path / "runs.jsonl", resume=True).once({"policy": "a"}, lambda: None)
+    assert again == measured
+    assert again.outcomes == {"ok": 2, "cut": 2}
