@@ -202,7 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--per-task", type=int, default=300, help="requests a task in a burst")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
     parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
-    parser.add_argument("--resume", action="store_true", help="go on where an earlier run stopped: its runs, knees and profile count")
+    parser.add_argument("--resume", action="store_true", help="go on with an earlier run")
     parser.add_argument("--output", type=Path, default=RESULTS / "vllm.json", help="rewritten after every load")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
