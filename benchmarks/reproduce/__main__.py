@@ -1,0 +1,84 @@
+"""`make reproduce`: every paper, or those named by --paper; then docs/reproduction.md from all that is stored.
+
+Papers run side by side, one process each, `--jobs` at a time. The last line of output is one JSON list of claims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.reproduce.claims import Section
+from benchmarks.reproduce.page import write
+
+ROOT = Path(__file__).resolve().parents[2]
+STORE = ROOT / "docs" / "reproduction"
+PAGE = ROOT / "docs" / "reproduction.md"
+PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord")
+
+
+def run_paper(name: str, quick: bool) -> Section:
+    """One paper's section, with what it took. Progress goes to standard error, prefixed by the paper."""
+    began = time.monotonic()
+    module = importlib.import_module(f"benchmarks.reproduce.{name}")
+    section: Section = module.reproduce(lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick)
+    meta = {
+        "on": f"{datetime.now(UTC):%Y-%m-%d}",
+        "took": f"{time.monotonic() - began:.0f} s",
+        "tree": _commit(),
+        "Python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    return replace(section, meta={**section.meta, **meta})
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def stored(folder: Path) -> list[Section]:
+    """Sections in the order of PAPERS; papers never run are absent."""
+    files = [folder / f"{name}.json" for name in PAPERS]
+    return [Section.from_json(json.loads(file.read_text())) for file in files if file.exists()]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paper", action="append", choices=PAPERS, help="may be given more than once; default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what is stored, run nothing")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers at a time")
+    args = parser.parse_args(argv)
+    names = args.paper or list(PAPERS)
+    done: list[Section] = []
+    if not args.page_only:
+        with ProcessPoolExecutor(max_workers=max(1, args.jobs)) as pool:
+            for name, section in zip(names, pool.map(run_paper, names, [args.quick] * len(names)), strict=True):
+                done.append(section)
+                if not args.quick:
+                    STORE.mkdir(parents=True, exist_ok=True)
+                    (STORE / f"{name}.json").write_text(json.dumps(section.to_json(), indent=1) + "\n")
+    if not args.quick:
+        done = stored(STORE)
+        write(done, PAGE, STORE)
+    for claim in (claim for section in done for claim in section.claims):
+        ours = "-" if claim.ours is None else f"{claim.ours:.4g}"
+        print(f"{claim.paper:12} {claim.figure:12} {claim.claim:60.60} {claim.theirs!s:>8} {ours:>8} {claim.reached}")
+    print(json.dumps([asdict(claim) for section in done for claim in section.claims]))
+
+
+if __name__ == "__main__":
+    main()

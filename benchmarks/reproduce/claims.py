@@ -1,0 +1,79 @@
+"""What a reproduction reports. A paper's module gives one Section; it is stored as JSON and shown as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Progress = Callable[[str], None]
+Value = float | int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One headline. `theirs` and `ours` are in the unit that `claim` names.
+
+    `reached`: None where the baseline could only be built from a seed's description, or nothing comparable exists.
+    `reason`: why they differ, wherever they differ noticeably.
+    """
+
+    paper: str
+    figure: str
+    claim: str
+    theirs: float | None
+    ours: float | None
+    reached: bool | None
+    setting: str
+    seeds: Sequence[int]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines by label. `level`: a horizontal line worth seeing (the 90 % of goodput)."""
+
+    name: str  # file name without suffix
+    title: str
+    x_label: str
+    y_label: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    level: float | None = None
+    log_x: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`settings_text`: Markdown: hardware profile, workload, sizes, seeds, what stands for what."""
+
+    paper: str
+    settings_text: str
+    claims: Sequence[Claim]
+    tables: Sequence[Table] = ()
+    plots: Sequence[Plot] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)  # seconds it took, commit, machine; filled in by the command
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Section:
+        plots = [
+            Plot(**{**plot, "series": {k: [(x, y) for x, y in v] for k, v in plot["series"].items()}})
+            for plot in raw["plots"]
+        ]
+        return cls(
+            raw["paper"],
+            raw["settings_text"],
+            [Claim(**claim) for claim in raw["claims"]],
+            [Table(**table) for table in raw["tables"]],
+            plots,
+            raw["meta"],
+        )

@@ -1,0 +1,43 @@
+"""The reproduction page: every claim, reason, table and plot of a section appears, and a stored section reads back."""
+
+import json
+
+from benchmarks.reproduce.claims import Claim, Plot, Section, Table
+from benchmarks.reproduce.page import write
+
+SECTION = Section(
+    "Paper",
+    "Two workers.",
+    [
+        Claim("Paper", "Fig. 1", "rate over FCFS", 4.7, 5.12345, True, "1P1D", (1, 2)),
+        Claim("Paper", "Fig. 2", "over a | rival", 2.0, 1.5, False, "1P1D", (1,), "the rival is at its best"),
+        Claim("Paper", "Fig. 3", "over one only described", 2.0, None, None, "1P1D", (1,)),
+    ],
+    [Table("Sweep", ["window", "attainment"], [[6, 0.5], ["best", None]])],
+    [Plot("fig1", "Attainment", "requests/s", "share", {"ours": [(1.0, 1.0), (2.0, 0.9)], "none": []}, level=0.9)],
+    {"took": "1 s"},
+)
+
+
+def test_everything_a_section_says_is_on_the_page(tmp_path):
+    write([SECTION], tmp_path / "page.md", tmp_path / "plots")
+    page = (tmp_path / "page.md").read_text()
+    assert "Headlines (1 of 2 reached)" in page
+    assert "| 4.7 | 5.123 | yes | 1P1D | 1, 2 |" in page
+    assert "over a \\| rival" in page
+    assert "- Fig. 2, over a | rival: the rival is at its best" in page
+    assert "| 2 | - | - | 1P1D | 1 |" in page
+    assert "| best | - |" in page
+    assert "![Attainment](plots/fig1.svg)" in page
+    assert "<svg" in (tmp_path / "plots" / "fig1.svg").read_text()
+
+
+def test_equal_sections_give_equal_files(tmp_path):
+    for folder in ("a", "b"):
+        write([SECTION], tmp_path / f"{folder}.md", tmp_path / folder)
+    assert (tmp_path / "a" / "fig1.svg").read_bytes() == (tmp_path / "b" / "fig1.svg").read_bytes()
+
+
+def test_a_stored_section_reads_back():
+    stored = json.dumps(SECTION.to_json())
+    assert json.dumps(Section.from_json(json.loads(stored)).to_json()) == stored
