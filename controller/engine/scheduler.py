@@ -36,6 +36,7 @@ from controller.core.steps import (
     StepRan,
     StepsDone,
 )
+from controller.engine import leaps
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.queue import SeqQueue, by_arrival, by_priority
@@ -218,7 +219,7 @@ class EngineScheduler:
         self._after_step.clear()
         self._drop_kv_if_asked()
 
-    # ---- leaps: many equal steps as one event -------------------------------------------------------------------
+    # ---- leaps (engine.leaps) -----------------------------------------------------------------------------------
 
     def repeats(self) -> int:
         """How often the running step is sure to run, itself included, if no event but its end comes.
@@ -231,48 +232,31 @@ class EngineScheduler:
             return 1
         if step.chunks or self._evicted or self._paused is not None:
             return 1
-        longest = self.config.max_model_len
-        until_end = min(min(s.max_tokens - s.output_tokens, longest - s.tokens) for s in step.decodes)
-        with_blocks = 1 + self.blocks.free // len(step.decodes) * self.config.block_size
-        return max(1, min(until_end, with_blocks))
+        return leaps.repeats(step, self.blocks, self.config)
 
     def _steps_done(self, done: StepsDone, now: float, actions: list[EngineAction]) -> None:
         step, times = self._take_step(done.step_id), done.repeats
         for chunk in step.chunks:
             self._advance(chunk.seq, chunk.length)
             if chunk.last and chunk.seq.state is SeqState.RUNNING:
-                self._grow(chunk.seq, 1, now, actions)
-        self._decoded(step, times, now, actions)
+                self._grow(chunk.seq, now, actions)
+        generated, ended = leaps.decode(step, times, now, self.blocks, self.config)
+        for seq in ended:
+            self._finish_if_done(seq, actions)
+        self.totals.generated += generated
         self.totals.steps += times - 1
         self.totals.step_tokens += (times - 1) * step.tokens
         self._after_steps()
 
-    def _decoded(self, step: Step, times: int, now: float, actions: list[EngineAction]) -> None:
-        """`times` tokens for each decode. A simulation spends its time here: nothing is called that need not be."""
-        blocks, size, longest = self.blocks, self.config.block_size, self.config.max_model_len
-        for seq in step.decodes:
-            if seq.state is not SeqState.RUNNING:
-                continue
-            computed = seq.computed + times
-            if computed > len(seq.blocks) * size and not blocks.extend(seq, times):
-                raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
-            if computed // size > seq.computed // size:
-                self._advance(seq, times)
-            else:
-                seq.computed = computed
-            output = seq.output_tokens + times
-            if output >= seq.max_tokens or seq.prompt_tokens + output >= longest:
-                self._grow(seq, times, now, actions)
-                continue
-            seq.output_tokens, seq.last_token_at = output, now
-            self.totals.generated += times
-
-    def _grow(self, seq: Seq, tokens: int, now: float, actions: list[EngineAction]) -> None:
-        seq.output_tokens += tokens
+    def _grow(self, seq: Seq, now: float, actions: list[EngineAction]) -> None:
+        seq.output_tokens += 1
         if seq.first_token_at is None:
             seq.first_token_at = now
         seq.last_token_at = now
-        self.totals.generated += tokens
+        self.totals.generated += 1
+        self._finish_if_done(seq, actions)
+
+    def _finish_if_done(self, seq: Seq, actions: list[EngineAction]) -> None:
         if (reason := self._end_if_done(seq, False)) is not None:
             actions.append(Finish(seq, reason))
 
