@@ -121,7 +121,7 @@ class Aborted(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """`seconds` is what the step took on the device."""
+    """`seconds` is what the step took on the device, without the time it was suspended."""
 
     step_id: int
     sampled: Sequence[Sampled]
@@ -138,6 +138,17 @@ class StepsDone(NamedTuple):
     step_id: int
     repeats: int = 1
     seconds: float = 0.0  # of all repeats together
+
+
+class Suspended(NamedTuple):
+    """The step stopped at the boundary after the Suspend; the device is free. What it has computed is kept, so that
+    Resume goes on to bit-identical tokens. `seconds`: what it has taken on the device so far, all parts together.
+
+    A step that ended before it met a boundary answers with its StepDone (StepsDone) instead, never with both.
+    """
+
+    step_id: int
+    seconds: float
 
 
 class StepRan(NamedTuple):
@@ -162,13 +173,32 @@ class CacheReset(NamedTuple):
     """Forget cached prefixes that nothing uses."""
 
 
-EngineEvent = Added | Aborted | StepDone | StepsDone | StepRan | Paused | Resumed | CacheReset
+EngineEvent = Added | Aborted | StepDone | StepsDone | Suspended | StepRan | Paused | Resumed | CacheReset
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
 
 class Start(NamedTuple):
     step: Step
+
+
+class Suspend(NamedTuple):
+    """Stop the running step at its next boundary (operator, layer or chunk, as the executor was built) and keep its
+    state. Answered by Suspended, or by the step's end; nothing else is started before the answer."""
+
+    step_id: int
+
+
+class Resume(NamedTuple):
+    """Continue a suspended step where it stopped. The device is free."""
+
+    step_id: int
+
+
+class Discard(NamedTuple):
+    """Forget a suspended step: its sequences are gone. No event answers."""
+
+    step_id: int
 
 
 class Emit(NamedTuple):
@@ -193,7 +223,7 @@ class Reject(NamedTuple):
     code: str
 
 
-EngineAction = Start | Emit | Finish | Reject
+EngineAction = Start | Suspend | Resume | Discard | Emit | Finish | Reject
 
 
 class EngineReply(NamedTuple):
@@ -204,14 +234,27 @@ class EngineReply(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where an executor's results go: on the driver's thread, never from inside `start`."""
+    """Where an executor's results go: on the driver's thread, never from inside a call of the executor."""
 
-    def __call__(self, event: StepDone) -> None: ...
+    def __call__(self, event: StepDone | Suspended) -> None: ...
 
 
 class Executor(Protocol):
-    """Runs steps. `start` returns at once; the result arrives later as a StepDone through the sink."""
+    """Runs one step at a time; others may lie suspended. Every call returns at once, results arrive through the sink.
+
+    Calls out of order (a start while a step runs, a resume of what was not suspended) raise RuntimeError.
+    """
 
     def start(self, step: Step) -> None: ...
+
+    def suspend(self, step_id: int) -> None:
+        """Ask the running step to stop at its next boundary. A step that has just ended is no error."""
+        ...
+
+    def resume(self, step_id: int) -> None: ...
+
+    def discard(self, step_id: int) -> None:
+        """Free what a suspended step keeps."""
+        ...
 
     def close(self) -> None: ...

@@ -8,9 +8,11 @@ on a device whose next step is already queued while the host is late; a longer s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from controller.core.steps import Sampled, Seq, Sink, Step, StepDone
+from controller.core.steps import Sampled, Seq, Sink, Step, StepDone, Suspended
+from controller.predict.boundaries import ComposedBoundaries
 from workers.engine.profiles import Profile
 from workers.engine.pseudo_text import natural_length, token_at
 from workers.engine.tokenizer import EOS
@@ -24,38 +26,96 @@ class Timer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Work:
+    """A step on the device or beside it. `used` of its `seconds` were done before `since`, when it last began."""
+
+    step: Step
+    seconds: float
+    used: float = 0.0
+    since: float = 0.0
+    stopping_at: float | None = None  # device seconds at which it will be suspended
+
+
 class EmulatedExecutor:
     """One step at a time. All on the timer's thread."""
 
-    def __init__(self, profile: Profile, timer: Timer, sink: Sink) -> None:
+    def __init__(
+        self, profile: Profile, timer: Timer, sink: Sink, boundaries: ComposedBoundaries | None = None
+    ) -> None:
         self._profile = profile
         self._timer = timer
         self._sink = sink
+        self._boundaries = boundaries
         self._due = 0.0
         self._following = False  # inside the sink's call: the next step was there when this one ended
         self._cancel: Callable[[], None] | None = None
+        self._running: Work | None = None
+        self._suspended: dict[int, Work] = {}
 
     def start(self, step: Step) -> None:
-        if self._cancel is not None:
-            raise RuntimeError("a step is running")
-        now = self._timer.now()
-        seconds = self._profile.seconds(step)
-        begin = max(self._due, now - seconds) if self._following else now
-        self._due = begin + seconds
-        self._cancel = self._timer.call_at(self._due, lambda: self._finish(step, seconds))
+        self._begin(Work(step, self._profile.seconds(step)))
+
+    def suspend(self, step_id: int) -> None:
+        work = self._running
+        if work is None or work.step.id != step_id or work.stopping_at is not None:
+            return  # it has just ended, or stops already
+        if self._boundaries is None:
+            return
+        used = min(work.seconds, work.used + max(0.0, self._timer.now() - work.since))
+        stop = self._boundaries.next_boundary(work.step, work.seconds, used)
+        if stop >= work.seconds:
+            return
+        work.stopping_at = stop
+        self._plan(work, work.since + stop - work.used, self._stopped)
+
+    def resume(self, step_id: int) -> None:
+        work = self._suspended.pop(step_id, None)
+        if work is None:
+            raise RuntimeError(f"step {step_id} is not suspended")
+        self._begin(work)
+
+    def discard(self, step_id: int) -> None:
+        if self._suspended.pop(step_id, None) is None:
+            raise RuntimeError(f"step {step_id} is not suspended")
 
     def close(self) -> None:
         if self._cancel is not None:
             self._cancel()
-            self._cancel = None
+        self._cancel, self._running = None, None
+        self._suspended.clear()
 
-    def _finish(self, step: Step, seconds: float) -> None:
-        self._cancel = None
+    def _begin(self, work: Work) -> None:
+        if self._running is not None:
+            raise RuntimeError("a step is running")
+        now, left = self._timer.now(), work.seconds - work.used
+        work.since = max(self._due, now - left) if self._following else now
+        self._running = work
+        self._plan(work, work.since + left, self._finish)
+
+    def _plan(self, work: Work, due: float, then: Callable[[Work], None]) -> None:
+        if self._cancel is not None:
+            self._cancel()
+        self._due = due
+        self._cancel = self._timer.call_at(due, lambda: then(work))
+
+    def _stopped(self, work: Work) -> None:
+        if work.stopping_at is None:
+            raise RuntimeError("the step was not asked to stop")
+        work.used, work.stopping_at = work.stopping_at, None
+        self._suspended[work.step.id] = work
+        self._answer(Suspended(work.step.id, work.used))
+
+    def _finish(self, work: Work) -> None:
+        step = work.step
         sampled = [self._sample(chunk.seq) for chunk in step.chunks if chunk.last]
         sampled += [self._sample(seq) for seq in step.decodes]
-        self._following = True
+        self._answer(StepDone(step.id, sampled, work.seconds))
+
+    def _answer(self, event: StepDone | Suspended) -> None:
+        self._cancel, self._running, self._following = None, None, True
         try:
-            self._sink(StepDone(step.id, sampled, seconds))
+            self._sink(event)
         finally:
             self._following = False
 

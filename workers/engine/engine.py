@@ -11,6 +11,7 @@ from controller.core.steps import (
     Aborted,
     Added,
     CacheReset,
+    Discard,
     Emit,
     EngineAction,
     EngineEvent,
@@ -19,10 +20,12 @@ from controller.core.steps import (
     FinishReason,
     Paused,
     Reject,
+    Resume,
     Resumed,
     Seq,
     SeqState,
     Start,
+    Suspend,
 )
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import Batching
@@ -170,9 +173,13 @@ class Engine:
                 self._emit(action, now, stopped)
             case Start(step):
                 self.metrics.step(step.tokens)
-                if self._executor is None:
-                    raise RuntimeError("no executor is attached")
-                self._executor.start(step)
+                self._device().start(step)
+            case Suspend(step_id):
+                self._device().suspend(step_id)
+            case Resume(step_id):
+                self._device().resume(step_id)
+            case Discard(step_id):
+                self._device().discard(step_id)
             case Finish(seq, reason):
                 stream = self._forget(seq, reason, now)
                 stream.end(reason)
@@ -182,6 +189,11 @@ class Engine:
                     self.metrics.rejected()
             case _:
                 assert_never(action)
+
+    def _device(self) -> Executor:
+        if self._executor is None:
+            raise RuntimeError("no executor is attached")
+        return self._executor
 
     def _emit(self, action: Emit, now: float, stopped: list[EngineEvent]) -> None:
         seq, token, finish = action

@@ -1,0 +1,132 @@
+"""Where a running prefill step can stop: the ends of its operators, of its layers, or its own end.
+
+A step of `layers` equal layers, each with FlowPrefill's five checked operators (sec. 5.1: qkv_proj, attn, o_proj,
+gate_up_proj, down_proj). Profiles know whole steps, so the operators' times are composed: the part of the step that
+grows with squares of lengths is attention, the rest is shared among the four projections by their floating-point work,
+which for Llama-2-70B on A100 is within 1 point of measured kernels (0.098, 0.078, 0.549, 0.275 of qkv, o, gate_up and
+down; measured at TP 2 and 4,096 tokens 0.096, 0.087, 0.543, 0.274, vidur's profiling data). Norms, rotary embedding,
+embedding and head are not told apart: they are spread over the operators. A profile that times operators itself can be
+given as `durations`.
+
+Times are device seconds from the step's start, without the time it was suspended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from controller.core.errors import ConfigError, UnknownName
+from controller.core.steps import Step
+from controller.core.types import LatencyCoefficients
+
+Boundary = Literal["operator", "layer", "chunk", "none"]
+BOUNDARIES: tuple[Boundary, ...] = ("operator", "layer", "chunk", "none")
+OPERATORS = ("qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj")
+PASSED = 1e-9  # of a layer: a boundary this close behind is where the step stands, not where it can stop next
+
+
+class Shape(NamedTuple):
+    """A decoder's sizes. `experts_used`: feed-forward experts a token passes (1: dense), each `feed_forward` wide."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    experts_used: int = 1
+
+    def projection_shares(self) -> tuple[float, float, float, float]:
+        """Of qkv, o, gate_up and down in the projections' work; they add up to 1."""
+        attention = self.heads * self.head_dim
+        qkv = self.hidden * (attention + 2 * self.kv_heads * self.head_dim)
+        feed = self.hidden * self.feed_forward * self.experts_used
+        whole = qkv + attention * self.hidden + 3 * feed
+        return qkv / whole, attention * self.hidden / whole, 2 * feed / whole, feed / whole
+
+
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {
+        "llama3-8b": Shape(32, 4096, 32, 8, 128, 14336),
+        "llama3-70b": Shape(80, 8192, 64, 8, 128, 28672),
+        "qwen2.5-14b": Shape(48, 5120, 40, 8, 128, 13824),
+        "qwen3-30b-a3b": Shape(48, 2048, 32, 4, 128, 768, 8),
+    }
+)
+
+
+def shape(name: str) -> Shape:
+    try:
+        return SHAPES[name]
+    except KeyError:
+        raise UnknownName(f"unknown shape {name!r}; valid: {', '.join(sorted(SHAPES))}", field="shape") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """`layers` equal layers whose operators take `durations`, in proportion: only their shares of the step count."""
+
+    layers: int
+    durations: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ConfigError("layers must be at least 1", field="layers")
+        if not self.durations or min(self.durations) < 0 or not sum(self.durations) > 0:
+            raise ConfigError("durations must not be negative, and one positive", field="durations")
+
+    def next_boundary(self, kind: Boundary, seconds: float, used: float) -> float:
+        """The first boundary after `used` of a step of `seconds`; the step's end is always one."""
+        if kind in ("chunk", "none") or used >= seconds:
+            return seconds
+        layer = seconds / self.layers
+        done = math.floor(used / layer + PASSED)
+        if kind == "layer":
+            return min(seconds, (done + 1) * layer)
+        scale = layer / sum(self.durations)
+        for end in accumulate(self.durations):
+            if done * layer + end * scale > used + PASSED * layer:
+                return min(seconds, done * layer + end * scale)
+        return min(seconds, (done + 1) * layer)
+
+    def mean_wait(self, kind: Boundary, seconds: float) -> float:
+        """Blocking time of a signal at a uniformly random moment of the step: sum(d^2) / (2 sum d) over its pieces."""
+        if kind in ("chunk", "none"):
+            return seconds / 2
+        layer = seconds / self.layers
+        pieces = [layer] if kind == "layer" else [d * layer / sum(self.durations) for d in self.durations]
+        return sum(d * d for d in pieces) / (2 * sum(pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedBoundaries:
+    """Boundaries of any step of one model, from its shape and its latency profile: composed, not measured."""
+
+    kind: Boundary
+    shape: Shape
+    coefficients: LatencyCoefficients
+
+    def __post_init__(self) -> None:
+        if self.kind not in BOUNDARIES:
+            raise ConfigError(f"unknown boundary {self.kind!r}; valid: {', '.join(BOUNDARIES)}", field="boundary")
+
+    def profile(self, tokens: int, squares: int) -> LayerProfile:
+        """Of a prefill of `tokens` with `squares` = sum of new * (new + 2 * past)."""
+        a, b, c = self.coefficients[:3]
+        qkv, out, gate_up, down = self.shape.projection_shares()
+        linear, attention = a + b * tokens, c * squares
+        return LayerProfile(self.shape.layers, (qkv * linear, attention, out * linear, gate_up * linear, down * linear))
+
+    def next_boundary(self, step: Step, seconds: float, used: float) -> float:
+        return self.profile(*sums(step)).next_boundary(self.kind, seconds, used)
+
+
+def sums(step: Step) -> tuple[int, int]:
+    """Prefill tokens of a step and their squares, as eq. 1 takes them."""
+    lengths: Sequence[tuple[int, int]] = [(chunk.length, chunk.start) for chunk in step.chunks]
+    return sum(n for n, _ in lengths), sum(n * (n + 2 * past) for n, past in lengths)
