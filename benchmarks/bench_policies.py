@@ -1,0 +1,182 @@
+"""Decision cost of every registered policy at 100, 1,000 and 10,000 requests, in milliseconds.
+
+    make bench-policies        (or: python -m benchmarks.bench_policies --kind batching)
+
+What one decision is, by kind: ordering - rank all requests and sort them (the dispatcher itself ranks a request once
+and again when its rank expires); admission - judge them all on one worker; routing - choose among 8 workers that hold
+them; pacing - the room of the 8 workers; batching - compose one step with half of them decoding and half queued;
+preemption - weigh every one against a challenger. CALM is also measured at 5,000, where the aim is 5 ms. Medians over
+repeated decisions, garbage collection off. Last line: JSON, `ms` by policy ("kind/name") and size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import controller.dispatch  # noqa: F401  (registers orderings, admissions, routings)
+from benchmarks.bench_dispatch import INSTANCES, LATENCY, make_request
+from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS, Cost
+from controller.core.registry import Registry
+from controller.core.steps import Added, Seq, SeqState
+from controller.core.types import InstanceSpec, Request
+from controller.dispatch.pacing import PACINGS
+from controller.dispatch.shadow import Worker
+from controller.policies.batching import BATCHINGS
+from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
+
+SIZES = (100, 1_000, 10_000)
+CALM_SIZE, CALM_AIM_MS = 5_000, 5.0
+NOW = 1_000.0
+LEAST_REPEATS, MOST_REPEATS, SECONDS = 5, 200, 1.0
+Decide = Callable[[], Any]
+
+
+class View:
+    """An engine as a batching policy sees it: half of `size` sequences decode, half are queued prompts."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        rng = random.Random(seed)
+        self.token_budget = 2048 + size
+        self.max_num_seqs = size
+        seqs = [self._sequence(rng, serial) for serial in range(size)]
+        self.running, self.queue = seqs[: size // 2], seqs[size // 2 :]
+        for seq in self.running:
+            seq.state, seq.output_tokens = SeqState.RUNNING, rng.randint(1, seq.max_tokens - 1)
+            seq.computed = seq.tokens - 1
+            seq.first_token_at = NOW - seq.output_tokens * rng.uniform(0.01, 0.06)
+
+    @staticmethod
+    def _sequence(rng: random.Random, serial: int) -> Seq:
+        arrival, ttft = NOW - rng.uniform(0, 4), rng.choice((0.7, 1.0, 2.0, 20.0))
+        prompt, output = rng.randint(20, 8_000), rng.randint(8, 400)
+        return Seq(f"s{serial}", arrival, prompt, output, due=arrival + ttft, ttft_s=ttft, tpot_s=rng.uniform(0.03, 1))
+
+    def waiting(self) -> Iterator[Seq]:
+        return iter(self.queue)
+
+    def uncached(self, seq: Seq) -> int:
+        return seq.tokens
+
+
+def requests(size: int, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [make_request(rng, serial, NOW - rng.uniform(0, 2)) for serial in range(size)]
+
+
+def workers(size: int, seed: int) -> list[Worker]:
+    made = [Worker(InstanceSpec(f"w{i}", "m", latency=LATENCY, max_num_seqs=64)) for i in range(INSTANCES)]
+    for serial, request in enumerate(requests(size, seed)):
+        made[serial % INSTANCES].send(request, NOW, 0, serial + 1)
+        if serial % 2:
+            made[serial % INSTANCES].first_token(request.id, NOW)
+    return made
+
+
+def cost_of(request: Request) -> Cost:
+    prefill = LATENCY.prefill_a + LATENCY.prefill_b * request.prompt_tokens
+    return Cost(prefill, prefill + 0.012 * request.output_tokens, 0.012)
+
+
+def ordering(name: str, size: int, seed: int) -> Decide:
+    policy, waiting = ORDERINGS[name](), requests(size, seed)
+    costs = [cost_of(request) for request in waiting]
+    return lambda: sorted(policy.rank(r, c, NOW).key for r, c in zip(waiting, costs, strict=True))
+
+
+def admission(name: str, size: int, seed: int) -> Decide:
+    policy, waiting, (worker, *_) = ADMISSIONS[name](), requests(size, seed), workers(64, seed)
+    costs = [cost_of(request) for request in waiting]
+    return lambda: [policy.judge(r, c, worker, 0.2, NOW) for r, c in zip(waiting, costs, strict=True)]
+
+
+def routing(name: str, size: int, seed: int) -> Decide:
+    policy, offered = ROUTINGS[name](), workers(size, seed)
+    return lambda: policy.choose(offered, NOW)
+
+
+def pacing(name: str, size: int, seed: int) -> Decide:
+    policy, offered = PACINGS[name](), workers(size, seed)  # type: ignore[call-arg]
+    return lambda: [policy.room(worker, 0.7, 0.2, NOW) for worker in offered if policy.ready(worker, NOW)]
+
+
+def batching(name: str, size: int, seed: int) -> Decide:
+    policy, view = BATCHINGS[name](), View(size, seed)
+    for seq in [*view.running, *view.queue]:
+        policy.observe(Added(seq), NOW)
+    return lambda: policy.compose(view, NOW)
+
+
+def preemption(_: str, size: int, seed: int) -> Decide:
+    policy, rng = CostAwarePreemption(), random.Random(seed)
+    running = [Standing(rng.uniform(1, 50), rng.uniform(1, 400), rng.randint(20, 8_000)) for _ in range(size)]
+    challenger = Standing(60.0, 500.0)
+    return lambda: [policy.weigh(standing, challenger, 2_000.0) for standing in running]
+
+
+KINDS: dict[str, tuple[Any, Callable[[str, int, int], Decide]]] = {
+    "ordering": (ORDERINGS, ordering),
+    "admission": (ADMISSIONS, admission),
+    "routing": (ROUTINGS, routing),
+    "pacing": (PACINGS, pacing),
+    "batching": (BATCHINGS, batching),
+    "preemption": ([CostAwarePreemption.name], preemption),
+}
+
+
+def measure(decide: Decide) -> float:
+    """Median milliseconds of a decision; as many repeats as fit into a second, at least five."""
+    decide()
+    times: list[float] = []
+    started = time.perf_counter()
+    gc.collect()
+    gc.disable()
+    try:
+        while len(times) < LEAST_REPEATS or (len(times) < MOST_REPEATS and time.perf_counter() - started < SECONDS / 2):
+            begin = time.perf_counter()
+            decide()
+            times.append(time.perf_counter() - begin)
+    finally:
+        gc.enable()
+    return statistics.median(times) * 1e3
+
+
+def sizes_of(kind: str, name: str) -> list[int]:
+    return sorted([*SIZES, CALM_SIZE]) if (kind, name) == ("batching", "calm") else list(SIZES)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these; may be repeated")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    chosen = {kind: KINDS[kind] for kind in KINDS if not arguments.kind or kind in arguments.kind}
+    found: dict[str, dict[str, float]] = {}
+    print(f"{'policy':38}" + "".join(f"{size:>12,}" for size in sorted([*SIZES, CALM_SIZE])) + "   ms a decision")
+    for kind, (names, make) in chosen.items():
+        for name in names:
+            entry: dict[str, float] = {}
+            for size in sizes_of(kind, name):
+                print(f"\r{kind}/{name} at {size:,} ...   ", end="", file=sys.stderr, flush=True)
+                entry[str(size)] = round(measure(make(name, size, arguments.seed)), 4)
+            found[f"{kind}/{name}"] = entry
+            cells = "".join(f"{entry.get(str(size), ''):>12}" for size in sorted([*SIZES, CALM_SIZE]))
+            print(f"\r{'':60}\r", end="", file=sys.stderr, flush=True)
+            print(f"{kind + '/' + name:38}{cells}", flush=True)
+    report: dict[str, Any] = {"ms": found, "instances": INSTANCES, "seed": arguments.seed}
+    calm = found.get("batching/calm", {}).get(str(CALM_SIZE))
+    if calm is not None:
+        report["calm_5000"] = {"ms": calm, "aim_ms": CALM_AIM_MS, "reached": calm <= CALM_AIM_MS}
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
