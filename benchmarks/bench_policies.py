@@ -24,7 +24,6 @@ from typing import Any
 import controller.dispatch  # noqa: F401  (registers orderings, admissions, routings)
 from benchmarks.bench_dispatch import INSTANCES, LATENCY, make_request
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS, Cost
-from controller.core.registry import Registry
 from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, Request
 from controller.dispatch.pacing import PACINGS
