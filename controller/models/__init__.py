@@ -2,6 +2,7 @@
 
 from controller.models.config import ConfigVersion
 from controller.models.decisions import Decision
+from controller.models.experiments import Experiment, ExperimentRun, Trace
 from controller.models.fleet import (
     Device,
     Host,
@@ -23,6 +24,8 @@ __all__ = [
     "ConfigVersion",
     "Decision",
     "Device",
+    "Experiment",
+    "ExperimentRun",
     "Host",
     "Instance",
     "InstanceDevice",
@@ -36,4 +39,5 @@ __all__ = [
     "ScalingPolicy",
     "ServedModel",
     "Tenant",
+    "Trace",
 ]
