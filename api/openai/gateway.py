@@ -16,7 +16,7 @@ from api.openai.errors import ApiError
 from api.openai.fleet import Fleet
 from api.openai.flight import Flight
 from api.openai.instruments import Instruments
-from api.openai.ledger import Ledger, RateMeter, RecordSink
+from api.openai.ledger import Ledger, ModelRates, RecordSink
 from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
@@ -61,7 +61,7 @@ class Gateway:
             self.dispatcher, self.fleet.backends, self.ledger, suspect=self.monitor.probe, heard=self.fleet.heard
         )
         self.fleet.bind(self.runtime)
-        self.arrivals = RateMeter()
+        self.arrivals = ModelRates()
         self.snapshot: GatewaySnapshot | None = None
         self.keys = KeyRing(GatewaySnapshot(version=0))
         self.models: dict[str, ModelConfig] = {}
@@ -109,7 +109,7 @@ class Gateway:
         )
         flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(flight, tenant)
-        self.arrivals.tick(arrival)
+        self.arrivals.tick(request.model, arrival)
         self.runtime.arrive(flight)
         return flight
 

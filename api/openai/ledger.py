@@ -42,6 +42,21 @@ class RateMeter:
             self._times.popleft()
 
 
+class ModelRates:
+    """A RateMeter for each model; those of the configuration are few."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, RateMeter] = {}
+
+    def tick(self, model: str, now: float) -> None:
+        self._meters.setdefault(model, RateMeter()).tick(now)
+
+    def rates(self, now: float) -> dict[str, float]:
+        """Requests/s by model, of models with any."""
+        found = {model: meter.rate(now) for model, meter in self._meters.items()}
+        return {model: rate for model, rate in found.items() if rate}
+
+
 class Ledger:
     """`book` and `models` are replaced when the configuration changes."""
 
@@ -51,7 +66,7 @@ class Ledger:
         self.estimates = PromptEstimates()
         self.book = ClassBook((), ())
         self.models: dict[str, ModelConfig] = {}
-        self.finished = RateMeter()
+        self.finished = ModelRates()
         self.refusals: Counter[tuple[str, str, str]] = Counter()  # (tenant, class, code) since the last decision
         self._sink = sink
         self._quotas = quotas
@@ -66,7 +81,7 @@ class Ledger:
         """The same for one refused by its quota, which was never let in."""
         record, cause = _record(flight, outcome, now, code, status)
         if outcome is Outcome.OK:
-            self.finished.tick(now)
+            self.finished.tick(flight.request.model, now)
             self._learn(flight, record, now)
         elif outcome in (Outcome.REFUSED, Outcome.EXPIRED):
             self.refusals[record.tenant, record.slo_class, code] += 1

@@ -12,6 +12,7 @@ from controller.core.messages import (
     ClassWindow,
     FleetMessage,
     InstanceMessage,
+    ModelTraffic,
     QueueMessage,
 )
 from controller.core.snapshot import FleetState
@@ -76,6 +77,7 @@ def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
 def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> FleetMessage:
     now = gateway.clock()
     queue = gateway.dispatcher.queue()
+    models = model_traffic(gateway, now)
     return FleetMessage(
         gateway=gateway.options.name,
         at=time.time(),
@@ -85,18 +87,28 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         queued=len(queue),
         queued_tokens=queue.tokens,
         in_flight=len(gateway.runtime.flights) - len(queue),
-        arrival_rate=gateway.arrivals.rate(now),
-        service_rate=gateway.ledger.finished.rate(now),
-        wait_over_slo=_wait_over_slo(gateway, now),
+        arrival_rate=sum(traffic["arrival_rate"] for traffic in models.values()),
+        service_rate=sum(traffic["service_rate"] for traffic in models.values()),
+        wait_over_slo=max((traffic["wait_over_slo"] for traffic in models.values()), default=0.0),
+        models=models,
         classes=classes,
         policy=gateway.dispatcher.name,
     )
 
 
-def _wait_over_slo(gateway: Gateway, now: float) -> float:
-    """Largest wait, as a share of its TTFT target, among the most urgent queued requests."""
-    rows = gateway.dispatcher.queue().rows(QUEUE_ROWS_PUBLISHED, now)
-    return max((row["waited_s"] / row["ttft_s"] for row in rows if row["ttft_s"] > 0), default=0.0)
+def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
+    """By model; the wait is the largest share of a TTFT target among each model's most urgent queued requests."""
+    arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
+    waiting = gateway.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now)
+    return {
+        model: ModelTraffic(
+            arrival_rate=arrived.get(model, 0.0),
+            service_rate=finished.get(model, 0.0),
+            queued=waiting.get(model, (0, 0.0))[0],
+            wait_over_slo=waiting.get(model, (0, 0.0))[1],
+        )
+        for model in sorted(arrived.keys() | finished.keys() | waiting.keys())
+    }
 
 
 def queue_message(gateway: Gateway, seq: int) -> QueueMessage:

@@ -61,6 +61,15 @@ class InstanceMessage(TypedDict):
     sent_total: int
 
 
+class ModelTraffic(TypedDict):
+    """What a gateway saw of one served model; models without traffic or queue are left out."""
+
+    arrival_rate: float  # requests/s over the last 10 s
+    service_rate: float  # requests/s finished over the last 10 s
+    queued: int
+    wait_over_slo: float  # largest wait / TTFT target among queued
+
+
 class FleetMessage(TypedDict):
     """The gateway's view, for scaler and pages. `at` is wall time (epoch seconds): readers check its age."""
 
@@ -75,6 +84,7 @@ class FleetMessage(TypedDict):
     arrival_rate: float  # requests/s over the last 10 s
     service_rate: float  # requests/s finished over the last 10 s
     wait_over_slo: float  # largest wait / TTFT target among queued
+    models: dict[str, ModelTraffic]  # the four above by model: what the scaler of a model reads
     classes: list[ClassWindow]
     policy: str
 

@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from controller.core.messages import QueueRow
 from controller.core.policy import Admission, Cost, Ordering
@@ -282,6 +283,16 @@ class QueueView:
                 slacks = [s for s in (slack, known_slack) if s is not None]
                 merged[kind] = (known_count + count, min(slacks) if slacks else None)
         return merged
+
+    def pressure(self, limit: int, now: float) -> dict[str, tuple[int, float]]:
+        """Of each model with a queue: its length, and the largest wait / TTFT target of its `limit` most urgent."""
+        found: dict[str, tuple[int, float]] = {}
+        for model, queue in self._queues.items():
+            if len(queue):
+                first = [entry.request for entry in islice(queue.entries(), limit)]
+                shares = [(now - r.arrival) / r.targets.ttft_s for r in first if r.targets.ttft_s > 0]
+                found[model] = (len(queue), max(shares, default=0.0))
+        return found
 
     def rows(self, limit: int, now: float) -> list[QueueRow]:
         """The most urgent rows of each model's queue, `limit` in all."""

@@ -1,7 +1,6 @@
 """From what gateways publish and what the database wants to one look at the fleet of a model and role.
 
-Rates, waits and queue are of the whole gateway: with several models behind one gateway they are shared by all of their
-policies, and only utilisation tells the models apart.
+Rates, waits and queue are those of the model (FleetMessage.models), added up over gateways.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from controller.core.messages import FleetMessage, InstanceMessage
+from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic
 from controller.scale.load import STALE_PERIODS, FleetObservation, Member, processing_rate
 
+NO_TRAFFIC = ModelTraffic(arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0)
 LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacity, and nothing to wait for
 
 
@@ -39,24 +39,25 @@ def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
 
 
 def observe(
-    rows: Iterable[Row], messages: Sequence[FleetMessage], now: float, startable: bool = True
+    rows: Iterable[Row], messages: Sequence[FleetMessage], now: float, model: str, startable: bool = True
 ) -> FleetObservation:
     """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
+    traffic = [m["models"].get(model, NO_TRAFFIC) for m in current]
     here = [row for row in rows if row.desired != "stopped" and row.observed not in LOST]
     members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
         members=members,
         age_s=min((now - m["at"] for m in current or messages), default=None),
         period_s=max((m["period_s"] for m in current or messages), default=1.0),
-        wait_over_slo=max((m["wait_over_slo"] for m in current), default=0.0),
-        arrival_rate=sum(m["arrival_rate"] for m in current),
-        queued=sum(m["queued"] for m in current),
+        wait_over_slo=max((t["wait_over_slo"] for t in traffic), default=0.0),
+        arrival_rate=sum(t["arrival_rate"] for t in traffic),
+        queued=sum(t["queued"] for t in traffic),
         startable=startable,
     )
-    finished = sum(m["service_rate"] for m in current)
+    finished = sum(t["service_rate"] for t in traffic)
     return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued))
 
 

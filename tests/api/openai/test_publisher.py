@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from api.openai import status
 from api.openai.publisher import REFUSALS_S, Publisher
 from controller.core.messages import CommandAnswer, FleetMessage, QueueMessage
-from controller.core.snapshot import TenantConfig
+from controller.core.snapshot import ModelConfig, TenantConfig
+from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import TestBed, completion, snapshot
 
 
@@ -16,12 +21,16 @@ class Board:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
+        self.fleet: list[FleetMessage] = []
 
     async def watched(self, topics: list[str]) -> set[str]:
         return set()
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
         self.sent.append(("fleet", message))
+
+    async def aread_fleet(self) -> list[FleetMessage]:
+        return self.fleet
 
     async def publish_queue(self, message: QueueMessage) -> None:
         self.sent.append(("queue", message))
@@ -72,3 +81,18 @@ async def test_refusals_of_an_outage_become_one_decision_over_its_whole_time() -
         assert 9.0 < audit.rows[-1]["seconds"] <= 10.0
         assert [topic for topic, _ in board.sent] == ["live.decisions"] * 2
         publisher.close()
+
+
+async def test_traffic_is_told_by_model() -> None:
+    """The scaler of one model must not see another's rush."""
+    models = (ModelConfig("demo"), ModelConfig("other"))
+    instances = (InstanceSpec("e1", "demo", backend="fake"), InstanceSpec("e2", "other", backend="fake"))
+    async with TestBed(replace(snapshot(models=models), instances=instances)) as bed:
+        for _ in range(3):
+            await bed.ask(completion())
+        await bed.ask(completion(model="other"))
+        message = status.fleet_message(bed.gateway, 1, [])
+        rates = {name: (one["arrival_rate"], one["service_rate"]) for name, one in message["models"].items()}
+        assert rates == {"demo": (0.3, 0.3), "other": (0.1, 0.1)}
+        assert (message["arrival_rate"], message["service_rate"]) == pytest.approx((0.4, 0.4))
+        assert {one["queued"] for one in message["models"].values()} == {0}
