@@ -18,6 +18,7 @@ from api.openai import status
 from api.openai.flight import Phase
 from api.openai.gateway import Gateway
 from api.openai.offloop import OffLoop
+from api.openai.shares import Shares
 from controller.core.events import Command
 from controller.core.messages import (
     LIVE_DECISIONS,
@@ -46,6 +47,8 @@ class Board(Protocol):
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None: ...
 
+    async def aread_fleet(self) -> list[FleetMessage]: ...
+
     async def publish_queue(self, message: QueueMessage) -> None: ...
 
     async def send(self, topic: str, data: Any) -> None: ...
@@ -73,6 +76,7 @@ class Publisher:
         self._seq = count(1)
         self._published_at = 0.0
         self._refusals_at = self._refused_since = gateway.clock()
+        self._shares = Shares(gateway.options.name)
         self._thread = OffLoop("audit")
         self._away = False
 
@@ -109,8 +113,15 @@ class Publisher:
         if due:
             self._published_at = now
             await self._board.publish_fleet(message, max(KEPT_PERIODS * period_s, 1.0))
+            await self._share()
         if watched:
             await self._board.send(LIVE_OVERVIEW, message)
+
+    async def _share(self) -> None:
+        """Tell the dispatcher which part of each instance is this gateway's."""
+        share = self._shares.of(await self._board.aread_fleet(), time.time())
+        for change in self._shares.changes(share, list(self._gateway.fleet.seats)):
+            self._gateway.runtime.push(change)
 
     # ---- refusals -------------------------------------------------------------------------------------------------
 

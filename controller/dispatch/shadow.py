@@ -78,7 +78,9 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        return self.slots - self.outstanding
+        """Within this gateway's share, and within what others leave of the whole."""
+        ours = len(self.waiting) + len(self.running)
+        return min(self.slots - ours, self.spec.max_num_seqs - self.outstanding)
 
     def free_tokens(self) -> float:
         """KV room for new requests (prompt and expected output), tokens; infinite where the capacity is not known."""
@@ -88,11 +90,11 @@ class Worker:
             return math.inf
         ours = self.context_tokens + self.waiting_tokens + self.expected_tokens
         seen = (load.kv_usage * capacity + self.waiting_tokens) if load else 0.0
-        return capacity * self.share - max(ours, seen)
+        return min(capacity * self.share - ours, capacity - seen)
 
     def utilisation(self) -> float:
         """0..1: the larger of sequence slots and KV blocks in use."""
-        slots = self.outstanding / self.slots
+        slots = self.outstanding / max(1, self.spec.max_num_seqs)
         kv = self.load.kv_usage if self.load else 0.0
         return min(1.0, max(slots, kv))
 
