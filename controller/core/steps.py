@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from controller.core.estimates import Estimate
+
 
 class SeqState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
+    ARRIVING = "arriving"  # its KV comes from another engine: blocks are reserved or filled, it has no slot yet
     FINISHED = "finished"
 
 
@@ -50,6 +53,8 @@ class Seq:
     ttft_s: float = math.inf  # what `due` leaves from the request's own arrival
     tpot_s: float = math.inf
     value: float = 1.0  # goodput of meeting the promises, relative to others
+    estimate: Estimate | None = None  # of length and worth, for policies that use them
+    keep_kv: bool = False  # when its last token is out, its blocks stay until Release: another engine takes them over
 
     state: SeqState = SeqState.WAITING
     computed: int = 0  # tokens whose KV entries are in `blocks`
@@ -113,6 +118,25 @@ class Added(NamedTuple):
     seq: Seq
 
 
+class Reserve(NamedTuple):
+    """KV for all but the newest token of the sequence will come from another engine: take blocks for it. Answered by
+    Reserved, or by Reject("no_room") where there are none now. Landed or Aborted ends the reservation."""
+
+    seq: Seq
+
+
+class Landed(NamedTuple):
+    """The KV of a reserved sequence is here whole: it decodes as soon as it finds a slot."""
+
+    seq: Seq
+
+
+class Release(NamedTuple):
+    """The KV of an ended sequence (`keep_kv`) is no longer needed. Without effect if nothing is kept for it."""
+
+    seq: Seq
+
+
 class Aborted(NamedTuple):
     """The client hung up, or a stop string was seen downstream: `reason` says which."""
 
@@ -173,7 +197,20 @@ class CacheReset(NamedTuple):
     """Forget cached prefixes that nothing uses."""
 
 
-EngineEvent = Added | Aborted | StepDone | StepsDone | Suspended | StepRan | Paused | Resumed | CacheReset
+EngineEvent = (
+    Added
+    | Reserve
+    | Landed
+    | Release
+    | Aborted
+    | StepDone
+    | StepsDone
+    | Suspended
+    | StepRan
+    | Paused
+    | Resumed
+    | CacheReset
+)
 
 # ---- actions ------------------------------------------------------------------------------------------------------
 
@@ -216,14 +253,20 @@ class Finish(NamedTuple):
     reason: FinishReason
 
 
+class Reserved(NamedTuple):
+    """Blocks are held; `seq.cached` tokens of it are in the prefix cache here and need not be sent."""
+
+    seq: Seq
+
+
 class Reject(NamedTuple):
-    """Never queued. `code` is "queue_full" or "too_long"."""
+    """Never queued. `code` is "queue_full", "too_long" or (of a Reserve) "no_room"."""
 
     seq: Seq
     code: str
 
 
-EngineAction = Start | Suspend | Resume | Discard | Emit | Finish | Reject
+EngineAction = Start | Suspend | Resume | Discard | Emit | Finish | Reserved | Reject
 
 
 class EngineReply(NamedTuple):

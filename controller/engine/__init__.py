@@ -2,6 +2,8 @@
 
 from controller.engine.blocks import BlockError, BlockManager
 from controller.engine.config import EngineConfig
-from controller.engine.scheduler import EngineScheduler, ProtocolError, Totals
+from controller.engine.errors import ProtocolError
+from controller.engine.scheduler import EngineScheduler
+from controller.engine.totals import Totals
 
 __all__ = ["BlockError", "BlockManager", "EngineConfig", "EngineScheduler", "ProtocolError", "Totals"]

@@ -6,14 +6,10 @@ than there are blocks for.
 
 from __future__ import annotations
 
-from controller.core.errors import SlacklineError
 from controller.core.steps import Seq, SeqState, Step
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
-
-
-class LeapError(SlacklineError):
-    """The driver ran a step more often than `repeats` allowed."""
+from controller.engine.errors import ProtocolError
 
 
 def repeats(step: Step, blocks: BlockManager, config: EngineConfig) -> int:
@@ -37,7 +33,7 @@ def decode(step: Step, times: int, now: float, blocks: BlockManager, config: Eng
         before = seq.computed
         computed = before + times
         if computed > len(seq.blocks) * size and not blocks.extend(seq, times):
-            raise LeapError(f"{times} repeats of step {step.id} need more blocks than there are")
+            raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
         seq.computed = computed
         if computed // size > before // size:
             blocks.seal(seq, before)

@@ -10,9 +10,7 @@ stays, since what was sampled is part of what is recomputed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from controller.core.errors import SlacklineError
 from controller.core.steps import (
     Aborted,
     Added,
@@ -24,8 +22,12 @@ from controller.core.steps import (
     EngineReply,
     Finish,
     FinishReason,
+    Landed,
     Paused,
     Reject,
+    Release,
+    Reserve,
+    Reserved,
     Resumed,
     Sampled,
     Seq,
@@ -39,27 +41,11 @@ from controller.core.steps import (
 from controller.engine import leaps
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
+from controller.engine.errors import ProtocolError
+from controller.engine.handover import Handover
 from controller.engine.queue import SeqQueue, by_arrival, by_priority
+from controller.engine.totals import Totals
 from controller.policies.batching import Batching
-
-
-class ProtocolError(SlacklineError):
-    """The driver broke the protocol (a result for no step, one id twice)."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start, in tokens unless named otherwise."""
-
-    steps: int = 0
-    preemptions: int = 0  # times
-    rejected: int = 0  # sequences
-    prompt: int = 0  # of sequences that were admitted
-    prompt_cached: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    generated: int = 0
-    step_tokens: int = 0
 
 
 class EngineScheduler:
@@ -74,6 +60,7 @@ class EngineScheduler:
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
         self._waiting = SeqQueue(key)
         self._running = SeqQueue(key)
+        self._handover = Handover(self.blocks, key)
         self._ids: set[str] = set()
         self._step: Step | None = None
         self._after_step: list[Seq] = []  # ended while their step ran: their blocks are still being written
@@ -110,7 +97,12 @@ class EngineScheduler:
 
     @property
     def idle(self) -> bool:
-        return self._step is None and not self._running and not self._waiting
+        return self._step is None and not self._ids and not self._handover.held
+
+    @property
+    def arriving_count(self) -> int:
+        """Sequences whose KV is on its way from another engine, or here and without a slot."""
+        return len(self._handover.incoming) + len(self._handover.arrived)
 
     # ---- events -------------------------------------------------------------------------------------------------
 
@@ -122,11 +114,15 @@ class EngineScheduler:
             self.batching.observe(event, now)
             if ran is not None and isinstance(event, StepDone | StepsDone):
                 self.batching.observe(StepRan(ran, getattr(event, "repeats", 1), event.seconds), now)
-        if self._step is None and self._paused is None and (self._running or self._waiting):
+        if self._step is None and self._paused is None and self._work_is_here:
             self._step = self._compose(now)
             if self._step is not None:
                 actions.append(Start(self._step))
         return EngineReply(actions)
+
+    @property
+    def _work_is_here(self) -> bool:
+        return bool(len(self._running) or len(self._waiting) or len(self._handover.arrived))
 
     def _apply(self, event: EngineEvent, now: float, actions: list[EngineAction]) -> None:
         match event:
@@ -138,6 +134,12 @@ class EngineScheduler:
                 self._add(seq, actions)
             case Aborted(seq, reason):
                 self._abort(seq, reason, actions)
+            case Reserve(seq):
+                self._reserve_for(seq, actions)
+            case Landed(seq):
+                self._handover.land(seq)
+            case Release(seq):
+                self._handover.release(seq)
             case Paused():
                 self._paused = event
                 self._drop_kv_if_asked()
@@ -156,6 +158,16 @@ class EngineScheduler:
         self._ids.add(seq.id)
         self._waiting.add(seq)
 
+    def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
+        if seq.id in self._ids:
+            raise ProtocolError(f"sequence id {seq.id!r} is in use")
+        too_long = seq.tokens >= self.config.max_model_len
+        if too_long or not self._handover.reserve(seq):
+            actions.append(Reject(seq, "too_long" if too_long else "no_room"))
+        else:
+            self._ids.add(seq.id)
+            actions.append(Reserved(seq))
+
     def _refusal(self, seq: Seq) -> str | None:
         if seq.tokens >= self.config.max_model_len:
             return "too_long"
@@ -170,11 +182,12 @@ class EngineScheduler:
             return
         if seq.state is SeqState.WAITING:
             self._waiting.remove(seq)
-            self._end(seq, reason)
+        elif seq.state is SeqState.ARRIVING:
+            self._handover.drop(seq)
         else:
             self._running.remove(seq)
-            self._end(seq, reason)
             self._give_back(seq)
+        self._end(seq, reason)
         actions.append(Finish(seq, reason))
 
     def _end(self, seq: Seq, reason: FinishReason) -> None:
@@ -281,7 +294,10 @@ class EngineScheduler:
         if reason is not None:
             self._running.remove(seq)
             self._end(seq, reason)
-            self.blocks.release(seq)
+            if seq.keep_kv:
+                self._handover.hold(seq)
+            else:
+                self.blocks.release(seq)
         return reason
 
     def _reason(self, seq: Seq, eos: bool) -> FinishReason | None:
@@ -294,6 +310,7 @@ class EngineScheduler:
     # ---- the next step ------------------------------------------------------------------------------------------
 
     def _compose(self, now: float) -> Step | None:
+        self._seat_arrived()
         planned: dict[Seq, int] = {}
         preempted = held = self._evicted = False
         for seq, tokens in self.batching.compose(self, now):
@@ -308,6 +325,15 @@ class EngineScheduler:
             seq = self._running.items()[0]
             self._reserve(seq, min(seq.remaining, self.token_budget), planned)
         return self._assemble(planned, now) if planned else None
+
+    def _seat_arrived(self) -> None:
+        """Ahead of the queue: they hold their blocks, and whoever waits for those would wait for ever."""
+        arrived = self._handover.arrived
+        while len(arrived) and len(self._running) < self.config.max_num_seqs:
+            seq = arrived.items()[0]
+            arrived.remove(seq)
+            seq.state = SeqState.RUNNING
+            self._running.add(seq)
 
     def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int]) -> bool:
         """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
@@ -342,18 +368,8 @@ class EngineScheduler:
         self._waiting.remove(seq)
         seq.state = SeqState.RUNNING
         self._running.add(seq)
-        self._count_admission(seq)
+        self.totals.admitted(seq, self.config.prefix_caching)
         return True
-
-    def _count_admission(self, seq: Seq) -> None:
-        if seq.preemptions:
-            return  # counted when it first came in
-        totals = self.totals
-        totals.prompt += seq.prompt_tokens
-        totals.prompt_cached += seq.cached
-        if self.config.prefix_caching:
-            totals.prefix_queries += seq.prompt_tokens
-            totals.prefix_hits += seq.cached
 
     def _assemble(self, planned: dict[Seq, int], now: float) -> Step:
         chunks: list[Chunk] = []
@@ -376,9 +392,9 @@ class EngineScheduler:
 
     def check(self) -> None:
         """Raise unless queues, states and blocks agree. Linear in blocks: for tests and idle moments."""
-        self.blocks.check([*self._running, *self._after_step])
+        self.blocks.check([*self._running, *self._after_step, *self._handover.holders()])
         for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
             if any(seq.state is not state for seq in queue):
                 raise ProtocolError(f"a sequence in the {state} queue is in another state")
-        if len(self._waiting) + len(self._running) != len(self._ids):
+        if len(self._waiting) + len(self._running) + self.arriving_count != len(self._ids):
             raise ProtocolError("ids known and ids queued differ")
