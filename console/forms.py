@@ -11,7 +11,7 @@ from typing import Any
 from django import forms
 
 from controller.core.snapshot import LevelBounds
-from controller.models import PriorityMapping, SLOClass, Tenant
+from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
 from controller.slo.mapping import CONTENTION_RULES
 
@@ -43,6 +43,14 @@ class PercentField(forms.FloatField):
 
     def prepare_value(self, value: Any) -> Any:
         return f"{value * 100:.6g}" if isinstance(value, float) else value
+
+
+class TimeField(forms.DateTimeField):
+    """A moment in UTC for a filter; empty does not filter."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        widget = forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
+        super().__init__(required=False, widget=widget, **kwargs)
 
 
 class TenantChoice(forms.ModelChoiceField):
@@ -172,21 +180,20 @@ class RequestSearch(forms.Form):
     attained = forms.ChoiceField(
         required=False, label="SLO", choices=[("", "any"), ("yes", "attained"), ("no", "missed")]
     )
-    since = forms.DateTimeField(
-        required=False,
-        label="Arrived after (UTC)",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
-    until = forms.DateTimeField(
-        required=False,
-        label="Arrived before (UTC)",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
+    since = TimeField(label="Arrived after (UTC)")
+    until = TimeField(label="Arrived before (UTC)")
 
 
 class AuditSearch(forms.Form):
-    """Filters of the audit."""
+    """Filters of the audit; what is empty does not filter."""
 
     q = forms.CharField(max_length=120, required=False, label="Contains")
     kind = forms.CharField(max_length=64, required=False)
     actor = forms.CharField(max_length=150, required=False)
+    actor_type = forms.ChoiceField(
+        required=False, label="Actor is a", choices=[("", "any"), *Decision.ActorType.choices]
+    )
+    subject_type = forms.CharField(max_length=32, required=False, label="Kind of subject")
+    subject = forms.CharField(max_length=255, required=False)
+    since = TimeField(label="After (UTC)")
+    until = TimeField(label="Before (UTC)")

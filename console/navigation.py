@@ -16,6 +16,7 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("requests", "Requests", ("request",)),
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove")),
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit")),
+    ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),
     ("fleet", "Fleet and scaling", ()),
     ("audit", "Audit", ("decision",)),
 )

@@ -9,7 +9,7 @@ from django.urls import include, path
 from django.views.generic.base import RedirectView
 
 from api.schema import DocsView, SchemaView
-from console.views import audit, classes, fleet, health, mappings, metrics, overview, queue, requests
+from console.views import audit, classes, fleet, health, mappings, metrics, overview, queue, requests, tenants
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -24,8 +24,16 @@ urlpatterns = [
     path("classes/<int:class_id>/remove/", classes.class_remove, name="class-remove"),
     path("mappings/", mappings.mapping_list, name="mappings"),
     path("mappings/<int:mapping_id>/", mappings.mapping_edit, name="mapping-edit"),
+    path("tenants/", tenants.tenant_list, name="tenants"),
+    path("tenants/new/", tenants.tenant_new, name="tenant-new"),
+    path("tenants/<int:tenant_id>/", tenants.tenant_detail, name="tenant"),
+    path("tenants/<int:tenant_id>/change/", tenants.tenant_edit, name="tenant-edit"),
+    path("tenants/<int:tenant_id>/keys/", tenants.key_new, name="key-new"),
+    path("keys/<int:key_id>/rotate/", tenants.key_rotate, name="key-rotate"),
+    path("keys/<int:key_id>/revoke/", tenants.key_revoke, name="key-revoke"),
     path("fleet/", fleet.fleet, name="fleet"),
     path("audit/", audit.decision_list, name="audit"),
+    path("audit/export/", audit.decision_export, name="audit-export"),
     path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),
     path("login/", LoginView.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),

@@ -1,16 +1,19 @@
-"""Audit: decisions of people and jobs, newest first, by keyset pages."""
+"""Audit: decisions of people and jobs, newest first, by keyset pages; exported with the same filters."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_GET
 
 from console.access import allows
+from console.differences import changed_fields
+from console.exports import FORMATS, export
 from console.forms import AuditSearch
 from console.paging import page_of
 from console.sentences import sentence
@@ -19,6 +22,11 @@ from controller.selectors import decisions
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
+EXACT = ("kind", "actor", "actor_type", "subject_type", "subject")
+EXPORTED = (
+    "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
+    "request_id",
+)  # fmt: skip
 
 
 @require_GET
@@ -31,7 +39,8 @@ def decision_list(request: HttpRequest) -> HttpResponse:
         "form": form,
         "rows": rows,
         "next_url": page.next_url(request),
-        "filtered": any(form.cleaned_data.values()),
+        "filtered": form.is_valid() and any(form.cleaned_data.values()),
+        "query": request.GET.urlencode(),
     }
     fragment = request.headers.get("hx-request") == "true"
     return render(request, "console/partials/_audit_rows.html" if fragment else "console/audit.html", context)
@@ -42,19 +51,34 @@ def found(form: AuditSearch) -> QuerySet[Decision]:
     if not form.is_valid():
         return Decision.objects.none()
     data = form.cleaned_data
-    return decisions.search(kind=data["kind"] or None, actor=data["actor"] or None, text=data["q"] or None)
+    exact = {name: data[name] or None for name in EXACT}
+    return decisions.search(**exact, since=data["since"], until=data["until"], text=data["q"] or None)
+
+
+@require_GET
+@allows(Role.VIEWER)
+def decision_export(request: HttpRequest) -> HttpResponseBase:
+    """All that the filters find, not one page of it."""
+    form, wanted = AuditSearch(request.GET), request.GET.get("format", "csv")
+    if wanted not in FORMATS:
+        raise BadRequest("format: csv or json")
+    if not form.is_valid():
+        raise BadRequest(", ".join(f"{name}: {' '.join(errors)}" for name, errors in form.errors.items()))
+    return export(found(form), "at", EXPORTED, wanted, "decisions")
 
 
 @require_GET
 @allows(Role.VIEWER)
 def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     decision = get_object_or_404(Decision, pk=decision_id)
+    changed = changed_fields(decision.inputs)
+    inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in ("before", "after"))}
     sections = [
-        ("Figures it was made on", plain(decision.inputs)),
+        ("Figures it was made on", plain(inputs)),
         ("Outcome", plain(decision.outcome)),
         ("Rejected", plain(decision.rejected)),
     ]
-    context = {"decision": decision, "sentence": sentence(decision), "sections": sections}
+    context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
     return render(request, "console/decision.html", context)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.core.exceptions import ValidationError
@@ -64,6 +64,29 @@ def api_key_revoke(*, actor: Actor, key_id: int) -> ApiKey:
             change.audit(actor, "api_key", "revoked", key, {"tenant": key.tenant.name, "prefix": key.prefix})
             config_raise()
     return key
+
+
+def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)) -> NewKey:
+    """A successor with the same name, scopes and expiry; the old one goes on working for `grace`, never longer than
+    it would have. With no grace it is revoked at once. A revoked or expired key has no successor: ValidationError.
+    """
+    with transaction.atomic():
+        old = ApiKey.objects.select_for_update().select_related("tenant").get(pk=key_id)
+        now = timezone.now()
+        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+            raise ValidationError("A key that is revoked or expired cannot be rotated: make a new one.")
+        made = api_key_create(
+            actor=actor, tenant=old.tenant, name=old.name, scopes=old.scopes, expires_at=old.expires_at
+        )
+        if grace <= timedelta(0):
+            api_key_revoke(actor=actor, key_id=key_id)
+        else:
+            old.expires_at = min(now + grace, old.expires_at or now + grace)
+            old.save(update_fields=["expires_at"])
+            ends = {"tenant": old.tenant.name, "prefix": old.prefix, "expires_at": old.expires_at.isoformat()}
+            change.audit(actor, "api_key", "rotated", old, {**ends, "successor": made.key.prefix})
+            config_raise()
+    return made
 
 
 def api_keys_used(*, key_ids: Iterable[int], at: datetime) -> int:

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient
 from django.utils import timezone
 
-from controller.admin import base, export
+from controller.admin import base
 from controller.models import Decision
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
@@ -130,7 +130,7 @@ def test_no_secret_of_a_key_is_shown(staff):
 async def test_the_export_streams_what_the_filters_leave(monkeypatch):
     from asgiref.sync import sync_to_async
 
-    monkeypatch.setattr(export, "CHUNK", 2)
+    monkeypatch.setattr("controller.selectors.exports.CHUNK", 2)
     for number in range(5):
         await sync_to_async(decide)(subject=f"={number}", inputs={"load": number})
     await sync_to_async(decide)(kind="scale_in")

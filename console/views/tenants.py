@@ -1,0 +1,225 @@
+"""Tenants and keys: quotas, default class, usage against them, attainment; keys made, rotated and revoked.
+
+People with the role viewer look, admins change. A key's secret is on one page, once: the answer to the form that made
+it. It is in no address, no session and no log.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from console.access import allows
+from console.history import error_budget, links, promise_of, promises
+from console.sentences import sentence
+from console.tenant_forms import KeyForm, RotateForm, TenantForm
+from console.views.classes import show_errors
+from console.views.conflicts import Difference, differences
+from console.words import class_name
+from controller.models import ApiKey, Tenant
+from controller.selectors import catalogue, decisions, usage
+from controller.selectors.attainment import attainment
+from controller.selectors.roles import Role, role_of
+from controller.services.actors import Actor
+from controller.services.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
+from controller.services.change import VersionConflict
+from controller.services.tenants import tenant_create, tenant_update
+from workers.notices import announce_config
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+QUOTA_NEAR = 0.8  # of a quota used in the busiest minute: worth a colour
+CHANGES_SHOWN = 15
+NO_PEAK = usage.Peak(0, 0)
+
+
+@require_GET
+@allows(Role.VIEWER)
+def tenant_list(request: HttpRequest) -> HttpResponse:
+    now = timezone.now()
+    day = usage.usage_by_tenant(since=now - DAY, until=now)
+    peaks = usage.peaks(since=now - HOUR, until=now)
+    rows = [
+        {"row": row, "day": day.get(row.name), "quotas": quotas(row, peaks.get(row.name, NO_PEAK))}
+        for row in usage.tenants_with_keys(now).order_by("name")
+    ]
+    return render(request, "console/tenants.html", {"tenants": rows, "may_change": may_change(request)})
+
+
+@require_GET
+@allows(Role.VIEWER)
+def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
+    return render(request, "console/tenant.html", page(request, found(tenant_id), KeyForm()))
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.ADMIN)
+def tenant_new(request: HttpRequest) -> HttpResponse:
+    form = TenantForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            row = tenant_create(actor=actor(request), **form.values())
+        except ValidationError as error:
+            show_errors(form, error)
+        else:
+            announce_config()
+            messages.success(request, f"Tenant {row.name} is there. It needs a key to send requests.")
+            return redirect("tenant", row.pk)
+    return render(request, "console/tenant_form.html", {"form": form}, status=422 if form.errors else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.ADMIN)
+def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
+    row = found(tenant_id)
+    form = TenantForm(request.POST or None, existing=row)
+    conflict: list[Difference] = []
+    if request.method == "POST" and form.is_valid():
+        version = form.cleaned_data["version"]
+        try:
+            stored = tenant_update(actor=actor(request), tenant_id=row.pk, version=version, changes=form.values())
+        except ValidationError as error:
+            show_errors(form, error)
+        except VersionConflict:
+            row.refresh_from_db()
+            conflict = differences(form, row, form.CHANGEABLE)
+        else:
+            announce_config()
+            same = stored.version == version
+            messages.success(
+                request, "Nothing was different." if same else f"{row.name} is changed. Gateways know within a second."
+            )
+            return redirect("tenant", row.pk)
+    status = 409 if conflict else 422 if form.errors else 200
+    return render(request, "console/tenant_form.html", {"form": form, "row": row, "conflict": conflict}, status=status)
+
+
+@require_POST
+@allows(Role.ADMIN)
+def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
+    tenant = found(tenant_id)
+    form = KeyForm(request.POST)
+    if form.is_valid():
+        try:
+            made = api_key_create(actor=actor(request), tenant=tenant, **form.cleaned_data)
+        except ValidationError as error:
+            show_errors(form, error)
+        else:
+            return show_once(request, tenant, made)
+    return render(request, "console/tenant.html", page(request, tenant, form), status=422)
+
+
+@require_POST
+@allows(Role.ADMIN)
+def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
+    key = get_object_or_404(catalogue.api_keys(), pk=key_id)
+    form = RotateForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Say how long the old key goes on working.")
+        return redirect("tenant", key.tenant_id)
+    try:
+        made = api_key_rotate(actor=actor(request), key_id=key.pk, grace=form.grace_s())
+    except ValidationError as error:
+        messages.error(request, " ".join(error.messages))
+        return redirect("tenant", key.tenant_id)
+    return show_once(request, key.tenant, made, old=key)
+
+
+@require_POST
+@allows(Role.ADMIN)
+def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
+    key = get_object_or_404(catalogue.api_keys(), pk=key_id)
+    was_revoked = key.revoked_at is not None
+    api_key_revoke(actor=actor(request), key_id=key.pk)
+    announce_config()
+    said = "was revoked before" if was_revoked else "is revoked: gateways refuse it within a second"
+    messages.success(request, f"Key {key.prefix}… ({key.name}) {said}.")
+    return redirect("tenant", key.tenant_id)
+
+
+def show_once(request: HttpRequest, tenant: Tenant, made: NewKey, old: ApiKey | None = None) -> HttpResponse:
+    announce_config()
+    if old is not None:
+        old.refresh_from_db()
+    return render(request, "console/key_made.html", {"tenant": tenant, "made": made, "old": old}, status=201)
+
+
+def found(tenant_id: int) -> Tenant:
+    return get_object_or_404(catalogue.tenants(), pk=tenant_id)
+
+
+def actor(request: HttpRequest) -> Actor:
+    return Actor.person(request.user.get_username())
+
+
+def may_change(request: HttpRequest) -> bool:
+    return role_of(request.user) >= Role.ADMIN
+
+
+def page(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, Any]:
+    now = timezone.now()
+    peak = usage.peaks(since=now - HOUR, until=now, tenant=tenant.name).get(tenant.name, NO_PEAK)
+    return {
+        "row": tenant,
+        "quotas": quotas(tenant, peak),
+        "classes": class_rows(tenant, now),
+        "keys": [(key, key_state(key, now)) for key in usage.keys_of(tenant)],
+        "key_form": key_form,
+        "rotate_form": RotateForm(),
+        "may_change": may_change(request),
+        "changes": [
+            (decision, sentence(decision))
+            for decision in decisions.search(subject_type="tenant", subject=tenant.name)[:CHANGES_SHOWN]
+        ],
+    }
+
+
+def quotas(tenant: Tenant, peak: usage.Peak) -> list[dict[str, Any]]:
+    """Each quota with the busiest minute of the last hour against it. Concurrency is not rolled up: no use shown."""
+    rows = (("Requests a minute", tenant.rpm, peak.requests), ("Tokens a minute", tenant.tpm, peak.tokens))
+    found = [
+        {"name": name, "limit": limit, "used": used, "status": quota_status(limit, used)} for name, limit, used in rows
+    ]
+    return [*found, {"name": "Requests at once", "limit": tenant.max_concurrency, "used": None, "status": ""}]
+
+
+def quota_status(limit: int | None, used: int) -> str:
+    if limit is None:
+        return ""
+    return "bad" if used >= limit else "warn" if used >= QUOTA_NEAR * limit else "ok"
+
+
+def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
+    """What the tenant got by class: hour, day, budget, and the way to its misses."""
+    known = promises(catalogue.slo_classes(), catalogue.priority_mappings())
+    hour = {
+        row.slo_class: row
+        for row in attainment(since=now - HOUR, until=now, by=("slo_class",), tenant=tenant.name, quantiles=False)
+    }
+    rows = attainment(since=now - DAY, until=now, by=("slo_class",), tenant=tenant.name, quantiles=False)
+    return [
+        {
+            "name": class_name(row.slo_class or ""),
+            "day": row,
+            "hour": hour.get(row.slo_class),
+            "target": (target := promise_of(known, tenant.name, row.slo_class or "").target),
+            **error_budget(row.finished, row.finished - row.attained, target),
+            **links(tenant.name, row.slo_class or ""),
+        }
+        for row in rows
+    ]
+
+
+def key_state(key: ApiKey, now: Any) -> tuple[str, str]:
+    if key.revoked_at is not None:
+        return "idle", "revoked"
+    if key.expires_at is not None and key.expires_at <= now:
+        return "idle", "expired"
+    return ("warn", "expires") if key.expires_at is not None else ("ok", "active")

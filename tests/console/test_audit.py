@@ -1,0 +1,112 @@
+"""Audit: filters, keyset pages, export with the same filters, and what a change changed."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.urls import reverse
+
+from console.differences import changed_fields
+from controller.services.actors import Actor
+from controller.services.decisions import decision_record
+
+NOON = datetime(2026, 10, 21, 12, tzinfo=UTC)
+
+
+def decide(kind="slo_class_updated", actor="olga", at=NOON, subject="chat", **fields):
+    person = Actor.person(actor)
+    given = {"subject_type": "slo_class", "reason": "person_updated", **fields}
+    return decision_record(actor=person, kind=kind, subject=subject, at=at, **given)
+
+
+def body(answer):
+    async def whole():
+        return b"".join([part async for part in answer.streaming_content])
+
+    return asyncio.run(whole()).decode()
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"actor": "olga"}, {"chat", "batch"}),
+        ({"kind": "slo_class_removed"}, {"batch"}),
+        ({"subject": "chat"}, {"chat"}),
+        ({"subject_type": "tenant"}, {"acme"}),
+        ({"actor_type": "job"}, set()),
+        ({"since": "2026-10-21T12:30"}, {"acme"}),
+        ({"until": "2026-10-21T12:00"}, {"batch"}),
+        ({"q": "cha"}, {"chat"}),
+    ],
+)
+def test_filters_narrow(viewer, query, found):
+    decide()
+    decide("slo_class_removed", subject="batch", at=NOON - timedelta(hours=1))
+    decide("tenant_updated", "otto", NOON + timedelta(hours=1), "acme", subject_type="tenant")
+    rows = viewer.get(reverse("audit"), query).context["rows"]
+    assert {decision.subject for decision, _ in rows} == found
+
+
+def test_a_wrong_time_finds_nothing_and_says_why(viewer):
+    decide()
+    answer = viewer.get(reverse("audit"), {"since": "yesterday"})
+    assert answer.context["rows"] == []
+    assert "Enter a valid date/time" in answer.content.decode()
+    assert viewer.get(reverse("audit-export"), {"since": "yesterday"}).status_code == 400
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(viewer):
+    expected = [decide(subject=f"class-{serial}", at=NOON + timedelta(seconds=serial // 3)) for serial in range(120)]
+    url, seen = reverse("audit"), []
+    while url:
+        page = viewer.get(url)
+        seen += [decision.pk for decision, _ in page.context["rows"]]
+        url = page.context["next_url"]
+    assert seen == [decision.pk for decision in sorted(expected, key=lambda row: (row.at, row.pk), reverse=True)]
+    assert viewer.get(reverse("audit"), {"after": "nonsense"}).status_code == 400
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_export_holds_all_that_the_filters_find(viewer, monkeypatch):
+    monkeypatch.setattr("controller.selectors.exports.CHUNK", 7)
+    for serial in range(20):
+        decide(subject=f"class-{serial}", at=NOON + timedelta(seconds=serial // 3), inputs={"serial": serial})
+    decide(actor="otto", subject="=1+1")
+    answer = viewer.get(reverse("audit-export"), {"actor": "olga", "format": "csv"})
+    assert "attachment" in answer["content-disposition"]
+    rows = list(csv.DictReader(io.StringIO(body(answer))))
+    assert len({row["id"] for row in rows}) == len(rows) == 20
+    assert json.loads(rows[0]["inputs"])["serial"] in (18, 19)
+    as_json = json.loads(body(viewer.get(reverse("audit-export"), {"actor": "olga", "format": "json"})))
+    assert [str(row["id"]) for row in as_json] == [row["id"] for row in rows]
+    assert as_json[0]["at"].startswith("2026-10-21T12:00:06")
+    formula = list(csv.DictReader(io.StringIO(body(viewer.get(reverse("audit-export"), {"actor": "otto"})))))
+    assert formula[0]["subject"] == "'=1+1"
+    assert json.loads(body(viewer.get(reverse("audit-export"), {"actor": "nobody", "format": "json"}))) == []
+    assert viewer.get(reverse("audit-export"), {"format": "xml"}).status_code == 400
+
+
+def test_the_page_of_a_decision_shows_what_changed(viewer):
+    inputs = {"before": {"ttft_s": 0.5, "title": "<i>old</i>"}, "after": {"ttft_s": 0.4, "title": "<i>old</i>"}}
+    row = decide(inputs=inputs, outcome={"id": 3, "version": 2}, rejected={"other": 1.5})
+    html = viewer.get(reverse("decision", args=[row.pk])).content.decode()
+    assert "What changed" in html
+    assert "<del>0.5</del>" in html
+    assert "<ins>0.4</ins>" in html
+    assert "<i>old" not in html
+    assert "1.5" in html
+
+
+def test_fields_that_differ_come_first():
+    rows = changed_fields({"before": {"a": 1, "b": None, "gone": 2}, "after": {"a": 1, "b": "x", "new": [1]}})
+    kinds = {row.name: (row.kind, row.before, row.after) for row in rows}
+    assert kinds["b"] == ("changed", "none", "x")
+    assert kinds["new"] == ("added", "", "[1]")
+    assert kinds["gone"] == ("removed", "2", "")
+    assert rows[-1].name == "a"
+    assert changed_fields({"load": 1.0}) == []
