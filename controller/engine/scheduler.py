@@ -114,15 +114,12 @@ class EngineScheduler:
             self.batching.observe(event, now)
             if ran is not None and isinstance(event, StepDone | StepsDone):
                 self.batching.observe(StepRan(ran, getattr(event, "repeats", 1), event.seconds), now)
-        if self._step is None and self._paused is None and self._work_is_here:
+        anybody = self._running or self._waiting or self._handover.arrived
+        if self._step is None and self._paused is None and anybody:
             self._step = self._compose(now)
             if self._step is not None:
                 actions.append(Start(self._step))
         return EngineReply(actions)
-
-    @property
-    def _work_is_here(self) -> bool:
-        return bool(len(self._running) or len(self._waiting) or len(self._handover.arrived))
 
     def _apply(self, event: EngineEvent, now: float, actions: list[EngineAction]) -> None:
         match event:
@@ -324,6 +321,8 @@ class EngineScheduler:
         if not planned and self._running:  # only queued ones were wanted: who holds the blocks must come to an end
             seq = self._running.items()[0]
             self._reserve(seq, min(seq.remaining, self.token_budget), planned)
+        if not planned and self._handover.arrived and not self._running:
+            return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
         return self._assemble(planned, now) if planned else None
 
     def _seat_arrived(self) -> None:
