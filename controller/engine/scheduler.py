@@ -15,7 +15,6 @@ from controller.core.steps import (
     Aborted,
     Added,
     CacheReset,
-    Chunk,
     Emit,
     EngineAction,
     EngineEvent,
@@ -39,13 +38,14 @@ from controller.core.steps import (
     StepsDone,
 )
 from controller.engine import leaps
+from controller.engine.assembly import assemble
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
 from controller.engine.handover import Handover
 from controller.engine.queue import SeqQueue, by_arrival, by_priority
 from controller.engine.totals import Totals
-from controller.policies.batching import Batching
+from controller.policies.batching import Batching, Pausing
 
 
 class EngineScheduler:
@@ -55,6 +55,7 @@ class EngineScheduler:
         self.config = config
         self.batching = batching
         self._steady = bool(getattr(batching, "steady", False))
+        self._pausing: Pausing | None = batching if isinstance(batching, Pausing) else None
         self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
         self.totals = Totals()
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
@@ -238,11 +239,12 @@ class EngineScheduler:
         token or a block, and none will until a sequence ends or blocks run out.
         """
         step = self._step
-        if step is None or len(step.decodes) != len(self._running) or not self._steady:
+        if step is None or step.chunks or self._evicted or self._paused is not None:
             return 1
-        if step.chunks or self._evicted or self._paused is not None:
+        if not self._pausing and (len(step.decodes) != len(self._running) or not self._steady):
             return 1
-        return leaps.repeats(step, self.blocks, self.config)
+        times = leaps.repeats(step, self.blocks, self.config)
+        return min(times, self._pausing.stays()) if self._pausing else times
 
     def _steps_done(self, done: StepsDone, now: float, actions: list[EngineAction]) -> None:
         step, times = self._take_step(done.step_id), done.repeats
@@ -310,20 +312,27 @@ class EngineScheduler:
         self._seat_arrived()
         planned: dict[Seq, int] = {}
         preempted = held = self._evicted = False
-        for seq, tokens in self.batching.compose(self, now):
+        grants = self.batching.compose(self, now)
+        wanted = {seq for seq, _ in grants} if self._pausing else set()
+        for seq, tokens in grants:
             if seq.state is SeqState.RUNNING:
-                preempted |= self._reserve(seq, tokens, planned)
+                preempted |= self._reserve(seq, tokens, planned, wanted)
                 self._evicted = preempted
-            elif held or preempted or not self._admit(seq, tokens):
+            elif held or preempted or not self._admit(seq, tokens, wanted):
                 held = True  # a queued sequence that finds no blocks also holds back the queued ones behind it
             else:
                 planned[seq] = tokens
         if not planned and self._running:  # only queued ones were wanted: who holds the blocks must come to an end
             seq = self._running.items()[0]
-            self._reserve(seq, min(seq.remaining, self.token_budget), planned)
+            self._reserve(seq, min(seq.remaining, self.token_budget), planned, wanted)
         if not planned and self._handover.arrived and not self._running:
             return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
-        return self._assemble(planned, now) if planned else None
+        if not planned:
+            return None
+        self.totals.steps += 1
+        step = assemble(self.totals.steps, planned, now)
+        self.totals.step_tokens += step.tokens
+        return step
 
     def _seat_arrived(self) -> None:
         """Ahead of the queue: they hold their blocks, and whoever waits for those would wait for ever."""
@@ -334,22 +343,29 @@ class EngineScheduler:
             seq.state = SeqState.RUNNING
             self._running.add(seq)
 
-    def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int]) -> bool:
+    def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int], wanted: set[Seq]) -> bool:
         """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
         if seq.computed + tokens <= len(seq.blocks) * self.config.block_size:
             planned[seq] = tokens
             return False
         evicted = False
         while not self.blocks.extend(seq, tokens):
-            victim = self._running.items()[-1]
+            victim = self._spare(wanted) or self._running.items()[-1]
             planned.pop(victim, None)
-            self._running.remove(victim)
-            self._requeue(victim)
-            evicted = True
+            self._evict(victim)
+            evicted |= victim in wanted or not self._pausing
             if victim is seq:
                 return True
         planned[seq] = tokens
         return evicted
+
+    def _spare(self, wanted: set[Seq]) -> Seq | None:
+        """Of those that hold KV but are paused, who gives it back first. Only policies that pause have such."""
+        return self._pausing.spare(self._running.items(), wanted) if self._pausing else None
+
+    def _evict(self, seq: Seq) -> None:
+        self._running.remove(seq)
+        self._requeue(seq)
 
     def _requeue(self, seq: Seq) -> None:
         self.blocks.release(seq)
@@ -358,9 +374,11 @@ class EngineScheduler:
         self.totals.preemptions += 1
         self._waiting.add(seq)
 
-    def _admit(self, seq: Seq, tokens: int) -> bool:
-        if len(self._running) >= self.config.max_num_seqs or not self.blocks.fits(seq):
-            return False
+    def _admit(self, seq: Seq, tokens: int, wanted: set[Seq]) -> bool:
+        while len(self._running) >= self.config.max_num_seqs or not self.blocks.fits(seq):
+            if (paused := self._spare(wanted)) is None:
+                return False
+            self._evict(paused)
         seq.cached = self.blocks.take_prefix(seq)
         if not self.blocks.extend(seq, tokens):
             raise ProtocolError(f"{self.batching.name} granted {tokens} tokens beyond the {seq.tokens} of {seq.id!r}")
@@ -369,23 +387,6 @@ class EngineScheduler:
         self._running.add(seq)
         self.totals.admitted(seq, self.config.prefix_caching)
         return True
-
-    def _assemble(self, planned: dict[Seq, int], now: float) -> Step:
-        chunks: list[Chunk] = []
-        decodes: list[Seq] = []
-        context = 0
-        for seq, tokens in planned.items():
-            if seq.scheduled_at is None:
-                seq.scheduled_at = now
-            if seq.output_tokens and seq.prompt_tokens + seq.output_tokens - seq.computed == 1:  # seq.decoding
-                decodes.append(seq)
-                context += seq.computed + 1
-            else:
-                chunks.append(Chunk(seq, seq.computed, tokens, tokens == seq.remaining))
-        self.totals.steps += 1
-        step = Step(self.totals.steps, tuple(chunks), tuple(decodes), context)
-        self.totals.step_tokens += step.tokens
-        return step
 
     # ---- tests and idle loops -----------------------------------------------------------------------------------
 

@@ -9,13 +9,14 @@ from controller.policies.batching import (
     slo_aware_batching,
     vllm_v1,
 )
-from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant
+from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant, Pausing
 
 __all__ = [
     "BATCHINGS",
     "Batching",
     "EngineView",
     "Grant",
+    "Pausing",
     "calm",
     "chunked_prefill",
     "iteration_level",

@@ -6,8 +6,8 @@ stops where there are not. So a policy never allocates, and a block manager neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from controller.core.registry import Registry
 from controller.core.steps import EngineEvent, Seq
@@ -60,6 +60,20 @@ class Batching(Protocol):
         ...
 
     def observe(self, event: EngineEvent, now: float) -> None: ...
+
+
+@runtime_checkable
+class Pausing(Protocol):
+    """A policy that lets admitted sequences wait with their KV while others run: preemption without losing work."""
+
+    def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
+        """Which running sequence outside `wanted` gives its KV back first when blocks or seats are short."""
+        ...
+
+    def stays(self) -> int:
+        """How many steps in a row, from the one composed last, the policy would compose the same batch of decodes
+        while no sequence comes, ends or is evicted. At least 1."""
+        ...
 
 
 BATCHINGS: Registry[Callable[..., Any]] = Registry("batching")
