@@ -56,6 +56,7 @@ class Instance:
         if step is None:
             raise RuntimeError(f"{self.id} has no step to complete")
         self._step, self._ends, self.due = None, [], None
+        self.version += 1  # the same end may be due twice: what changed nothing in the engine was announced again
         self.busy_s += now - self._started
         started = [chunk.seq for chunk in step.chunks if chunk.last]
         first = [seq for seq in started if seq.output_tokens == 0]

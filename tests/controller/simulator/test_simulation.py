@@ -177,3 +177,13 @@ def test_records_are_judged_as_live_ones(policy):
             record.attained,
             record.goodput_tokens,
         )
+
+
+def test_a_request_refused_in_mid_step_does_not_end_the_step_twice():
+    """The engine refuses it at once and goes on with the same step, whose end must count once."""
+    fits = Demand("fits", 0.0, 100, 20, PATIENT, max_tokens=20)
+    too_long = [Demand(f"long{i}", 0.01 + 0.005 * i, SMALL.max_model_len, 2, PATIENT, max_tokens=2) for i in range(30)]
+    result = simulate([fits, *too_long], "round_robin", (SMALL,), overrides={"dispatch": {"refuse_infeasible": False}})
+    outcomes = {record.id: record.outcome for record in result.records}
+    assert outcomes.pop("fits") is Outcome.OK
+    assert set(outcomes.values()) == {Outcome.REFUSED}
