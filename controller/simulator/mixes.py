@@ -23,7 +23,10 @@ PATIENT_S = 3600.0  # nothing is dropped for its waiting time: every policy keep
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of request. Its name is also the name of its SLO class; `share` is its part of the rate."""
+    """One kind of request. Its name is also the name of its SLO class; `share` is its part of the rate.
+
+    Requests carry the task's place in its mix as their priority, 0 the first and highest: what a mapping reads.
+    """
 
     name: str
     targets: Targets
@@ -92,14 +95,23 @@ def demands(
         rng = np.random.default_rng([seed, index])
         start = stagger_s * (len(tasks) - 1 - index)
         times = renewal_times(rng, rate * task.share / whole, count=per_task, until_s=duration_s - start, cv=cv)
-        found += of_task(task, [start + at for at in times], rng)
+        found += of_task(task, [start + at for at in times], rng, priority=index)
     return sorted(found, key=lambda demand: (demand.at, demand.id))
 
 
-def of_task(task: Task, times: Sequence[float], rng: np.random.Generator) -> list[Demand]:
+def of_task(task: Task, times: Sequence[float], rng: np.random.Generator, priority: int = 0) -> list[Demand]:
     """Requests of one task at given times. The client says its output length as `max_tokens`."""
     prompts, outputs = task.prompt.draw(rng, len(times)), task.output.draw(rng, len(times))
     return [
-        Demand(f"{task.name}-{number}", at, int(prompt), int(output), task.targets, task.name, max_tokens=int(output))
+        Demand(
+            f"{task.name}-{number}",
+            at,
+            int(prompt),
+            int(output),
+            task.targets,
+            task.name,
+            priority=priority,
+            max_tokens=int(output),
+        )
         for number, (at, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True))
     ]

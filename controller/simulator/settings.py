@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.snapshot import MappingConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.engine import EngineConfig
 from controller.policies.batching import BATCHINGS, Batching
@@ -129,7 +130,8 @@ class SimulationSettings:
     gateway tells the dispatcher of tokens. `network_s`: one way between gateway and engine. `cutoff_s`: clients give up
     that long after the last arrival (None: never). `know_output`: the dispatcher is told true output lengths (an
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
-    `elastic`: None keeps the instances as given.
+    `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
+    targets come from it; None leaves them their own.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -143,6 +145,7 @@ class SimulationSettings:
     sample_s: float = 1.0
     failures: tuple[Failure, ...] = ()
     elastic: ElasticSettings | None = None
+    mapping: MappingConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.instances:

@@ -24,7 +24,8 @@ from controller.simulator.demand import Demand
 from controller.simulator.elastic import Elastic
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.instance import Instance
-from controller.simulator.results import Sample, SimulationResult
+from controller.simulator.mapping import MappedTargets
+from controller.simulator.results import Sample, SimRecord, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
 
@@ -57,6 +58,7 @@ class Simulation:
         self._pending: list[ev.Event] = []
         self.cluster = Cluster(settings)
         self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
+        self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
         self._wake = 0
         self._handlers: dict[Kind, Callable[[Any, int], None]] = {
             Kind.STEP: self._step_ended,
@@ -148,16 +150,20 @@ class Simulation:
         expected = demand.output_tokens
         if not self.settings.know_output:
             expected = self._lengths.predict(demand.tenant, demand.slo_class, model, demand.max_tokens)
+        targets, level = demand.targets, None
+        if self._mapped is not None:
+            targets, level = self._mapped.assign(demand, self.dispatcher.pending_above, self.heap.now)
         return Request(
             id=demand.id,
             arrival=demand.at,
-            targets=demand.targets,
+            targets=targets,
             prompt_tokens=demand.prompt_tokens,
             output_tokens=expected,
             model=model,
             tenant=demand.tenant,
             slo_class=demand.slo_class,
             priority=demand.priority,
+            level=level,
             value=demand.value,
             max_tokens=demand.max_tokens,
             workflow=demand.workflow,
@@ -271,7 +277,9 @@ class Simulation:
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
         if self._elastic is not None:
             self._elastic.finished(self.heap.now)
-        self._end(trip, Outcome.OK, "", self._as_seen(times))
+        record = self._end(trip, Outcome.OK, "", self._as_seen(times))
+        if self._mapped is not None and request.level is not None:
+            self._mapped.ended(request.level, record, self.heap.now)
 
     def _as_seen(self, times: array[float]) -> array[float]:
         delay = self.settings.network_s
@@ -292,9 +300,11 @@ class Simulation:
             return array("d")
         return self._as_seen(instance.token_times_so_far(trip.seq, self.heap.now))
 
-    def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> None:
+    def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
         del self._trips[trip.demand.id]
-        self.result.records.append(trip.record(outcome, reason, self.heap.now, times, self._keep))
+        record = trip.record(outcome, reason, self.heap.now, times, self._keep)
+        self.result.records.append(record)
+        return record
 
     # ---- failures -------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Trip:
 
     def sequence(self, now: float) -> Seq:
         """A fresh one for each attempt; the engine orders by when it reached the engine, not the gateway."""
-        demand = self.demand
+        demand, targets = self.demand, self.request.targets
         self.seq = Seq(
             id=demand.id,
             arrival=now,
@@ -38,9 +38,9 @@ class Trip:
             max_tokens=demand.output_tokens,
             ignore_eos=True,
             block_hashes=list(demand.prefix),
-            due=demand.at + demand.targets.ttft_s,
-            ttft_s=demand.targets.ttft_s,
-            tpot_s=demand.targets.tpot_s,
+            due=demand.at + targets.ttft_s,
+            ttft_s=targets.ttft_s,
+            tpot_s=targets.tpot_s,
             value=demand.value,
         )
         return self.seq
@@ -51,14 +51,14 @@ class Trip:
 
     def record(self, outcome: Outcome, reason: str, now: float, times: Sequence[float], keep: bool) -> SimRecord:
         """`times`: of every token as the client saw it, absolute. TPOT is over all tokens after the first."""
-        demand, seq = self.demand, self.seq
+        demand, seq, targets = self.demand, self.seq, self.request.targets
         produced = len(times)
         after = np.asarray(times) - demand.at
         ttft = float(after[0]) if produced else None
         tpot = float(after[-1] - after[0]) / (produced - 1) if produced > 1 else None
         e2e = now - demand.at if outcome is Outcome.OK else None
         outlook = judge(
-            demand.targets,
+            targets,
             outcome,
             ttft_s=ttft,
             tpot_s=tpot,
@@ -68,8 +68,8 @@ class Trip:
             token_times=(),
         )
         goodput = outlook.goodput_tokens
-        if outcome is Outcome.OK and demand.targets.deadline_s is None:
-            goodput = paced_tokens(after, demand.targets)
+        if outcome is Outcome.OK and targets.deadline_s is None:
+            goodput = paced_tokens(after, targets)
         return SimRecord(
             id=demand.id,
             at=demand.at,
@@ -80,7 +80,7 @@ class Trip:
             reason=reason,
             prompt_tokens=demand.prompt_tokens,
             output_tokens=produced,
-            targets=demand.targets,
+            targets=targets,
             queue_s=None if self.sent_at is None else self.sent_at - demand.at,
             ttft_s=ttft,
             tpot_s=tpot,
