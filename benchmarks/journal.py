@@ -6,36 +6,39 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from benchmarks.scoring import Score
+
+T = TypeVar("T")
 
 
 class Journal:
     """Runs by what was run. `resume`: what the file holds counts; otherwise it is begun anew at the first run."""
 
-    def __init__(self, path: Path | None, resume: bool = False) -> None:
+    def __init__(self, path: Path | None, resume: bool = False, of: Callable[..., Any] = Score) -> None:
+        """`of`: the dataclass that a run is measured as."""
         self._path = path
-        self._known: dict[str, Score] = {}
+        self._known: dict[str, Any] = {}
         self._fresh = not resume
         if path is not None and resume and path.exists():
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
-                self._known[_key(entry["run"])] = Score(**entry["score"])
+                self._known[_key(entry["run"])] = of(**entry["score"])
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def once(self, run: dict[str, Any], measure: Callable[[], Score]) -> Score:
+    def once(self, run: dict[str, Any], measure: Callable[[], T]) -> T:
         """The score of this very run, measured now unless it is on file."""
         known = self._known.get(_key(run))
         if known is not None:
-            return known
+            return cast(T, known)
         found = self._known[_key(run)] = measure()
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("w" if self._fresh else "a") as file:
-                file.write(json.dumps({"run": run, "score": asdict(found)}) + "\n")
+                file.write(json.dumps({"run": run, "score": asdict(cast(Any, found))}) + "\n")
             self._fresh = False
         return found
 

@@ -1,0 +1,95 @@
+"""How far a simulation is from what was measured: attainment in points, TTFT percentiles in per cent."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.scoring import percentile
+
+POINTS_AIM, P50_AIM_PCT, P95_AIM_PCT = 5.0, 10.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run, real or simulated: attainment (0..1) by class and of all, and TTFTs in seconds, one a request. Who had
+    no first token when the run was cut off counts with the time it had waited by then, in both."""
+
+    attainment: float
+    by_class: Mapping[str, float]
+    ttft_s: Sequence[float]
+
+    @property
+    def p50_s(self) -> float:
+        return percentile(self.ttft_s, 0.5)
+
+    @property
+    def p95_s(self) -> float:
+        return percentile(self.ttft_s, 0.95)
+
+
+def compare(real: Sequence[Seen], simulated: Seen) -> dict[str, Any]:
+    """Against the medians of the real runs. `reached`: attainment within 5 points or within the spread of the real runs
+    where that is larger, TTFT p50 within 10 %, p95 within 20 %."""
+    attained = [run.attainment for run in real]
+    spread = 100 * (max(attained) - min(attained))
+    points = 100 * (simulated.attainment - statistics.median(attained))
+    p50, p95 = statistics.median(run.p50_s for run in real), statistics.median(run.p95_s for run in real)
+    p50_error, p95_error = _error_pct(simulated.p50_s, p50), _error_pct(simulated.p95_s, p95)
+    classes = sorted(simulated.by_class)
+    return {
+        "attainment": [round(share, 4) for share in attained],
+        "attainment_simulated": round(simulated.attainment, 4),
+        "attainment_spread_points": round(spread, 2),
+        "attainment_error_points": round(points, 2),
+        "ttft_p50_s": round(p50, 4),
+        "ttft_p50_spread_s": [round(f(run.p50_s for run in real), 4) for f in (min, max)],
+        "ttft_p50_simulated_s": round(simulated.p50_s, 4),
+        "ttft_p50_error_pct": round(p50_error, 2),
+        "ttft_p95_s": round(p95, 4),
+        "ttft_p95_spread_s": [round(f(run.p95_s for run in real), 4) for f in (min, max)],
+        "ttft_p95_simulated_s": round(simulated.p95_s, 4),
+        "ttft_p95_error_pct": round(p95_error, 2),
+        "by_class": {
+            name: [round(statistics.median(run.by_class.get(name, 0.0) for run in real), 4), simulated.by_class[name]]
+            for name in classes
+        },
+        "reached": {
+            "attainment": abs(points) <= max(POINTS_AIM, spread),
+            "ttft_p50": abs(p50_error) <= P50_AIM_PCT,
+            "ttft_p95": abs(p95_error) <= P95_AIM_PCT,
+        },
+    }
+
+
+def _error_pct(simulated: float, real: float) -> float:
+    return 100 * (simulated / real - 1) if real > 0 else math.nan
+
+
+def worst(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest errors of all entries, by size."""
+    keys = ("attainment_error_points", "ttft_p50_error_pct", "ttft_p95_error_pct")
+    return {key: max((entry[key] for entry in entries), key=abs) for key in keys}
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """`what` of an entry, then real and simulated side by side."""
+    lines = [
+        f"{'':44}{'attainment':>17}{'spread':>8}{'error':>8}{'TTFT p50':>19}{'error':>8}{'TTFT p95':>19}{'error':>8}"
+    ]
+    for entry in entries:
+        reached = entry["reached"]
+        marks = ["" if reached[key] else "*" for key in ("attainment", "ttft_p50", "ttft_p95")]
+        attained = f"{statistics.median(entry['attainment']):.3f} {entry['attainment_simulated']:.3f}"
+        p50 = f"{entry['ttft_p50_s']:.3f} {entry['ttft_p50_simulated_s']:.3f} s"
+        p95 = f"{entry['ttft_p95_s']:.3f} {entry['ttft_p95_simulated_s']:.3f} s"
+        lines.append(
+            f"{entry['what']:44}{attained:>17}{entry['attainment_spread_points']:>8.1f}"
+            f"{entry['attainment_error_points']:>+7.1f}{marks[0]:1}{p50:>19}{entry['ttft_p50_error_pct']:>+7.1f}%"
+            f"{marks[1]}{p95:>19}{entry['ttft_p95_error_pct']:>+7.1f}%{marks[2]}"
+        )
+    lines.append("real, simulated; attainment errors in points; * beyond 5 points and the spread, 10 % or 20 %")
+    return "\n".join(lines)
