@@ -256,7 +256,8 @@ def main() -> int:
             with vllm_servers(2, folder / "logs") as servers:
                 urls = [server.url for server in servers]
                 profile = profile_vllm(urls, VLLM_HOME / "profile.json", quick or arguments.resume)
-                classes = [ClassSpec(t.name, t.ttft_s, t.tpot_s) for tasks in MIXES.values() for t in tasks]
+                tasks = [task for mix in MIXES.values() for task in mix]
+                classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in tasks]
                 fleet = Fleet(
                     MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profile.coefficients, CONTEXT_TOKENS,
                     profile.kv_capacity_tokens,

@@ -33,7 +33,10 @@ def score(run: Run, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
     if not run.samples:
         raise ValueError("a run without requests has no score")
     by_task = {task: [s for s in run.samples if s.task == task.name] for task in tasks}
-    met = {task: sum(s.attained(task.ttft_s, task.tpot_s) for s in samples) for task, samples in by_task.items()}
+    met = {
+        task: sum(sample.attained(task.targets.ttft_s, task.targets.tpot_s) for sample in samples)
+        for task, samples in by_task.items()
+    }
     finished = [s for s in run.samples if s.outcome == "ok"]
     end = max(s.due for s in run.samples) + cutoff_s
     e2e = [s.e2e_s if s.outcome == "ok" else end - s.due for s in run.samples]

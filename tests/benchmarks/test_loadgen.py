@@ -78,7 +78,7 @@ async def test_what_is_not_an_answer_is_a_miss(server, script, outcome, status):
     run = await drive([arrival(0.0, script)], target(server))
     assert (run.samples[0].outcome, run.samples[0].status) == (outcome, status)
     assert run.samples[0].error
-    assert not run.samples[0].attained(QA.ttft_s, QA.tpot_s)
+    assert not run.samples[0].attained(QA.targets.ttft_s, QA.targets.tpot_s)
 
 
 async def test_unfinished_requests_are_cut_after_the_last_arrival(server):

@@ -6,7 +6,10 @@ import statistics
 import numpy as np
 import pytest
 
-from benchmarks.workloads import FOUR_TASKS, MIXES, TWO_TASKS, Lengths, burst, sustained
+from benchmarks.workloads import FOUR_TASKS, MIXES, TWO_TASKS, burst, sustained
+from controller.core.errors import ConfigError
+from controller.simulator.arrivals import Lengths
+from controller.simulator.mixes import demands
 
 
 @pytest.mark.parametrize("task", [*FOUR_TASKS, *TWO_TASKS], ids=lambda task: task.name)
@@ -63,7 +66,7 @@ def test_body_asks_for_the_exact_length():
 
 
 def test_a_rate_must_be_positive():
-    with pytest.raises(ValueError, match="rate"):
+    with pytest.raises(ConfigError, match="rate"):
         burst(FOUR_TASKS, 0, 1)
 
 
@@ -71,3 +74,10 @@ def test_lognormal_has_the_given_moments():
     drawn = Lengths(100, 120, 1, 10**9, "lognormal").draw(np.random.default_rng(1), 200_000)
     assert drawn.mean() == pytest.approx(100, rel=0.02)
     assert drawn.std() == pytest.approx(120, rel=0.06)
+
+
+def test_a_real_run_and_a_simulated_one_of_a_seed_are_the_same_requests():
+    real, simulated = burst(MIXES["4-task"], 20, 7, per_task=9), demands(MIXES["4-task"], 20, 7, per_task=9)
+    assert [(a.at, a.task.name, len(a.prompt), a.output_tokens) for a in real] == [
+        (d.at, d.slo_class, d.prompt_tokens, d.output_tokens) for d in simulated
+    ]
