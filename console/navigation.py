@@ -13,7 +13,7 @@ from controller.selectors.roles import Role, role_of
 PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("overview", "Overview", ()),
     ("queue", "Queue", ()),
-    ("requests", "Requests", ("request",)),
+    ("requests", "Requests", ("request", "request-compare")),
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove")),
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit")),
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),

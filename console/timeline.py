@@ -1,16 +1,21 @@
-"""One finished request as bars against its deadlines. Seconds after arrival, shares 0..1 of the picture's width."""
+"""One finished request as a waterfall against its deadlines. Seconds after arrival, shares 0..1 of the width."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from controller.models import RequestRecord
 
+ROOM = 1.03  # so that the last mark is not on the edge
+TICKS = 6  # at most
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`kind` is the bar's style: queue, wait, bad, tick, due or none."""
+    """`kind` is the bar's style: queue, engine, bad, tick, late, due, decision or none."""
 
     start: float
     share: float
@@ -20,31 +25,61 @@ class Bar:
 
 @dataclass(slots=True)
 class Track:
+    """One line of the picture; `note` says what its figure does not."""
+
     label: str
     value_s: float | None
     bars: list[Bar] = field(default_factory=list)
     note: str = ""
 
 
-def timeline(row: RequestRecord) -> list[Track]:
-    """Queue, first token, tokens and whole answer, each with the mark at which it was due."""
-    whole = span_s(row)
-    tracks = [_queue(row, whole), _first_token(row, whole)]
-    if row.output_tokens > 1 and row.e2e_s is not None and row.ttft_s is not None:
-        tracks.append(_tokens(row, whole))
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`axis`: where a labelled line stands, and its label."""
+
+    tracks: list[Track]
+    axis: list[tuple[float, str]]
+
+
+def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
+    """`whole_s`: the width of the picture, to put two requests on one scale; without it the request's own span."""
+    whole = whole_s or span_s(row)
+    tracks = [_decisions(row, whole), _queue(row, whole)]
+    if row.queue_s is not None and row.e2e_s is not None:
+        tracks += [_prefill(row, whole), _decode(row, whole)] if row.ttft_s is not None else [_engine(row, whole)]
     tracks.append(_answer(row, whole))
-    return tracks
+    return Timeline([track for track in tracks if track], axis(whole))
 
 
 def span_s(row: RequestRecord) -> float:
     """The width of the picture: whatever is latest, measured or due."""
-    times = (row.e2e_s, row.ttft_s, row.queue_s, row.target_ttft_s, row.target_deadline_s, _due_s(row))
-    return max([value for value in times if value is not None] or [0.0]) * 1.03 or 1.0
+    times = (
+        row.e2e_s,
+        row.ttft_s,
+        row.queue_s,
+        row.target_ttft_s,
+        row.target_deadline_s,
+        due_s(row, row.output_tokens),
+    )
+    return max([value for value in times if value is not None] or [0.0]) * ROOM or 1.0
 
 
-def _due_s(row: RequestRecord) -> float:
-    """The last token's due time: TTFT + (n - 1) x TPOT."""
-    return row.target_ttft_s + max(0, row.output_tokens - 1) * row.target_tpot_s
+def due_s(row: RequestRecord, token: int) -> float:
+    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
+    return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s
+
+
+def token_numbers(kept: int, tokens: int) -> list[int]:
+    """Which tokens the record's times belong to: the 1st, 2nd, 4th, 8th ... and the last."""
+    return [*(2**index for index in range(kept - 1)), tokens] if kept else []
+
+
+def axis(whole: float) -> list[tuple[float, str]]:
+    """Round times, at most TICKS of them, from zero."""
+    rough = whole / TICKS
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    return [(index * step / whole, f"{index * step:g} s") for index in range(int(whole / step) + 1)]
 
 
 def _bar(start_s: float, end_s: float, whole: float, kind: str, title: str) -> Bar:
@@ -55,41 +90,71 @@ def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> Bar:
     return Bar(at_s / whole, 0.0, kind, title)
 
 
+def _decisions(row: RequestRecord, whole: float) -> Track | None:
+    """When each recorded step was taken, by its number in the list below the picture."""
+    bars = [
+        _mark(at, whole, f"{number} {step.get('kind', '')} after {at:.3f} s", "decision")
+        for number, step in enumerate(row.decisions, 1)
+        if isinstance(at := step.get("at"), int | float)
+    ]
+    return Track("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
+
+
 def _queue(row: RequestRecord, whole: float) -> Track:
-    track = Track("In the queue", row.queue_s)
-    if row.queue_s is not None:
-        track.bars.append(_bar(0.0, row.queue_s, whole, "queue", f"{row.queue_s:.3f} s in the gateway"))
+    waited = row.queue_s if row.queue_s is not None else row.e2e_s
+    track = Track("Queue", waited, note="" if row.queue_s is not None else "never sent")
+    if waited is not None:
+        kind = "queue" if row.queue_s is not None else "bad"
+        track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway's queue"))
     if row.waiting_time_s is not None and row.waiting_time_s <= whole:
         track.bars.append(_mark(row.waiting_time_s, whole, f"gives up after {row.waiting_time_s:g} s"))
     return track
 
 
-def _first_token(row: RequestRecord, whole: float) -> Track:
-    track = Track("First token", row.ttft_s, note="" if row.streamed else "not streamed: not seen")
-    if row.ttft_s is not None:
-        kind = "" if row.ttft_met else "bad"
-        track.bars.append(_bar(row.queue_s or 0.0, row.ttft_s, whole, kind, f"first token after {row.ttft_s:.3f} s"))
-    track.bars.append(_mark(row.target_ttft_s, whole, f"due after {row.target_ttft_s:g} s"))
+def _prefill(row: RequestRecord, whole: float) -> Track:
+    """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
+    sent, first = row.queue_s or 0.0, row.ttft_s or 0.0
+    track = Track("Prefill", first - sent, note="engine's queue included")
+    kind = "" if row.ttft_met else "bad"
+    track.bars.append(_bar(sent, first, whole, kind, f"first token after {first:.3f} s"))
+    track.bars.append(_mark(row.target_ttft_s, whole, f"first token due after {row.target_ttft_s:g} s"))
     return track
 
 
-def _tokens(row: RequestRecord, whole: float) -> Track:
-    track = Track("Tokens", row.tpot_s, note="each, on average")
-    kind = "" if row.tpot_met else "bad"
-    track.bars.append(_bar(row.ttft_s or 0.0, row.e2e_s or 0.0, whole, kind, f"{row.output_tokens} tokens"))
-    track.bars.extend(_mark(at, whole, f"token after {at:.3f} s", "tick") for at in _times(row.token_times))
-    track.bars.append(_mark(_due_s(row), whole, f"last token due after {_due_s(row):.3f} s"))
+def _decode(row: RequestRecord, whole: float) -> Track:
+    first, last = row.ttft_s or 0.0, row.e2e_s or 0.0
+    track = Track("Decode", last - first, note=f"{row.output_tokens} tokens")
+    kind = "decode" if row.tpot_met else "bad"
+    track.bars.append(_bar(first, last, whole, kind, f"{row.output_tokens} tokens until {last:.3f} s"))
+    times = _times(row.token_times)
+    for number, at in zip(token_numbers(len(times), row.output_tokens), times, strict=True):
+        due = due_s(row, number)
+        late = at > due
+        title = f"token {number} after {at:.3f} s, due {due:.3f} s"
+        track.bars.append(_mark(at, whole, title, "late" if late else "tick"))
+    last_due = due_s(row, row.output_tokens)
+    track.bars.append(_mark(last_due, whole, f"last token due after {last_due:.3f} s"))
     return track
 
 
-def _times(summary: Any) -> list[float]:
+def _engine(row: RequestRecord, whole: float) -> Track:
+    """Not streamed, or cut before the first token: prefill and decode cannot be seen apart."""
+    sent, ended = row.queue_s or 0.0, row.e2e_s or 0.0
+    track = Track("Engine", ended - sent, note="first token not seen")
+    track.bars.append(_bar(sent, ended, whole, "" if row.attained else "bad", f"{ended - sent:.3f} s in the engine"))
+    due = due_s(row, row.output_tokens)
+    track.bars.append(_mark(due, whole, f"whole answer due after {due:.3f} s (TTFT and TPOT)"))
+    return track
+
+
+def _times(summary: Sequence[Any]) -> list[float]:
     return [float(at) for at in summary if isinstance(at, int | float)]
 
 
 def _answer(row: RequestRecord, whole: float) -> Track:
     track = Track("Whole answer", row.e2e_s)
     if row.e2e_s is not None:
-        kind = "" if row.attained else "bad"
+        kind = "engine" if row.attained else "bad"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
     if row.target_deadline_s is not None:
         track.bars.append(_mark(row.target_deadline_s, whole, f"deadline {row.target_deadline_s:g} s"))

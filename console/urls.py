@@ -17,6 +17,7 @@ urlpatterns = [
     path("queue/", queue.queue, name="queue"),
     path("queue/command/", queue.queue_command, name="queue-command"),
     path("requests/", requests.request_list, name="requests"),
+    path("requests/compare/", requests.request_compare, name="request-compare"),
     path("requests/<str:request_id>/", requests.request_detail, name="request"),
     path("classes/", classes.class_list, name="classes"),
     path("classes/new/", classes.class_new, name="class-new"),

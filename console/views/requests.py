@@ -1,6 +1,8 @@
-"""Requests: search by keyset pages, and one request against its deadlines."""
+"""Requests: search by keyset pages, one request as a waterfall against its deadlines, two side by side."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
@@ -12,7 +14,7 @@ from console.forms import RequestSearch
 from console.history import NO_CLASS
 from console.paging import page_of
 from console.sentences import sentence, step
-from console.timeline import timeline
+from console.timeline import span_s, timeline
 from controller.models import RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
@@ -21,6 +23,26 @@ from controller.selectors.roles import Role
 PAGE_ROWS = 50
 EXACT = ("id", "tenant", "model", "outcome")
 ATTAINED = {"yes": True, "no": False}
+# Label, field and unit ("s" a time in seconds, "n" a count, "" as it is) of what a comparison shows.
+COMPARED = (
+    ("Tenant", "tenant", ""),
+    ("Class", "slo_class", ""),
+    ("Model", "model", ""),
+    ("Instance", "instance", ""),
+    ("Outcome", "outcome", ""),
+    ("Queue", "queue_s", "s"),
+    ("TTFT", "ttft_s", "s"),
+    ("TTFT promised", "target_ttft_s", "s"),
+    ("TPOT", "tpot_s", "s"),
+    ("TPOT promised", "target_tpot_s", "s"),
+    ("Whole answer", "e2e_s", "s"),
+    ("Deadline", "target_deadline_s", "s"),
+    ("Prompt tokens", "prompt_tokens", "n"),
+    ("Output tokens", "output_tokens", "n"),
+    ("Tokens in time", "goodput_tokens", "n"),
+    ("Priority", "priority", "n"),
+    ("Attempts", "attempts", "n"),
+)
 
 
 @require_GET
@@ -55,14 +77,51 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
 @require_GET
 @allows(Role.VIEWER)
 def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
+    return render(request, "console/request.html", {"whole": described(stored(request_id))})
+
+
+@require_GET
+@allows(Role.VIEWER)
+def request_compare(request: HttpRequest) -> HttpResponse:
+    """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for the newest of its class that made it."""
+    ids = [each.strip() for each in request.GET.getlist("id") if each.strip()]
+    if len(ids) == 1 and request.GET.get("with") == "attained":
+        ids += [other.id for other in [attained_like(stored(ids[0]))] if other]
+    context: dict[str, Any] = {"ids": [*ids, "", ""][:2], "asked": len(ids)}
+    if len(ids) == 2:
+        rows = [stored(each) for each in ids]
+        whole_s = max(span_s(row) for row in rows)
+        context["pair"] = [described(row, whole_s) for row in rows]
+        context["figures"] = compared(*rows)
+    return render(request, "console/compare.html", context, status=200 if len(ids) in (0, 2) else 422)
+
+
+def stored(request_id: str) -> RequestRecord:
     row = records.request_record(id=request_id)
     if row is None:
         raise Http404(f"no request {request_id}")
-    touched = [(decision, sentence(decision)) for decision in decisions.search(request_id=request_id)[:20]]
-    context = {
-        "row": row,
-        "timeline": timeline(row),
-        "steps": [step(recorded) for recorded in row.decisions],
-        "touched": touched,
-    }
-    return render(request, "console/request.html", context)
+    return row
+
+
+def attained_like(row: RequestRecord) -> RequestRecord | None:
+    """The newest request of the same tenant, class and model that arrived before it and made it."""
+    rows = records.search(
+        tenant=row.tenant, slo_class=row.slo_class, model=row.model, attained=True, until=row.arrived_at
+    )
+    return rows.first()
+
+
+def described(row: RequestRecord, whole_s: float | None = None) -> dict[str, Any]:
+    touched = [(decision, sentence(decision)) for decision in decisions.search(request_id=row.id)[:20]]
+    steps = [step(recorded) for recorded in row.decisions]
+    return {"row": row, "timeline": timeline(row, whole_s), "steps": steps, "touched": touched}
+
+
+def compared(first: RequestRecord, second: RequestRecord) -> list[dict[str, Any]]:
+    """Figure by figure; `differs` marks those that are not the same."""
+    rows = []
+    for label, name, unit in COMPARED:
+        values = getattr(first, name), getattr(second, name)
+        delta = values[1] - values[0] if unit == "s" and None not in values else None
+        rows.append({"label": label, "unit": unit, "values": values, "delta": delta, "differs": values[0] != values[1]})
+    return rows

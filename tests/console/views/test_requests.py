@@ -89,10 +89,47 @@ def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
     assert "olga changed SLO class chat: ttft_s 0.5 to 0.4" in html
     assert "Nothing matches" in viewer.get("/audit/?q=nobody").content.decode()
     detail = viewer.get(f"/audit/{decision.pk}/").content.decode()
-    assert "&quot;ttft_s&quot;: 0.4" in detail
+    assert "<ins>0.4</ins>" in detail
 
 
 @pytest.mark.parametrize("path", ["/requests/", "/audit/"])
 def test_lists_cost_a_fixed_number_of_queries(viewer, records, path, django_assert_max_num_queries):
     with django_assert_max_num_queries(5):
         viewer.get(path)
+
+
+def test_two_requests_on_one_scale_with_their_differences(viewer, records):
+    html = viewer.get("/requests/compare/?id=req-slow&id=req-none").content.decode()
+    assert html.count('class="timeline"') == 2
+    figures = {row["label"]: row for row in viewer.get("/requests/compare/?id=req-slow&id=req-none").context["figures"]}
+    assert figures["TTFT"]["delta"] == pytest.approx(-2.8)
+    assert figures["Tenant"]["differs"]
+    assert not figures["Model"]["differs"]
+
+
+def test_a_miss_is_compared_with_the_newest_of_its_class_that_made_it(viewer, records):
+    stored([factories.record(id=f"req-made-{n}", arrived_at=factories.NOON - n) for n in range(3)])
+    answer = viewer.get("/requests/compare/?id=req-slow&with=attained")
+    assert [each["row"].id for each in answer.context["pair"]] == ["req-slow", "req-made-0"]
+    alone = viewer.get("/requests/compare/?id=req-none&with=attained")
+    assert alone.status_code == 422
+    assert b"No request of its class" in alone.content
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("", 200), ("?id=req-slow", 422), ("?id=a&id=b&id=c", 422), ("?id=req-slow&id=nobody", 404)]
+)
+def test_a_comparison_needs_two_known_requests(viewer, records, query, status):
+    assert viewer.get(f"/requests/compare/{query}").status_code == status
+
+
+def test_rejected_alternatives_are_listed_and_escaped(viewer, db):
+    step = {
+        "kind": "dispatch", "reason": "fits_budget", "subject": "req-x", "at": 0.01, "figures": {"slack_s": 0.9},
+        "rejected": {"engine-2": "<b>3 outstanding</b>"},
+    }  # fmt: skip
+    stored([factories.record(id="req-x", decisions=[step])])
+    html = viewer.get("/requests/req-x/").content.decode()
+    assert "engine-2" in html
+    assert "&lt;b&gt;3 outstanding" in html
+    assert "<b>3" not in html

@@ -1,0 +1,78 @@
+"""The waterfall: stages follow each other, tokens know when they were due, two requests share a scale."""
+
+from __future__ import annotations
+
+import pytest
+
+from console.timeline import axis, due_s, span_s, timeline, token_numbers
+from controller.models import RequestRecord
+from tests import factories
+
+
+def row(**fields):
+    record = factories.record(**fields)
+    names = {field.name for field in RequestRecord._meta.concrete_fields}
+    return RequestRecord(**{name: getattr(record, name) for name in names})
+
+
+def tracks(record, whole=None):
+    return {track.label: track for track in timeline(record, whole).tracks}
+
+
+def test_stages_follow_each_other_without_gap():
+    shown = tracks(row(queue_s=0.1, ttft_s=0.4, e2e_s=1.9, decisions=[]), whole=2.0)
+    ends = [
+        (bar.start, bar.start + bar.share) for bar in (shown[name].bars[0] for name in ("Queue", "Prefill", "Decode"))
+    ]
+    assert ends == [pytest.approx((0.0, 0.05)), pytest.approx((0.05, 0.2)), pytest.approx((0.2, 0.95))]
+    assert shown["Prefill"].value_s == pytest.approx(0.3)
+    assert "Decisions" not in shown
+
+
+def test_each_kept_token_knows_its_number_and_whether_it_was_late():
+    record = row(output_tokens=20, target_ttft_s=0.2, target_tpot_s=0.05, token_times=[0.2, 0.25, 0.5, 0.55, 0.9, 1.3])
+    marks = [bar for bar in tracks(record)["Decode"].bars if bar.title.startswith("token ")]
+    assert [(bar.title.split()[1], bar.kind) for bar in marks] == [
+        ("1", "tick"), ("2", "tick"), ("4", "late"), ("8", "tick"), ("16", "tick"), ("20", "late"),
+    ]  # fmt: skip
+    assert due_s(record, 4) == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize(
+    ("kept", "tokens", "numbers"), [(0, 5, []), (2, 1, [1, 1]), (4, 4, [1, 2, 4, 4]), (4, 7, [1, 2, 4, 7])]
+)
+def test_numbers_of_kept_tokens(kept, tokens, numbers):
+    assert token_numbers(kept, tokens) == numbers
+
+
+def test_a_request_never_sent_shows_its_wait_and_no_engine():
+    shown = tracks(row(queue_s=None, ttft_s=None, tpot_s=None, e2e_s=2.0, attained=False, instance=""))
+    assert shown["Queue"].note == "never sent"
+    assert not {"Prefill", "Decode", "Engine"} & set(shown)
+
+
+def test_what_is_not_streamed_is_one_bar_in_the_engine():
+    shown = tracks(row(streamed=False, ttft_s=None, token_times=[], judged_by="e2e", queue_s=0.5, e2e_s=1.5))
+    assert shown["Engine"].value_s == pytest.approx(1.0)
+    assert "Prefill" not in shown
+
+
+def test_decisions_stand_where_they_were_taken():
+    steps = [{"kind": "slo", "at": 0.0}, {"kind": "dispatch", "at": 0.5}, {"kind": "old record"}]
+    bars = tracks(row(decisions=steps), whole=2.0)["Decisions"].bars
+    assert [(bar.start, bar.title) for bar in bars] == [
+        (0.0, "1 slo after 0.000 s"),
+        (0.25, "2 dispatch after 0.500 s"),
+    ]
+
+
+@pytest.mark.parametrize("whole", [0.004, 0.09, 1.0, 1.03, 7.3, 59.0, 61.0, 3600.0])
+def test_the_axis_has_round_times_inside_the_picture(whole):
+    marks = axis(whole)
+    assert 2 <= len(marks) <= 7
+    assert all(0 <= at <= 1 for at, _ in marks)
+
+
+def test_everything_due_or_measured_fits():
+    assert span_s(row(e2e_s=1.0, target_deadline_s=9.0)) > 9.0
+    assert span_s(row(e2e_s=None, ttft_s=None, queue_s=None, target_ttft_s=0.0, output_tokens=0)) == 1.0
