@@ -53,6 +53,43 @@ class Failed(NamedTuple):
     error: str = ""
 
 
+class PrefillSent(NamedTuple):
+    """The dispatcher sent the request to a prefill instance."""
+
+    request: Request
+    instance_id: str
+
+
+class PrefillDone(NamedTuple):
+    """Its first token is out and its work on the prefill instance over; `kv_tokens` of KV are kept there for it."""
+
+    request: Request
+    instance_id: str
+    kv_tokens: int
+
+
+class TransferStarted(NamedTuple):
+    """The decode instance has reserved its blocks: the KV is on its way."""
+
+    request_id: str
+    instance_id: str
+
+
+class TransferDone(NamedTuple):
+    """The KV is at the decode instance, whole: the sequence decodes there."""
+
+    request_id: str
+    instance_id: str
+
+
+class TransferFailed(NamedTuple):
+    """It did not get there: no room, a broken link. What is kept at the prefill instance is still there."""
+
+    request_id: str
+    instance_id: str
+    reason: str
+
+
 class Telemetry(NamedTuple):
     instance_id: str
     load: Load
@@ -108,6 +145,11 @@ Event = (
     | Progress
     | Finished
     | Failed
+    | PrefillSent
+    | PrefillDone
+    | TransferStarted
+    | TransferDone
+    | TransferFailed
     | Telemetry
     | InstanceUp
     | InstanceDraining
@@ -160,7 +202,41 @@ class Abort(NamedTuple):
     instance_id: str
 
 
-Action = Send | Refuse | Drop | Abort
+class Place(NamedTuple):
+    """The decode stage of the request runs at `target`; its KV goes there from `source`.
+
+    Answered by TransferStarted and TransferDone, or by TransferFailed. An Abort of the request at `target` undoes it.
+    """
+
+    request: Request
+    source: str
+    target: str
+    rank: int
+    decision: Decision
+
+
+class FreeKv(NamedTuple):
+    """What the prefill instance keeps for the request is not needed any more."""
+
+    request_id: str
+    instance_id: str
+
+
+class PrefillAgain(NamedTuple):
+    """Its KV was lost before anybody had taken it over: the request goes back to the dispatcher."""
+
+    request: Request
+    decision: Decision
+
+
+class GiveUp(NamedTuple):
+    """No decode instance could take the request over: its stream ends with an error."""
+
+    request: Request
+    decision: Decision
+
+
+Action = Send | Refuse | Drop | Abort | Place | FreeKv | PrefillAgain | GiveUp
 
 
 class Reply(NamedTuple):

@@ -85,6 +85,7 @@ class StageDispatcher:
             ev.Arrived: self._arrived,
             ev.Cancelled: self._cancelled,
             ev.FirstToken: self._first_token,
+            ev.PrefillDone: self._prefill_done,
             ev.Progress: self._progress,
             ev.Finished: self._finished,
             ev.Failed: self._failed,
@@ -169,6 +170,10 @@ class StageDispatcher:
             return
         worker.first_token(event.request_id, now, assumed=event.assumed)
         self._pacing.prefilled(worker, sent.prefill_s, now)
+
+    def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
+        """Its decode stage is the migrator's."""
+        self._leave(event.request.id, now)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
         worker = self._sent.get(event.request_id)
@@ -271,7 +276,7 @@ class StageDispatcher:
             request = entry.request
             tighter = request.targets.tpot_s < tpot and request.output_tokens > 1
             own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
-            need = request.prompt_tokens + request.output_tokens
+            need = worker.kv_need(request)
             has_blocks = kv + need < free_tokens
             fits = used + request.prompt_tokens < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.

@@ -13,7 +13,9 @@ from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
 from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
+from controller.dispatch.migrator import Migrator, MigratorConfig
 from controller.dispatch.pacing import PACINGS
+from controller.dispatch.placements import MIGRATIONS
 
 DEFAULT_POLICY_SET = "slackline"
 
@@ -29,49 +31,62 @@ class PolicySet:
     pacing: str
     dispatch: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    migration: str = "least_outstanding"  # of decode stages, where prefill and decode have instances of their own
+    migrator: Mapping[str, Any] = field(default_factory=dict)
 
 
 _BARE = {"refuse_infeasible": False}
+_PLAIN_RANK = {"engine_rank": "none"}
 
 POLICY_SETS: dict[str, PolicySet] = {
     "round_robin": PolicySet(
         "Each request at once to the next instance.",
         "first_come_first_served", "admit_all", "round_robin", "unlimited", _BARE,
+        migration="round_robin", migrator=_PLAIN_RANK,
     ),
     "least_outstanding": PolicySet(
         "Each request at once to the instance with the fewest unfinished.",
         "first_come_first_served", "admit_all", "least_outstanding", "unlimited", _BARE,
+        migrator=_PLAIN_RANK,
     ),
     "fcfs_window": PolicySet(
         "Arrival order, a fixed number of requests at each engine.",
         "first_come_first_served", "admit_all", "least_outstanding", "fixed_window", _BARE,
+        migrator=_PLAIN_RANK,
     ),
     "edf_window": PolicySet(
         "Earliest deadline first, a fixed number of requests at each engine.",
         "earliest_deadline_first", "admit_all", "least_outstanding", "fixed_window", _BARE,
+        migrator=_PLAIN_RANK,
     ),
     "tpot_arrival_window": PolicySet(
         "HyperFlexis' queue order with a fixed number of requests at each engine.",
         "tpot_then_arrival", "admit_all", "least_outstanding", "fixed_window", _BARE,
+        migrator=_PLAIN_RANK,
     ),
     "engine_priority_class": PolicySet(
         "Round robin; the engine's own priority scheduling, by class (tightest TTFT first).",
         "first_come_first_served", "admit_all", "round_robin", "unlimited", {**_BARE, "engine_rank": "class"},
+        migrator=_PLAIN_RANK,
     ),
     "engine_priority_deadline": PolicySet(
         "Round robin; the engine's own priority scheduling, by deadline.",
         "first_come_first_served", "admit_all", "round_robin", "unlimited", {**_BARE, "engine_rank": "deadline"},
+        migrator=_PLAIN_RANK,
     ),
     "hyperflexis": PolicySet(
         "HyperFlexis Alg. 1: (TPOT, arrival), admission probability, token budgets at maturity times.",
         "tpot_then_arrival", "ttft_probability", "earliest_maturity", "maturity", {"tightest_share": 0.0},
+        migration="tpot_budget",
     ),
     "slackline": PolicySet(
         "Apparent tardiness cost, admission probability, eq. 5 kept at every event, hopeless requests last.",
         "apparent_tardiness_cost", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
+        migration="tpot_budget",
     ),
 }  # fmt: skip
 
+_MIGRATOR_PARTS = ("migration", "migrator")  # of the same overrides; build_migrator reads them
 _PARTS: dict[str, Registry[Any]] = {
     "ordering": ORDERINGS,
     "admission": ADMISSIONS,
@@ -86,26 +101,43 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
     A part may also be exchanged: {"ordering": {"name": "earliest_deadline_first"}}. Raises ConfigError (UnknownName for
     names) that says which field is wrong and what is valid.
     """
-    try:
-        chosen = POLICY_SETS[policy_set]
-    except KeyError:
-        valid = ", ".join(sorted(POLICY_SETS))
-        raise UnknownName(f"unknown policy set {policy_set!r}; valid: {valid}", field="policy_set") from None
+    chosen = _chosen(policy_set)
     overrides = dict(overrides or {})
     dispatch = {**chosen.dispatch, **overrides.pop("dispatch", {})}
     parts: dict[str, Any] = {}
     for part in _PARTS:
         settings = {**chosen.settings.get(part, {}), **overrides.pop(part, {})}
         parts[part] = _build(part, settings.pop("name", getattr(chosen, part)), settings)
+    build_migrator(policy_set, {part: overrides.pop(part, {}) for part in _MIGRATOR_PARTS})  # wrong settings show here
     if overrides:
-        valid = ", ".join(["dispatch", *_PARTS])
+        valid = ", ".join(["dispatch", *_PARTS, *_MIGRATOR_PARTS])
         raise ConfigError(f"unknown part {min(overrides)!r}; valid: {valid}", field=min(overrides))
     config = _configured(DispatchConfig, dispatch, "dispatch")
     return StageDispatcher(policy_set, config, **parts)
 
 
+def build_migrator(policy_set: str, overrides: Mapping[str, Any] | None = None) -> Migrator:
+    """The migrator of the same policy set: {"migration": {"name": "one_shot"}, "migrator": {"hold_s": 10}} changes it.
+
+    Other parts of `overrides` are the dispatcher's. Raises as build_dispatcher does.
+    """
+    chosen, overrides = _chosen(policy_set), overrides or {}
+    settings = {**chosen.settings.get("migration", {}), **overrides.get("migration", {})}
+    placement = _build("migration", settings.pop("name", chosen.migration), settings)
+    config = _configured(MigratorConfig, {**chosen.migrator, **overrides.get("migrator", {})}, "migrator")
+    return Migrator(policy_set, config, placement)
+
+
+def _chosen(policy_set: str) -> PolicySet:
+    try:
+        return POLICY_SETS[policy_set]
+    except KeyError:
+        valid = ", ".join(sorted(POLICY_SETS))
+        raise UnknownName(f"unknown policy set {policy_set!r}; valid: {valid}", field="policy_set") from None
+
+
 def _build(part: str, name: str, settings: Mapping[str, Any]) -> Any:
-    implementation: Any = _PARTS[part][name]
+    implementation: Any = MIGRATIONS[name] if part == "migration" else _PARTS[part][name]
     config_type = getattr(implementation, "Config", None)
     if config_type is None:
         import sys

@@ -18,13 +18,14 @@ ODD_LIMIT = 10  # ... unless it keeps coming
 class Sent:
     """A request that is at an engine. `produced` output tokens so far; first_at None while it waits for its prefill."""
 
-    __slots__ = ("assumed", "at", "first_at", "mark", "prefill_s", "produced", "rank", "request")
+    __slots__ = ("assumed", "at", "binds", "first_at", "mark", "prefill_s", "produced", "rank", "request")
 
     def __init__(self, request: Request, at: float, rank: int, prefill_s: float) -> None:
         self.request = request
         self.at = at
         self.rank = rank
         self.prefill_s = prefill_s
+        self.binds = False  # its TPOT counts among those to be kept here
         self.assumed = False  # its first token was not seen, only expected by now
         self.first_at: float | None = None
         self.produced = 0
@@ -113,15 +114,31 @@ class Worker:
                 return tpot
         return math.inf
 
+    @property
+    def decodes(self) -> bool:
+        """On a prefill instance sequences end with their first token: no decode step, no TPOT, no growing KV."""
+        return self.spec.role is not Role.PREFILL
+
+    def kv_need(self, request: Request) -> int:
+        """Tokens of KV the request will hold here at its end."""
+        return request.prompt_tokens + (request.output_tokens if self.decodes else 0)
+
     def decode_s(self) -> float:
         """Eq. 2 for the batch after all that waits has been prefilled."""
+        return self._decode_s(0, 0) if self.decodes else 0.0
+
+    def decode_with(self, tokens: int) -> float:
+        """Eq. 2 with one more sequence of that many tokens."""
+        return self._decode_s(1, tokens)
+
+    def _decode_s(self, more: int, more_tokens: int) -> float:
         batch = self.outstanding
         others = sum(self._others)
         ours = len(self.waiting) + len(self.running)
         tokens = self.context_tokens + self.waiting_tokens
         if others and ours:
             tokens += others * tokens // ours  # unknown requests are taken to be like ours
-        return self.latency.decode(batch, tokens)
+        return self.latency.decode(batch + more, tokens + more_tokens)
 
     def waiting_prefill_s(self) -> float:
         """Eq. 1 for all prompts that wait in the engine."""
@@ -129,29 +146,42 @@ class Worker:
 
     @property
     def takes(self) -> bool:
-        return self.state == "up" and (self.load is None or self.load.awake) and self.spec.role is not Role.DECODE
+        return self._serves and self.spec.role is not Role.DECODE
+
+    @property
+    def takes_decodes(self) -> bool:
+        """Decode stages of requests that were prefilled elsewhere."""
+        return self._serves and self.spec.role is Role.DECODE
+
+    @property
+    def _serves(self) -> bool:
+        return self.state == "up" and (self.load is None or self.load.awake)
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
-    def send(self, request: Request, now: float, rank: int, serial: int) -> None:
+    def send(self, request: Request, now: float, rank: int, serial: int, *, binds: bool = True) -> None:
+        """`binds`: its TPOT is one of those this instance is to keep."""
         tokens = request.prompt_tokens
         sent = Sent(request, now, rank, self.latency.prefill_sums(tokens, tokens * tokens))
         self.waiting[request.id] = sent
         self.waiting_tokens += tokens
         self.waiting_squares += tokens * tokens
-        self.expected_tokens += request.output_tokens
-        if request.output_tokens > 1:  # one token has no pace to keep
+        self.expected_tokens += self.kv_need(request) - tokens
+        sent.binds = binds and self.decodes and request.output_tokens > 1  # one token has no pace to keep
+        if sent.binds:
             self._tpots[request.targets.tpot_s] += 1
         self.last_sent = serial
         self.sent_total += 1
 
-    def first_token(self, request_id: str, now: float, *, assumed: bool = False) -> None:
+    def first_token(self, request_id: str, now: float, *, assumed: bool = False, elsewhere: bool = False) -> None:
+        """It decodes here from now on. `elsewhere`: another instance prefilled it, which teaches nothing of this one."""
         sent = self.waiting.pop(request_id, None)
         if sent is None:
             return
         tokens = sent.request.prompt_tokens
         self._leave_waiting(tokens)
-        self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
+        if not elsewhere:
+            self._prefilled = (self._prefilled[0] + tokens, self._prefilled[1] + tokens * tokens)
         sent.first_at = now
         sent.assumed = assumed
         self.running[request_id] = sent
@@ -185,7 +215,7 @@ class Worker:
                 return None
             self.context_tokens -= sent.request.prompt_tokens + sent.produced
         tpot = sent.request.targets.tpot_s
-        if sent.request.output_tokens > 1:
+        if sent.binds:
             self._tpots[tpot] -= 1
             if self._tpots[tpot] <= 0:
                 del self._tpots[tpot]

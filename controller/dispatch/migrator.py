@@ -1,0 +1,377 @@
+"""The migrator: which decode instance takes over a prefilled request, and the life of each transfer, without I/O.
+
+HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispatcher knows the prefill instances, the
+migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements); this class
+keeps the promises around it. A request is waiting, placed (Place went out), moving (blocks are reserved, KV flows) and
+committed (it decodes; what the prefill instance kept may go). Every state but the last has a time-out and an undo:
+whatever an instance or a link does, the request is placed again, prefilled again where its KV is lost, or given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.errors import ConfigError
+from controller.core.snapshot import FleetState
+from controller.core.types import Request, Role
+from controller.dispatch.fleet import Roster
+from controller.dispatch.placements import Choice, Placement, Prefilled
+from controller.dispatch.shadow import Worker
+
+MIGRATION_RANKS = ("none", "tpot")
+
+
+@dataclass(frozen=True, slots=True)
+class MigratorConfig:
+    """`placed_timeout_s`: until blocks are reserved; `moving_timeout_s`: until the KV is there. `retry_s`: before a
+    request that found no room at an engine is placed again. `max_failures`: broken transfers of one request before it
+    is given up. `hold_s`: a request that no placement wants for that long is given up where there is no decode instance
+    at all, else it goes where there is room, whatever its TPOT. `engine_rank`: what the engine is told about urgency.
+    """
+
+    placed_timeout_s: float = 5.0
+    moving_timeout_s: float = 30.0
+    retry_s: float = 0.05
+    max_failures: int = 4
+    hold_s: float = 60.0
+    engine_rank: str = "tpot"
+
+    def __post_init__(self) -> None:
+        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive seconds", field=name)
+        if self.max_failures < 1:
+            raise ConfigError("max_failures must be at least 1", field="max_failures")
+        if self.engine_rank not in MIGRATION_RANKS:
+            raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
+
+
+class State(StrEnum):
+    PREFILLING = "prefilling"  # known before its prefill ended: one-shot placements choose then
+    WAITING = "waiting"
+    PLACED = "placed"
+    MOVING = "moving"
+    COMMITTED = "committed"
+
+
+class Transfer:
+    """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
+
+    __slots__ = (
+        "binds",
+        "excluded",
+        "failures",
+        "kv_tokens",
+        "not_before",
+        "since",
+        "source",
+        "stage",
+        "state",
+        "target",
+    )
+
+    def __init__(self, request: Request, source: str, now: float) -> None:
+        self.stage = Prefilled(request, now)
+        self.source = source
+        self.target = ""
+        self.state = State.PREFILLING
+        self.since = now
+        self.kv_tokens = 0
+        self.binds = True
+        self.failures = 0
+        self.not_before = -math.inf
+        self.excluded: set[str] = set()
+
+    @property
+    def request(self) -> Request:
+        return self.stage.request
+
+
+class Migrator:
+    """`name` is the policy set it was built from. `now` never goes backwards."""
+
+    def __init__(self, name: str, config: MigratorConfig, placement: Placement) -> None:
+        self.name = name
+        self.config = config
+        self.placement = placement
+        self._roster = Roster()
+        self._transfers: dict[str, Transfer] = {}
+        self._open: dict[str, Transfer] = {}  # of these, all that are not committed
+        self._serial = 0
+        self._now = 0.0
+        self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
+            ev.PrefillSent: self._prefill_sent,
+            ev.PrefillDone: self._prefill_done,
+            ev.TransferStarted: self._started,
+            ev.TransferDone: self._done,
+            ev.TransferFailed: self._transfer_failed,
+            ev.Progress: self._progress,
+            ev.Finished: self._over,
+            ev.Failed: self._over,
+            ev.Cancelled: self._cancelled,
+            ev.InstanceDown: self._instance_down,
+        }
+
+    # ---- the driver's side -----------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
+        """Take in what happened, then place what finds an instance."""
+        now = self._now = max(now, self._now)
+        actions: list[ev.Action] = []
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event, now, actions)
+            else:
+                self._roster.handle(event)
+        if self._open:
+            self._undo_overdue(now, actions)
+            self._place_waiting(now, actions)
+        wake_at = self._wake(now)
+        return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
+
+    def fleet(self, now: float) -> list[FleetState]:
+        """The decode instances as they are believed to be."""
+        return [worker.view(now) for worker in self._roster.workers.values() if worker.spec.role is Role.DECODE]
+
+    def waiting(self) -> int:
+        """Prefilled requests that have no decode instance yet."""
+        return sum(transfer.state is State.WAITING for transfer in self._open.values())
+
+    def longest_wait_over_tpot(self, now: float) -> float:
+        """The largest wait since the first token over the TPOT, of those that wait: the scaler's view of the stage."""
+        waits = (
+            (now - t.since) / t.request.targets.tpot_s
+            for t in self._open.values()
+            if t.state is State.WAITING and t.request.targets.tpot_s > 0
+        )
+        return max(waits, default=0.0)
+
+    def state_of(self, request_id: str) -> State | None:
+        transfer = self._transfers.get(request_id)
+        return transfer.state if transfer is not None else None
+
+    # ---- what happens ----------------------------------------------------------------------------------------------
+
+    def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
+        if event.request.output_tokens < 2 and event.request.max_tokens == 1:
+            return  # ends with its first token
+        transfer = Transfer(event.request, event.instance_id, now)
+        self._transfers[event.request.id] = self._open[event.request.id] = transfer
+        if self.placement.one_shot:
+            choice = self.placement.choose(transfer.stage, self._candidates(transfer), now)
+            if choice is not None:
+                self._assign(transfer, choice, now)
+
+    def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
+        request = event.request
+        known = self._transfers.get(request.id)
+        transfer = known or Transfer(request, event.instance_id, now)
+        if known is None:
+            self._transfers[request.id] = self._open[request.id] = transfer
+        transfer.stage = Prefilled(request, now)
+        transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
+        self._move_to(transfer, State.WAITING, now)
+
+    def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is not None and transfer.state is State.PLACED:
+            self._move_to(transfer, State.MOVING, now)
+
+    def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is None or transfer.state is State.COMMITTED:
+            return
+        self._move_to(transfer, State.COMMITTED, now)
+        del self._open[event.request_id]
+        actions.append(ev.FreeKv(event.request_id, transfer.source))
+        worker = self._roster.workers.get(transfer.target)
+        if worker is not None:
+            worker.first_token(event.request_id, now, elsewhere=True)
+
+    def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
+        """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
+        transfer = self._transfers.get(request_id)
+        if transfer is None or transfer.target != instance_id or transfer.state in (State.PREFILLING, State.WAITING):
+            actions.append(ev.Abort(request_id, instance_id))
+            return None
+        return transfer
+
+    def _transfer_failed(self, event: ev.TransferFailed, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._open.get(event.request_id)
+        if transfer is None or transfer.target != event.instance_id or transfer.state is State.WAITING:
+            return
+        if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
+            transfer.not_before = now + self.config.retry_s
+            self._withdraw(transfer, now)
+        else:
+            self._failed(transfer, event.reason, now, actions)
+
+    def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._transfers.get(event.request_id)
+        worker = self._roster.workers.get(transfer.target) if transfer is not None else None
+        if worker is not None:
+            worker.progress(event.request_id, event.tokens, now)
+
+    def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
+        if isinstance(event, ev.Finished):
+            self._progress(ev.Progress(event.request_id, event.output_tokens), now, actions)
+        self._forget(event.request_id)
+
+    def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._forget(event.request_id)
+        if transfer is None or transfer.state is State.PREFILLING:
+            return  # the dispatcher aborts the prefill
+        if transfer.target:
+            actions.append(ev.Abort(event.request_id, transfer.target))
+        if transfer.state is not State.COMMITTED:
+            actions.append(ev.FreeKv(event.request_id, transfer.source))
+
+    def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
+        gone = event.instance_id
+        self._roster.handle(event)
+        for transfer in list(self._open.values()):
+            if transfer.target == gone:
+                transfer.target = ""
+                if transfer.state is not State.PREFILLING:
+                    self._move_to(transfer, State.WAITING, now)
+            if transfer.source == gone and transfer.state is not State.PREFILLING:
+                self._lost(transfer, now, actions)
+
+    def _lost(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+        request = transfer.request
+        if transfer.target:
+            actions.append(ev.Abort(request.id, transfer.target))
+        self._forget(request.id)
+        figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
+        actions.append(ev.PrefillAgain(request, Decision("place", "kv_lost", request.id, now, figures)))
+
+    def _forget(self, request_id: str) -> Transfer | None:
+        transfer = self._transfers.pop(request_id, None)
+        self._open.pop(request_id, None)
+        if transfer is not None and transfer.target in self._roster.workers:
+            self._roster.workers[transfer.target].remove(request_id)
+        return transfer
+
+    # ---- placing ---------------------------------------------------------------------------------------------------
+
+    def _place_waiting(self, now: float, actions: list[ev.Action]) -> None:
+        waiting = [t for t in self._open.values() if t.state is State.WAITING and t.not_before <= now]
+        for transfer in sorted(waiting, key=lambda t: self.placement.order(t.stage)):
+            if transfer.target:  # chosen when the prefill was sent
+                self._place(transfer, "one_shot", now, actions)
+                continue
+            candidates = self._candidates(transfer)
+            choice = self.placement.choose(transfer.stage, candidates, now) if candidates else None
+            if choice is None and now - transfer.since >= self.config.hold_s:
+                choice = self._any(candidates)
+                if choice is None and not self._decoders(transfer.request):
+                    self._give_up(transfer, "no_decode_instance", now, actions)
+            if choice is not None:
+                self._assign(transfer, choice, now)
+                self._place(transfer, choice.reason, now, actions)
+
+    def _candidates(self, transfer: Transfer) -> list[Worker]:
+        """Decode instances of its model with KV room for the prompt; those that failed it only if there is no other."""
+        request = transfer.request
+        able = [w for w in self._decoders(request) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
+        return [w for w in able if w.id not in transfer.excluded] or able
+
+    def _decoders(self, request: Request) -> list[Worker]:
+        return [w for w in self._roster.workers.values() if w.takes_decodes and w.spec.model == request.model]
+
+    def _any(self, candidates: Sequence[Worker]) -> Choice | None:
+        worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
+        return Choice(worker, "held_too_long", binds=False) if worker is not None else None
+
+    def _assign(self, transfer: Transfer, choice: Choice, now: float) -> None:
+        """From now on the shadow state counts it there."""
+        self._serial += 1
+        transfer.target = choice.worker.id
+        choice.worker.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
+
+    def _place(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        request, worker = transfer.request, self._roster.workers[transfer.target]
+        figures: dict[str, Figure] = {
+            "policy": self.name,
+            "source": transfer.source,
+            "waited_s": now - transfer.since,
+            "pace_s": transfer.stage.pace_s(now) if request.output_tokens > 1 else None,
+            "decode_s": worker.decode_s(),
+            "outstanding": worker.outstanding,
+            "kv_tokens": transfer.kv_tokens,
+        }
+        others = [w for w in self._decoders(request) if w is not worker]
+        rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
+        self._move_to(transfer, State.PLACED, now)
+        decision = Decision("place", reason, request.id, now, figures, rejected)
+        actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
+
+    def _rank(self, request: Request) -> int:
+        """Lower is more urgent; microseconds a token, so that neighbours differ."""
+        return round(1e6 * request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
+
+    # ---- undoing ---------------------------------------------------------------------------------------------------
+
+    def _undo_overdue(self, now: float, actions: list[ev.Action]) -> None:
+        for transfer in list(self._open.values()):
+            limit = self._limit(transfer)
+            if limit is not None and now >= transfer.since + limit:
+                actions.append(ev.Abort(transfer.request.id, transfer.target))
+                self._failed(transfer, f"{transfer.state.value}_timeout", now, actions)
+
+    def _limit(self, transfer: Transfer) -> float | None:
+        if transfer.state is State.PLACED:
+            return self.config.placed_timeout_s
+        return self.config.moving_timeout_s if transfer.state is State.MOVING else None
+
+    def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        transfer.failures += 1
+        transfer.excluded.add(transfer.target)
+        self._withdraw(transfer, now)
+        if transfer.failures >= self.config.max_failures:
+            self._give_up(transfer, reason, now, actions)
+
+    def _withdraw(self, transfer: Transfer, now: float) -> None:
+        """Back to waiting; a one-shot choice stays unless it failed."""
+        keeps = self.placement.one_shot and transfer.target not in transfer.excluded
+        if transfer.target and not keeps:
+            worker = self._roster.workers.get(transfer.target)
+            if worker is not None:
+                worker.remove(transfer.request.id)
+            transfer.target = ""
+        self._move_to(transfer, State.WAITING, now)
+
+    def _give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        request = transfer.request
+        self._forget(request.id)
+        actions.append(ev.FreeKv(request.id, transfer.source))
+        figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
+        actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))
+
+    def _move_to(self, transfer: Transfer, state: State, now: float) -> None:
+        transfer.state, transfer.since = state, now
+
+    def _wake(self, now: float) -> float:
+        """The next time-out, retry, or decode step whose end may make room."""
+        at = math.inf
+        for transfer in self._open.values():
+            limit = self._limit(transfer)
+            if limit is not None:
+                at = min(at, transfer.since + limit)
+            elif transfer.state is State.WAITING:
+                at = min(at, transfer.not_before if transfer.not_before > now else self._look_again(transfer, now))
+        return at
+
+    def _look_again(self, transfer: Transfer, now: float) -> float:
+        """Pace falls while it waits: a request becomes hopeless by time alone, and is held no longer than `hold_s`."""
+        held = transfer.since + self.config.hold_s
+        steps = [w.decode_s() for w in self._decoders(transfer.request) if w.outstanding]
+        again = now + max(self.config.retry_s, min(steps, default=math.inf))
+        return min(again, held) if held > now else again

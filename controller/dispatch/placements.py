@@ -1,0 +1,169 @@
+"""Where the decode stage of a prefilled request runs: what the migrator asks. Registered by name, as policies are.
+
+`tpot_budget` is HyperFlexis' Migrator (sec. 5.1, P/D: Alg. 1 on the decode stage, requests by TPOT, the interval of one
+decode step). `least_outstanding` and `round_robin` are what P/D routers do today; `one_shot` chooses when the prefill is
+sent, which HyperFlexis argues against.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from controller.core.errors import ConfigError
+from controller.core.registry import Registry
+from controller.core.types import Request
+from controller.dispatch.shadow import Worker
+
+Order = tuple[float, float, str]
+
+
+class Prefilled(NamedTuple):
+    """A request whose first token came at `first_at`, with what it still wants of a decode instance."""
+
+    request: Request
+    first_at: float
+
+    def pace_s(self, now: float) -> float:
+        """Seconds a token from now on so that the mean still keeps the TPOT; infinite for an answer of one token."""
+        left = self.request.output_tokens - 1
+        if left < 1:
+            return math.inf
+        return self.request.targets.tpot_s - (now - self.first_at) / left
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.request.prompt_tokens + self.request.output_tokens
+
+
+class Choice(NamedTuple):
+    """`binds`: its TPOT limits what else the instance may take; a hopeless request binds nobody."""
+
+    worker: Worker
+    reason: str
+    binds: bool = True
+
+
+class Placement(Protocol):
+    name: ClassVar[str]
+    one_shot: ClassVar[bool]  # chosen when the prefill is sent, kept whatever comes
+
+    def order(self, stage: Prefilled) -> Order:
+        """Who is looked at first: smaller first."""
+        ...
+
+    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+        """One of `workers` (each has KV room for the prompt), or None: wait for an event or the next step."""
+        ...
+
+
+MIGRATIONS: Registry[type[Placement]] = Registry("migration")
+
+
+def by_arrival(stage: Prefilled) -> Order:
+    return (0.0, stage.request.arrival, stage.request.id)
+
+
+def least_loaded(workers: Sequence[Worker]) -> Worker | None:
+    return min(workers, key=lambda w: (w.outstanding / max(1, w.spec.max_num_seqs), w.last_sent, w.id), default=None)
+
+
+@MIGRATIONS.register("tpot_budget")
+class TpotBudget:
+    """HyperFlexis' Migrator: tightest TPOT first, the earliest-maturing decode instance whose step stays under the TPOT.
+
+    A request fits an instance if eq. 2 with it in the batch is at most `share` of the tightest TPOT there and of its own
+    pace (its TPOT less what waiting has cost it so far), if a slot is free and if the KV of its prompt and expected
+    answer fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
+    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; it goes where eq. 2 with
+    it harms nobody that is there, and binds nobody after it. Cost: linear in decode instances.
+    """
+
+    name: ClassVar[str] = "tpot_budget"
+    one_shot: ClassVar[bool] = False
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        share: float = 1.0
+
+        def __post_init__(self) -> None:
+            if not 0 < self.share <= 1:
+                raise ConfigError("share must lie in (0, 1]", field="share")
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def order(self, stage: Prefilled) -> Order:
+        return (stage.request.targets.tpot_s, stage.request.arrival, stage.request.id)
+
+    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+        request = stage.request
+        pace = self.config.share * stage.pace_s(now)
+        hopeless = True
+        for worker in sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id)):
+            hopeless = hopeless and worker.latency.decode(1, request.prompt_tokens) > pace
+            roomy = worker.free_slots > 0 and (stage.kv_tokens < worker.free_tokens() or not worker.outstanding)
+            if not roomy:
+                continue
+            step = worker.decode_with(request.prompt_tokens + 1)
+            allowed = self.config.share * worker.tightest_tpot()
+            if step <= min(allowed, pace):
+                return Choice(worker, "fits_tpot")
+            if hopeless and step <= allowed:
+                return Choice(worker, "hopeless_harmless", binds=False)
+        return None
+
+
+@MIGRATIONS.register("least_outstanding")
+class LeastOutstanding:
+    """At once to the decode instance with the fewest unfinished requests for its slots, in order of arrival."""
+
+    name: ClassVar[str] = "least_outstanding"
+    one_shot: ClassVar[bool] = False
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Nothing to set."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def order(self, stage: Prefilled) -> Order:
+        return by_arrival(stage)
+
+    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+        worker = least_loaded(workers)
+        return None if worker is None else Choice(worker, "least_outstanding")
+
+
+@MIGRATIONS.register("round_robin")
+class RoundRobin:
+    """At once to the decode instance whose last placement is longest ago, in order of arrival."""
+
+    name: ClassVar[str] = "round_robin"
+    one_shot: ClassVar[bool] = False
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """Nothing to set."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def order(self, stage: Prefilled) -> Order:
+        return by_arrival(stage)
+
+    def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
+        worker = min(workers, key=lambda w: (w.last_sent, w.id), default=None)
+        return None if worker is None else Choice(worker, "round_robin")
+
+
+@MIGRATIONS.register("one_shot")
+class OneShot(LeastOutstanding):
+    """Prefill and decode instance chosen together when the prefill is sent: the decode instance with the fewest
+    unfinished requests then, those still in prefill counted. The request waits for that instance if it has no room."""
+
+    name: ClassVar[str] = "one_shot"
+    one_shot: ClassVar[bool] = True
