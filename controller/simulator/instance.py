@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from controller.core.steps import EngineAction, EngineEvent, Seq, Start, Step, StepsDone
 from controller.core.types import Load
-from controller.engine import EngineScheduler
+from controller.policies.batching import Pausing
 from controller.predict.latency import LatencyModel
 from controller.simulator.settings import InstanceSettings
 from controller.simulator.tokens import Track
@@ -22,7 +22,7 @@ class Instance:
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
         self.id = instance_id
         self.spec = settings.spec(instance_id)
-        self.engine = EngineScheduler(settings.engine_config(), settings.build_batching())
+        self.engine = settings.build_engine()
         self.latency = LatencyModel(settings.latency)
         self.up_at = up_at
         self.up = True
@@ -33,7 +33,9 @@ class Instance:
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
-        self._steady = bool(getattr(self.engine.batching, "steady", False))
+        self._pausing = isinstance(self.engine.batching, Pausing)
+        self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
+        self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that pause
         self._step: Step | None = None
         self._started = 0.0
         self._ends: list[float] = []
@@ -62,7 +64,12 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        if not self._steady:
+        if self._pausing:
+            for seq in step.decodes:
+                if seq not in self._flowing:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            self._flowing = {*started, *step.decodes}
+        elif not self._steady:
             for seq in (*started, *step.decodes):
                 self.tracks[seq.id].add(now)
         self.step_ends.extend(ends)
@@ -78,7 +85,8 @@ class Instance:
         track = self.tracks.pop(seq.id, None)
         if track is None:
             return array("d")
-        extra = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        decodes = self._step.decodes if self._step is not None else ()
+        extra = bisect_right(self._ends, now) if len(self._ends) > 1 and seq in decodes else 0
         return track.collect(self.step_ends + array("d", self._ends[:extra]), seq.output_tokens + extra)
 
     # ---- what is seen from outside --------------------------------------------------------------------------------
@@ -86,9 +94,10 @@ class Instance:
     def produced(self, now: float) -> Iterator[tuple[str, int]]:
         """(id, tokens so far) of every sequence that has its first token."""
         extra = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        leaping = set(self._step.decodes) if extra and self._pausing and self._step is not None else None
         for seq in self.engine.running:
             if seq.output_tokens:
-                yield seq.id, seq.output_tokens + extra
+                yield seq.id, seq.output_tokens + (extra if leaping is None or seq in leaping else 0)
 
     def load(self, now: float) -> Load:
         engine = self.engine

@@ -1,55 +1,65 @@
 """Concord's CALM: the batch with the most goodput per second of generation, of similar input lengths.
 
 "Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.2, eq. 4.1 and Alg. 4.1. Priority
-is goodput / generation time (not the pseudo-code's undivided goodput over bandwidth, which prefers late deadlines). Of
-the sequences within `cutoff` of the B-th highest priority, sorted by input length, the window of B with the largest sum
-of priorities runs. What can no longer meet its promise even alone (App. B's filter, which Alg. 4.1 lacks) runs only in
-slots that nobody else wants, cheapest first. Ties at equal length go to the least slack. Each frame that a sequence
-waits adds `starvation` to its goodput. A running sequence outside the best batch keeps its slot unless the challenger
-passes cost-aware preemption.
+is goodput / generation time (not the pseudo-code's undivided goodput over bandwidth, which prefers late deadlines),
+summed over the calls of a program's current stage. Of the sequences within `cutoff` of the B-th highest priority,
+sorted by input length, the window of B with the largest sum of priorities runs. What can no longer meet its promise
+even alone (App. B's filter, which Alg. 4.1 lacks) runs only in slots that nobody else wants, cheapest first. Ties at
+equal length go to the least slack. Each frame that a sequence waits adds `starvation` to its goodput. A running
+sequence outside the best batch keeps its slot unless the challenger passes cost-aware preemption.
 
 Scheduling happens once a frame of `frame_steps` engine steps; in between, slots that become free are filled in order of
-priority. Goodput of a sequence is its remaining output tokens times its value. Its promise is the last token's, due +
-(n - 1) x TPOT. The length is `max_tokens` (the learned bound is another part), seconds a token the running mean of
-decode steps. Deviations: whole slots, chosen again every frame; a sequence that loses its slot stays where it is with
-its KV (an engine with more `max_num_seqs` than `slots` is needed for that, else nobody can take its place), evicted
-only when blocks run out; the cutoff is fixed, not adapted.
+priority. Lengths, goodput and deadlines are those of the sequence's Estimate, its length bound asked again each frame;
+without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are a decaying
+mean of measured steps. Deviations: whole slots, chosen again every frame; a prompt token is charged to all sequences
+it holds up, or long prompts look cheap; a sequence that loses its slot stays where it is with its KV (an engine with
+more `max_num_seqs` than `slots` is needed for that), evicted and computed again only when blocks run out, least
+priority first.
 
-`slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example); `frame_steps` 50 (about 300 ms); `starvation` 0.5
-tokens; `token_s`, `prefill_s`: seconds a token before anything was measured. Cost: O(n log n) a step, 5 ms for 5,000.
+`slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example), `cutoffs`: values to adapt it among (empty: it
+stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `fair_weight` 0: f of
+sec. 4.3, fairness by time waited; `token_s`, `prefill_s`: seconds a token before anything was measured, and a prompt
+token. Cost: O(n log n) a frame, below 5 ms for 5,000.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from controller.core.errors import ConfigError
 from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
+from controller.policies.batching.calm_columns import Column, Columns, Pace, Standings, margin_goodput
+from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
 
-Column = np.ndarray
-LEAST_S = 1e-9  # of generation: a sequence about to end divides by its last step, not by zero
+__all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
+
+SPEED_WEIGHT = 0.02  # of the newest step in the seconds a token
+UNTIL_SOMETHING_HAPPENS = 1 << 30  # steps
 
 
 @dataclass(frozen=True, slots=True)
 class CalmConfig:
     slots: int = 64
     cutoff: float = 0.95
+    cutoffs: Sequence[float] = ()
     frame_steps: int = 50
     starvation: float = 0.5
+    fair_weight: float = 0.0
     token_s: float = 0.02
     prefill_s: float = 1e-4
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
 
     def __post_init__(self) -> None:
-        if not 0 < self.cutoff <= 1:
-            raise ConfigError("cutoff must lie in (0, 1]", field="cutoff")
+        for name, values in (("cutoff", (self.cutoff,)), ("cutoffs", self.cutoffs)):
+            if not all(0 < value <= 1 for value in values):
+                raise ConfigError(f"{name} must lie in (0, 1]", field=name)
         for name in ("slots", "frame_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
@@ -58,12 +68,8 @@ class CalmConfig:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
         if self.starvation < 0:
             raise ConfigError("starvation must not be negative", field="starvation")
-
-
-def margin_goodput(goodput: Column, generation_s: Column, waited: Column | float = 0.0, bonus: float = 0.0) -> Column:
-    """Eq. 4.1 with the starvation term: goodput per second, higher goes first."""
-    found: Column = (goodput + bonus * waited) / np.maximum(generation_s, LEAST_S)
-    return found
+        if not 0 <= self.fair_weight <= 1:
+            raise ConfigError("fair_weight must lie in [0, 1]", field="fair_weight")
 
 
 def with_fairness(priority: Column, fair: Column, weight: float) -> Column:
@@ -88,15 +94,6 @@ def select(priority: Column, inputs: Column, slack: Column, slots: int, cutoff: 
     return candidates[first : first + slots]
 
 
-class Standings(NamedTuple):
-    """Columns over sequences, in the order given."""
-
-    priority: Column
-    goodput: Column
-    generation_s: Column
-    slack: Column
-
-
 @BATCHINGS.register("calm")
 class Calm:
     name: ClassVar[str] = "calm"
@@ -106,136 +103,215 @@ class Calm:
     def __init__(self, config: CalmConfig | None = None) -> None:
         self.config = config or CalmConfig()
         self.preemption = CostAwarePreemption(self.config.preemption)
-        self._ran: set[str] = set()  # in the last step
+        self._cutoff = AdaptiveCutoff(self.config.cutoffs or (self.config.cutoff,))
+        self._columns = Columns()
+        self._ran: dict[Seq, None] = {}  # in the last step
+        self._begun: dict[Seq, None] = {}  # not in the last step, but in one before
         self._steps = 0
-        self._decode_s = 0.0
-        self._decode_steps = 0
-        self._since: dict[str, int] = {}  # frame in which a sequence last ran
+        self._token_s: float | None = None
+        self._stays = 1
 
     @property
     def token_s(self) -> float:
-        return self._decode_s / self._decode_steps if self._decode_steps else self.config.token_s
+        return self.config.token_s if self._token_s is None else self._token_s
 
     @property
     def frame(self) -> int:
         return self._steps // self.config.frame_steps
 
+    @property
+    def cutoff(self) -> float:
+        return self._cutoff.value
+
+    # ---- the choice -----------------------------------------------------------------------------------------------
+
     def standings(self, seqs: Sequence[Seq], now: float) -> Standings:
-        count, config = len(seqs), self.config
-        left = np.fromiter((s.max_tokens - s.output_tokens for s in seqs), float, count)
-        prefill = np.fromiter((s.remaining if not s.decoding else 0 for s in seqs), float, count)
-        value = np.fromiter((s.value for s in seqs), float, count)
-        promised = np.fromiter((_promised(s) for s in seqs), float, count)
-        waited = np.fromiter((self.frame - self._since.get(s.id, self.frame) for s in seqs), float, count)
-        generation = left * self.token_s + prefill * config.prefill_s
-        goodput = left * value
-        priority = margin_goodput(goodput, generation, waited, config.starvation)
-        return Standings(priority, goodput, generation, promised - now - generation)
+        """In the order of `seqs`, which are all that there are."""
+        self._columns.synchronise(seqs, self.frame)
+        self._columns.refresh(seqs)
+        found, rows = self._weigh(now), [self._columns.rows[seq] for seq in seqs]
+        return Standings(*(column[rows] for column in found))
+
+    def _weigh(self, now: float) -> Standings:
+        config, columns = self.config, self._columns
+        crowd = len(self._ran) or min(len(columns.rows), config.slots)
+        pace = Pace(self.token_s, config.prefill_s, crowd)
+        found = columns.weigh(now, self.frame, pace, config.starvation)
+        if not config.fair_weight:
+            return found
+        waited = np.maximum(0.0, self.frame - columns.since)
+        fair = with_fairness(found.priority, waited / max(1.0, float(waited.max(initial=0.0))), config.fair_weight)
+        return found._replace(priority=np.where(columns.alive, fair, -1.0))
 
     def choose(self, seqs: Sequence[Seq], now: float) -> list[Seq]:
-        """The next frame's batch."""
-        found = self.standings(seqs, now)
-        feasible = np.flatnonzero(found.slack >= 0)
-        inputs = np.fromiter((s.prompt_tokens for s in seqs), float, len(seqs))
-        slots, cutoff = self.config.slots, self.config.cutoff
-        best = select(found.priority[feasible], inputs[feasible], found.slack[feasible], slots, cutoff)
-        chosen = feasible[best].tolist()
+        """The next frame's batch of all that there are, best first."""
+        columns, slots = self._columns, self.config.slots
+        columns.synchronise(seqs, self.frame)
+        columns.refresh((*self._ran, *self._begun))
+        found = self._weigh(now)
+        feasible = np.flatnonzero(columns.alive & (found.slack >= 0))
+        best = select(found.priority[feasible], columns.prompt[feasible], found.slack[feasible], slots, self.cutoff)
+        chosen = self._sorted(feasible[best], found)
         if len(chosen) < slots:
-            late = np.flatnonzero(found.slack < 0)
-            chosen += late[np.argsort(found.generation_s[late], kind="stable")][: slots - len(chosen)].tolist()
-        return [seqs[index] for index in self._keeping(seqs, chosen, found)]
+            chosen += self._late(found, slots - len(chosen))
+        return [seq for row in self._keeping(chosen, found) if (seq := columns.seqs[row]) is not None]
 
-    def _keeping(self, seqs: Sequence[Seq], chosen: list[int], found: Standings) -> list[int]:
+    def _sorted(self, rows: Column, found: Standings) -> list[int]:
+        order = np.lexsort((rows, found.slack[rows], -found.priority[rows]))
+        ordered: list[int] = rows[order].tolist()
+        return ordered
+
+    def _late(self, found: Standings, most: int, free: Column | None = None) -> list[int]:
+        """Those that cannot make it, cheapest first."""
+        late = np.flatnonzero(self._columns.alive & (found.slack < 0) if free is None else free & (found.slack < 0))
+        rows: list[int] = late[np.argsort(found.generation_s[late], kind="stable")][:most].tolist()
+        return rows
+
+    def _keeping(self, chosen: list[int], found: Standings) -> list[int]:
         """Running sequences lose their slots, weakest first, only to challengers that are worth it."""
+        columns = self._columns
         wanted = set(chosen)
-        losing = [i for i, seq in enumerate(seqs) if seq.id in self._ran and i not in wanted]
-        fresh = [i for i in chosen if seqs[i].id not in self._ran]
+        ran = [columns.rows[seq] for seq in self._ran if seq in columns.rows]
+        running = set(ran)
+        losing = self._sorted(np.array([row for row in ran if row not in wanted], np.intp), found)
+        fresh = [row for row in chosen if row not in running]
         spare = self.config.slots - len(chosen)
-        losing.sort(key=lambda i: (-found.priority[i], found.slack[i], seqs[i].id))
         kept, losing = losing[:spare], losing[spare:]
         losing.reverse()
-        fresh.sort(key=lambda i: (-found.priority[i], found.slack[i], seqs[i].id))
         refused: set[int] = set()
         speed = len(self._ran) / self.token_s
         for weakest, challenger in zip(losing, fresh, strict=False):
-            running = _standing(seqs[weakest], found, weakest)
-            if (
-                found.slack[weakest] >= 0
-                and not self.preemption.weigh(running, _standing(seqs[challenger], found, challenger), speed).preempt
-            ):
+            if found.slack[weakest] < 0:
+                continue
+            holder, rival = self._standing(weakest, found), self._standing(challenger, found)
+            if found.slack[challenger] < 0 or not self.preemption.weigh(holder, rival, speed).preempt:
                 refused.add(challenger)
                 kept.append(weakest)
-        return [i for i in chosen if i not in refused] + kept
+        return [row for row in chosen if row not in refused] + kept
+
+    def _standing(self, row: int, found: Standings) -> Standing:
+        return Standing(float(found.priority[row]), float(found.goodput[row]), int(self._columns.held[row]))
+
+    # ---- the step -------------------------------------------------------------------------------------------------
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         running = list(engine.running)
-        room = engine.max_num_seqs - len(running)
-        waiting = list(engine.waiting()) if room > 0 else []
-        admitted = {seq.id for seq in running}
-        grants: list[Grant] = []
+        seqs = [*running, *engine.waiting()]
+        slots, contested = self.config.slots, len(seqs) > self.config.slots
+        self._columns.synchronise(seqs, self.frame)
+        batch = self._batch(seqs, now) if contested else seqs
+        grants = self._granted(engine, batch, running)
+        into = self._steps % self.config.frame_steps
+        full = len(grants) >= slots
+        self._stays = self.config.frame_steps - into if full else 1 if contested else UNTIL_SOMETHING_HAPPENS
+        return grants
+
+    def _batch(self, seqs: Sequence[Seq], now: float) -> Sequence[Seq]:
+        """A new choice at the start of a frame; within one, who ran goes on and free slots are filled by priority."""
+        if self._steps % self.config.frame_steps == 0:
+            return self.choose(seqs, now)
+        columns = self._columns
+        batch = [seq for seq in self._ran if seq in columns.rows]
+        room = self.config.slots - len(batch)
+        if room <= 0:
+            return batch[: self.config.slots]
+        columns.refresh(self._begun)
+        found = self._weigh(now)
+        free = columns.alive.copy()
+        free[[columns.rows[seq] for seq in batch]] = False
+        rows = np.flatnonzero(free & (found.slack >= 0))
+        if len(rows) > room:
+            least = np.partition(found.priority[rows], len(rows) - room)[len(rows) - room]
+            rows = rows[found.priority[rows] >= least]
+        chosen = self._sorted(rows, found)[:room]
+        chosen += self._late(found, room - len(chosen), free)
+        return batch + [seq for row in chosen if (seq := columns.seqs[row]) is not None]
+
+    def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
+        """Decodes, prefills begun, then queued ones while there is room; if none are left, running ones go on."""
+        admitted = set(running)
+        room = max(0, engine.max_num_seqs - len(running))
+        seated = [seq for seq in batch if seq in admitted]
+        queued = [seq for seq in batch if seq not in admitted][:room]
+        missing = min(self.config.slots, len(batch)) - len(seated) - len(queued)
+        if missing > 0:  # whom they were to replace goes on
+            left_out = admitted.difference(seated)
+            seated += sorted(left_out, key=lambda seq: (seq not in self._ran, seq.arrival, seq.id))[:missing]
         budget = engine.token_budget
-        for seq in self._seated(self._batch([*running, *waiting], now), running, room, now):
+        grants: list[Grant] = []
+        begun = []
+        for seq in seated:
+            if not seq.decoding:
+                begun.append(seq)
+            elif budget > 0:
+                grants.append(Grant(seq, 1))
+                budget -= 1
+        for seq in (*begun, *queued):
             if budget <= 0:
                 break
-            tokens = min(seq.remaining if seq.id in admitted else engine.uncached(seq), budget)
+            tokens = min(seq.remaining if seq in admitted else engine.uncached(seq), budget)
             grants.append(Grant(seq, tokens))
             budget -= tokens
         return grants
 
-    def _seated(self, batch: Sequence[Seq], running: Sequence[Seq], room: int, now: float) -> list[Seq]:
-        """Decodes, prefills begun, then queued ones while there is room; free slots go to other running ones."""
-        wanted, admitted = {seq.id for seq in batch}, {seq.id for seq in running}
-        queued = [seq for seq in batch if seq.id not in admitted][:room]
-        left_out = [seq for seq in running if seq.id not in wanted]
-        seated = [seq for seq in batch if seq.id in admitted]
-        missing = self.config.slots - len(seated) - len(queued)
-        if missing > 0 and left_out:
-            found = self.standings(left_out, now)
-            seated += [left_out[i] for i in np.lexsort((found.slack, -found.priority)).tolist()[:missing]]
-        return sorted(seated, key=lambda seq: not seq.decoding) + queued
+    def stays(self) -> int:
+        return self._stays
 
-    def _batch(self, seqs: Sequence[Seq], now: float) -> Sequence[Seq]:
-        """A new choice at the start of a frame; within one, who ran goes on and free slots are filled by priority."""
-        slots = self.config.slots
-        if len(seqs) <= slots:
-            return seqs
-        if self._steps % self.config.frame_steps == 0:
-            return self.choose(seqs, now)
-        batch = [seq for seq in seqs if seq.id in self._ran]
-        others = [seq for seq in seqs if seq.id not in self._ran]
-        if len(batch) >= slots or not others:
-            return batch[:slots]
-        found = self.standings(others, now)
-        order = np.lexsort((found.slack, -found.priority, found.slack < 0)).tolist()
-        return batch + [others[index] for index in order[: slots - len(batch)]]
+    def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
+        """Of the paused ones that of least priority as last weighed: the one with the least goodput for its work."""
+        paused = [seq for seq in running if seq not in wanted and seq in self._columns.rows]
+        if not paused:
+            return None
+        columns = self._columns
+        rows = [columns.rows[seq] for seq in paused]
+        worth = columns.goodput[rows] / np.maximum(1.0, columns.left[rows] + columns.prefill[rows])
+        return paused[int(np.argmin(worth))]
+
+    # ---- what is learned ------------------------------------------------------------------------------------------
 
     def observe(self, event: EngineEvent, now: float) -> None:
         if isinstance(event, Added) and event.seq.state is not SeqState.FINISHED:
-            self._since[event.seq.id] = self.frame
+            self._columns.add(event.seq, self.frame)
         elif isinstance(event, Aborted):
-            self._since.pop(event.seq.id, None)
+            self._forget(event.seq)
         elif isinstance(event, StepRan):
-            self._observe_step(event)
+            self._observe_step(event, now)
 
-    def _observe_step(self, event: StepRan) -> None:
-        step = event.step
+    def _forget(self, seq: Seq) -> None:
+        self._columns.drop(seq)
+        self._ran.pop(seq, None)
+        self._begun.pop(seq, None)
+
+    def _observe_step(self, event: StepRan, now: float) -> None:
+        step, columns = event.step, self._columns
         seqs = [*step.decodes, *(chunk.seq for chunk in step.chunks)]
-        self._ran = {seq.id for seq in seqs if seq.finish is None}
+        before, self._ran = self._ran, dict.fromkeys(seq for seq in seqs if seq.finish is None)
+        for seq in before:
+            if seq not in self._ran and seq.finish is None:
+                self._begun[seq] = None
+        frame = self.frame
         self._steps += event.repeats
         for seq in seqs:
-            if seq.finish is None:
-                self._since[seq.id] = self.frame
-            else:
-                self._since.pop(seq.id, None)
-        if step.decodes and not step.chunks:
-            self._decode_s += event.seconds
-            self._decode_steps += event.repeats
+            self._begun.pop(seq, None)
+            if seq.finish is not None:
+                self._cutoff.earned(_earned(seq, now))
+                self._forget(seq)
+        for seq in self._ran:
+            if seq not in columns.rows:
+                columns.add(seq, frame)
+        if self.frame != frame:
+            self._cutoff.tick(self.frame)
+        if self._ran:
+            columns.ran(self._ran, self.frame)
+        if step.decodes and event.seconds:
+            each = event.seconds / event.repeats
+            weight = 1.0 if self._token_s is None else 1.0 - (1.0 - SPEED_WEIGHT) ** event.repeats
+            self._token_s = self.token_s + weight * (each - self.token_s)
 
 
-def _standing(seq: Seq, found: Standings, index: int) -> Standing:
-    return Standing(float(found.priority[index]), float(found.goodput[index]), seq.computed)
-
-
-def _promised(seq: Seq) -> float:
-    """When the last token is due."""
-    return seq.due + (seq.max_tokens - 1) * seq.tpot_s if seq.max_tokens > 1 else seq.due
+def _earned(seq: Seq, now: float) -> float:
+    """Goodput of a sequence that just ended, for comparing cutoffs: its tokens, or nothing if it came too late."""
+    if seq.estimate is not None and not seq.estimate.each_token:
+        return float(seq.tokens) if now <= seq.estimate.latest else 0.0
+    late = now > seq.due + (seq.output_tokens - 1) * seq.tpot_s if seq.output_tokens > 1 else now > seq.due
+    return 0.0 if late else float(seq.output_tokens)

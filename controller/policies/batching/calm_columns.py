@@ -1,0 +1,207 @@
+"""What CALM knows of every sequence, as columns: one numpy row each, so that thousands are weighed in a millisecond.
+
+A row is filled when its sequence comes and again when it has made progress. A sequence without an Estimate is taken at
+its word: `max_tokens` long, due at its last token's time, worth its remaining tokens times `value`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from controller.core.steps import Seq
+
+Column = np.ndarray
+LEAST_S = 1e-9  # of generation: a sequence about to end divides by its last step, not by zero
+FIRST_ROWS = 256
+
+
+class Pace(NamedTuple):
+    """Seconds that work takes: a token of one sequence in the running batch, a prompt token, and how many sequences a
+    prompt token holds up."""
+
+    token_s: float
+    prefill_s: float
+    crowd: float
+
+
+class Standings(NamedTuple):
+    """By row (or in the order asked for): eq. 4.1's parts. `slack` is seconds to spare, negative: cannot be kept."""
+
+    priority: Column
+    goodput: Column
+    generation_s: Column
+    slack: Column
+
+
+def margin_goodput(goodput: Column, generation_s: Column, waited: Column | float = 0.0, bonus: float = 0.0) -> Column:
+    """Eq. 4.1 with the starvation term: goodput per second, higher goes first."""
+    found: Column = (goodput + bonus * waited) / np.maximum(generation_s, LEAST_S)
+    return found
+
+
+class Columns:
+    """Rows by sequence. Freed rows are used again; `alive` says which hold somebody."""
+
+    FLOATS = ("prompt", "held", "left", "prefill", "produced", "goodput", "due", "pace", "stage_due", "latest", "since")
+
+    def __init__(self) -> None:
+        self.rows: dict[Seq, int] = {}
+        self.seqs: list[Seq | None] = []
+        self._free: list[int] = []
+        self._groups: dict[str, list[int]] = {}  # program to (its number, open calls)
+        self._free_groups: list[int] = []
+        self._most_groups = 0
+        self._size = 0
+        self._grow(FIRST_ROWS)
+
+    def _grow(self, size: int) -> None:
+        for name in self.FLOATS:
+            column = np.zeros(size)
+            if self._size:
+                column[: self._size] = getattr(self, name)
+            setattr(self, name, column)
+        for name, kind in (("each", bool), ("alive", bool), ("group", np.intp)):
+            column = np.zeros(size, kind)
+            if self._size:
+                column[: self._size] = getattr(self, name)
+            setattr(self, name, column)
+        self.seqs.extend([None] * (size - self._size))
+        self._free.extend(range(size - 1, self._size - 1, -1))
+        self._size = size
+
+    prompt: Column
+    held: Column  # tokens in the KV cache
+    left: Column  # tokens to generate, at most
+    prefill: Column  # prompt (or recomputed) tokens before the next one
+    produced: Column
+    goodput: Column
+    due: Column  # of the first token
+    pace: Column  # target seconds a token
+    stage_due: Column
+    latest: Column
+    since: Column  # frame in which it last ran
+    each: Column
+    alive: Column
+    group: Column
+
+    def add(self, seq: Seq, frame: int) -> None:
+        if not self._free:
+            self._grow(2 * self._size)
+        row = self._free.pop()
+        self.rows[seq], self.seqs[row] = row, seq
+        estimate = seq.estimate
+        name = estimate.program if estimate is not None and estimate.program else f"\0{row}"
+        self.group[row] = self._join(name)
+        self.alive[row], self.since[row] = True, frame
+        self.prompt[row], self.due[row], self.pace[row] = seq.prompt_tokens, seq.due, seq.tpot_s
+        if estimate is None:
+            self.latest[row] = self.stage_due[row] = _promised(seq)
+            self.each[row] = False
+        else:
+            self.each[row], self.goodput[row] = estimate.each_token, estimate.goodput
+            self.latest[row] = math.inf if estimate.each_token else estimate.latest
+            self.stage_due[row] = min(estimate.due, self.latest[row])
+        self.refresh((seq,))
+
+    def _join(self, name: str) -> int:
+        known = self._groups.get(name)
+        if known is None:
+            if self._free_groups:
+                number = self._free_groups.pop()
+            else:
+                number, self._most_groups = self._most_groups, self._most_groups + 1
+            known = self._groups[name] = [number, 0]
+        known[1] += 1
+        return known[0]
+
+    def drop(self, seq: Seq) -> None:
+        row = self.rows.pop(seq, None)
+        if row is None:
+            return
+        self.seqs[row] = None
+        self.alive[row] = False
+        estimate = seq.estimate
+        name = estimate.program if estimate is not None and estimate.program else f"\0{row}"
+        known = self._groups[name]
+        known[1] -= 1
+        if not known[1]:
+            self._free_groups.append(self._groups.pop(name)[0])
+        self._free.append(row)
+
+    def refresh(self, seqs: Iterable[Seq]) -> None:
+        """Take over the progress of these."""
+        for seq in seqs:
+            row = self.rows[seq]
+            produced = seq.output_tokens
+            estimate = seq.estimate
+            upper = seq.max_tokens if estimate is None else estimate.length.upper(produced)
+            left = max(1, upper - produced)
+            needed = seq.prompt_tokens + produced - seq.computed
+            self.left[row], self.produced[row], self.held[row] = left, produced, seq.computed
+            self.prefill[row] = 0 if produced and needed == 1 else needed
+            if estimate is None:
+                self.goodput[row] = left * seq.value
+
+    def ran(self, seqs: Iterable[Seq], frame: int) -> None:
+        self.since[[self.rows[seq] for seq in seqs]] = frame
+
+    def synchronise(self, seqs: Sequence[Seq], frame: int) -> None:
+        """Exactly these are there. Costs a comparison of counts and ends where nobody came or went unseen."""
+        if len(seqs) == len(self.rows) and (not seqs or (seqs[0] in self.rows and seqs[-1] in self.rows)):
+            return
+        for seq in set(self.rows).difference(seqs):
+            self.drop(seq)
+        for seq in seqs:
+            if seq not in self.rows:
+                self.add(seq, frame)
+
+    def weigh(self, now: float, frame: int, pace: Pace, starvation: float) -> Standings:
+        """All rows at once; those of nobody have priority -1.
+
+        Generation is charged in slot-seconds: a token holds one slot for `token_s`, a prompt token holds up all that
+        run. Slack counts elapsed time. Calls of a program share one priority and one fate.
+        """
+        alive = self.alive
+        elapsed = self.left * pace.token_s + self.prefill * pace.prefill_s
+        work = self.left * pace.token_s + self.prefill * (pace.prefill_s * max(1.0, pace.crowd))
+        work[~alive] = 0.0
+        kept = self._on_time(now, pace)
+        goodput = np.where(self.each, kept, self.goodput)
+        slack = self.latest - now - elapsed
+        slack[self.each] = -self._behind(now, pace)[self.each]
+        first_late = (self.produced == 0) & (now + self.prefill * pace.prefill_s > self.due)
+        lost = np.where(self.each, kept < 1.0, first_late | (slack < 0)) & alive
+        work = np.bincount(self.group, work, self._most_groups)[self.group] if self._most_groups else work
+        lost = (np.bincount(self.group, lost, self._most_groups) > 0)[self.group] if self._most_groups else lost
+        order = np.where(self.each, slack, self.stage_due - now - elapsed)
+        priority = margin_goodput(goodput, work, np.maximum(0.0, frame - self.since), starvation)
+        priority[~alive] = -1.0
+        order = np.where(lost, np.minimum(order, 0.0) - LEAST_S, np.maximum(order, 0.0))
+        return Standings(priority, goodput, elapsed, order)
+
+    def _behind(self, now: float, pace: Pace) -> Column:
+        """How much too late the next token comes if the sequence runs from now on (negative: early), seconds."""
+        next_at = now + pace.token_s + self.prefill * pace.prefill_s
+        with np.errstate(invalid="ignore"):
+            paced = np.where(self.produced > 0, self.produced * self.pace, 0.0)
+        return np.asarray(next_at - self.due - paced)
+
+    def _on_time(self, now: float, pace: Pace) -> Column:
+        """How many of the remaining tokens would still come by their own times, if it ran from now on."""
+        behind = self._behind(now, pace)
+        gain = self.pace - pace.token_s  # caught up with each token
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lost = np.ceil(np.maximum(0.0, behind) / gain)
+            kept = np.where(gain > 0, self.left - np.where(np.isnan(lost), 0.0, lost), np.floor(behind / gain) + 1.0)
+        kept = np.where((gain <= 0) & (behind > 0), 0.0, kept)
+        found: Column = np.clip(np.nan_to_num(kept, nan=0.0, posinf=np.inf, neginf=0.0), 0.0, self.left)
+        return found
+
+
+def _promised(seq: Seq) -> float:
+    """When the last token is due."""
+    return seq.due + (seq.max_tokens - 1) * seq.tpot_s if seq.max_tokens > 1 else seq.due

@@ -1,0 +1,54 @@
+"""CALM's cutoff p, adapted online: try values, keep the one that earned most (Concord sec. 4.2; the rule is ours).
+
+The paper says that p is adapted by "exploring different thresholds", not how. Here: an epoch of `frames` with one
+value; after every value has had an epoch, the best one rules, and each `explore_every`-th epoch tries the next of the
+others in turn. A value's score is a decaying mean of goodput per frame, so that old traffic is forgotten.
+Deterministic. Cost: O(values) an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DECAY = 0.5  # weight of an epoch against all before it
+
+
+class AdaptiveCutoff:
+    def __init__(self, values: Sequence[float], frames: int = 40, explore_every: int = 5) -> None:
+        self.values = tuple(values)
+        self._frames = frames
+        self._explore_every = explore_every
+        self._scores: dict[float, float] = {}
+        self._index = 0
+        self._epoch = 0
+        self._explored = 0
+        self._began = 0
+        self._earned = 0.0
+
+    @property
+    def value(self) -> float:
+        return self.values[self._index]
+
+    def earned(self, goodput: float) -> None:
+        self._earned += goodput
+
+    def tick(self, frame: int) -> None:
+        """A frame has begun."""
+        spent = frame - self._began
+        if spent < self._frames:
+            return
+        score, before = self._earned / spent, self._scores.get(self.value)
+        self._scores[self.value] = score if before is None else before + DECAY * (score - before)
+        self._earned, self._began = 0.0, frame
+        self._epoch += 1
+        self._index = self._next()
+
+    def _next(self) -> int:
+        count = len(self.values)
+        untried = [index for index, value in enumerate(self.values) if value not in self._scores]
+        if untried:
+            return untried[0]
+        if self._epoch % self._explore_every == 0:
+            self._explored += 1
+            return self._explored % count
+        return max(range(count), key=lambda index: (self._scores[self.values[index]], self.values[index]))
