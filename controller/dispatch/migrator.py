@@ -64,7 +64,6 @@ class Transfer:
     """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
 
     __slots__ = (
-        "binds",
         "excluded",
         "failures",
         "kv_tokens",
@@ -83,7 +82,6 @@ class Transfer:
         self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0
-        self.binds = True
         self.failures = 0
         self.not_before = -math.inf
         self.excluded: set[str] = set()

@@ -1,8 +1,8 @@
 """Where the decode stage of a prefilled request runs: what the migrator asks. Registered by name, as policies are.
 
-`tpot_budget` is HyperFlexis' Migrator (sec. 5.1, P/D: Alg. 1 on the decode stage, requests by TPOT, the interval of one
-decode step). `least_outstanding` and `round_robin` are what P/D routers do today; `one_shot` chooses when the prefill is
-sent, which HyperFlexis argues against.
+`tpot_budget` is HyperFlexis' Migrator (sec. 5.1, P/D: Alg. 1 on the decode stage, requests by TPOT, decisions at every
+decode step). `least_outstanding` and `round_robin` are what P/D routers do today; `one_shot` chooses when the prefill
+is sent, which HyperFlexis argues against.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def least_loaded(workers: Sequence[Worker]) -> Worker | None:
 
 @MIGRATIONS.register("tpot_budget")
 class TpotBudget:
-    """HyperFlexis' Migrator: tightest TPOT first, the earliest-maturing decode instance whose step stays under the TPOT.
+    """HyperFlexis' Migrator: tightest TPOT first, to the earliest-maturing instance whose step stays under the TPOT.
 
-    A request fits an instance if eq. 2 with it in the batch is at most `share` of the tightest TPOT there and of its own
-    pace (its TPOT less what waiting has cost it so far), if a slot is free and if the KV of its prompt and expected
+    A request fits an instance if eq. 2 with it in the batch is at most `share` of the tightest TPOT there and of its
+    own pace (its TPOT less what waiting has cost it so far), if a slot is free and if the KV of its prompt and expected
     answer fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
-    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; it goes where eq. 2 with
-    it harms nobody that is there, and binds nobody after it. Cost: linear in decode instances.
+    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; it goes where eq. 2
+    with it harms nobody that is there, and binds nobody after it. Cost: linear in decode instances.
     """
 
     name: ClassVar[str] = "tpot_budget"
