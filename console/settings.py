@@ -53,7 +53,7 @@ _database["OPTIONS"] |= {"connect_timeout": 5, "application_name": f"slackline-{
 if ROLE in ("console", "gateway"):  # the server too gives up what its client no longer waits for
     _database["OPTIONS"]["options"] = f"-c statement_timeout={int(DATABASE_TIMEOUT_S * 1000)}"
 if ROLE == "console":
-    _database["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 5}
+    _database["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 2}
 DATABASES = {
     "default": {
         "ENGINE": "controller.postgres",
