@@ -3,7 +3,18 @@
 from controller.engine.blocks import BlockError, BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
+from controller.engine.preemptive import PreemptivePrefill
 from controller.engine.scheduler import EngineScheduler
+from controller.engine.tasks import PreemptionConfig
 from controller.engine.totals import Totals
 
-__all__ = ["BlockError", "BlockManager", "EngineConfig", "EngineScheduler", "ProtocolError", "Totals"]
+__all__ = [
+    "BlockError",
+    "BlockManager",
+    "EngineConfig",
+    "EngineScheduler",
+    "PreemptionConfig",
+    "PreemptivePrefill",
+    "ProtocolError",
+    "Totals",
+]

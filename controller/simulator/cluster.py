@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.simulator.instance import Instance
+from controller.simulator.preemptive_instance import PreemptiveInstance
 from controller.simulator.results import InstanceUse
 from controller.simulator.settings import SimulationSettings
 
@@ -54,7 +55,9 @@ class Cluster:
             return None
         slot, since = wanted
         kinds = self._settings.instances
-        instance = Instance(name, kinds[slot if slot < len(kinds) else 0], since, self._settings.leaps)
+        wanted_kind = kinds[slot if slot < len(kinds) else 0]
+        kind = PreemptiveInstance if wanted_kind.engine_kind == "preemptive_prefill" else Instance
+        instance = kind(name, wanted_kind, since, self._settings.leaps)
         self._live[name] = instance
         self._slots[slot] = name
         return instance

@@ -10,14 +10,23 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients
-from controller.engine import EngineConfig
+from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import BATCHINGS, Batching
+from controller.policies.batching.slo_aware_batching import SloAwareBatching
+from controller.predict.boundaries import ComposedBoundaries, shape
 from controller.scale import ScalingConfig
+
+ENGINE_KINDS = ("continuous", "preemptive_prefill")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """One engine. `latency` is the truth; `believed` what the dispatcher starts from (None: the truth)."""
+    """One engine. `latency` is the truth; `believed` what the dispatcher starts from (None: the truth).
+
+    `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are the `slo_aware_batching` policy's (with
+    predictions from the believed latency unless `batching_settings` says otherwise), `preemption` holds fields of
+    PreemptionConfig, and `model_shape` gives the operators that its boundaries are composed from.
+    """
 
     latency: LatencyCoefficients
     kv_tokens: int = 262_144
@@ -32,10 +41,12 @@ class InstanceSettings:
     believed: LatencyCoefficients | None = None
     unit_cost: float = 1.0
     model: str = "model"
+    engine_kind: str = "continuous"
+    preemption: Mapping[str, Any] = field(default_factory=dict)
+    model_shape: str = "llama3-8b"
 
     def __post_init__(self) -> None:
-        self.engine_config()
-        self.build_batching()
+        self.build_engine()
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
@@ -57,6 +68,35 @@ class InstanceSettings:
             prefix_caching=self.prefix_caching,
         )
 
+    def build_engine(self) -> EngineScheduler:
+        """A fresh one for each run. Raises ConfigError for a setting that is wrong or has no effect here."""
+        if self.engine_kind not in ENGINE_KINDS:
+            valid = ", ".join(ENGINE_KINDS)
+            raise ConfigError(f"unknown engine_kind {self.engine_kind!r}; valid: {valid}", field="engine_kind")
+        batching = self.build_batching()
+        if self.engine_kind == "continuous":
+            if self.preemption:
+                raise ConfigError("preemption needs engine_kind preemptive_prefill", field="preemption")
+            return EngineScheduler(self.engine_config(), batching)
+        if not isinstance(batching, SloAwareBatching):
+            raise ConfigError("engine_kind preemptive_prefill needs batching slo_aware_batching", field="batching")
+        shape(self.model_shape)
+        return PreemptivePrefill(self.engine_config(), batching, self.preemption_config())
+
+    def preemption_config(self) -> PreemptionConfig:
+        valid = set(PreemptionConfig.__dataclass_fields__)
+        if unknown := sorted(set(self.preemption) - valid):
+            names = ", ".join(sorted(valid))
+            raise ConfigError(
+                f"preemption has no setting {unknown[0]!r}; valid: {names}", field=f"preemption.{unknown[0]}"
+            )
+        believed = self.believed or self.latency
+        decode = {name: getattr(believed, name) for name in ("decode_a", "decode_b", "decode_c")}
+        return PreemptionConfig(**{**decode, **self.preemption})
+
+    def build_boundaries(self) -> ComposedBoundaries:
+        return ComposedBoundaries(self.preemption_config().boundary, shape(self.model_shape), self.latency)
+
     def build_batching(self) -> Batching:
         policy = BATCHINGS[self.batching]
         config_type = getattr(policy, "Config", None)
@@ -70,7 +110,11 @@ class InstanceSettings:
                 f"batching {self.batching} has no setting {unknown[0]!r}; valid: {names}",
                 field=f"batching_settings.{unknown[0]}",
             )
-        built: Batching = policy(config_type(**self.batching_settings))
+        given = dict(self.batching_settings)
+        if self.engine_kind == "preemptive_prefill" and {"prefill_a", "prefill_b", "prefill_c"} <= valid:
+            believed = self.believed or self.latency
+            given = {name: getattr(believed, name) for name in ("prefill_a", "prefill_b", "prefill_c")} | given
+        built: Batching = policy(config_type(**given))
         return built
 
     def spec(self, instance_id: str) -> InstanceSpec:

@@ -3,9 +3,12 @@
 from controller.policies.batching import (
     calm,
     chunked_prefill,
+    credit_based,
     iteration_level,
     kairos_decode,
     kairos_urgency,
+    ordered_chunks,
+    simulated_annealing,
     slo_aware_batching,
     vllm_v1,
 )
@@ -19,9 +22,12 @@ __all__ = [
     "Pausing",
     "calm",
     "chunked_prefill",
+    "credit_based",
     "iteration_level",
     "kairos_decode",
     "kairos_urgency",
+    "ordered_chunks",
+    "simulated_annealing",
     "slo_aware_batching",
     "vllm_v1",
 ]

@@ -1,4 +1,4 @@
-"""FlowPrefill's SLO-aware batching under slack-aware EDF: the most urgent prompt, and what its slack can carry.
+"""FlowPrefill's SLO-aware batching: the most urgent prompt, and what its slack can carry.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Alg. 1 and eq. 3. Before each step prompts are
 ranked by S-EDF on the time *still* needed. If the first has not begun, others that have not begun are batched with it,
@@ -6,18 +6,21 @@ in rank order, while its remaining time exceeds the predicted latency of the who
 `batch_tokens` (both strict); one that does not fit is skipped, not the end of the scan. A prompt larger than the budget
 runs alone, never not at all. A prompt that has begun runs on with nothing added, as a resumed execution does.
 
-Deviations: this engine can change its mind between steps only, so preemption is at chunk boundaries (a step's tokens
-are bounded by the engine's budget, the paper's CP baselines with S-EDF); operator and layer boundaries need an executor
-that suspends. Members of a batch keep ranks of their own once begun, in the paper they are resumed with the head. On a
-collocated engine the decodes come first, the paper has one prefill and one decode instance.
+Under `controller.engine.PreemptivePrefill` these are the rules of its rounds, and preemption is within a step. Under
+the continuous scheduler, which can change its mind between steps only, the deviations are: preemption at chunk
+boundaries (a step's tokens are bounded by the engine's budget); members of a batch keep ranks of their own once begun,
+in the paper they are resumed with the head. On a collocated engine the decodes come first, the paper has one prefill
+and one decode instance.
 
-`prefill_a`, `prefill_b`: predicted latency of n tokens, a + b x n seconds; `batch_tokens` 4,096, the paper's G.
+`prefill_a`, `_b`, `_c`: predicted latency of n tokens, a + b n + c n^2 seconds (sec. 6.4: a polynomial in tokens,
+fitted offline; a batch counts as one prompt of its length). `batch_tokens` 4,096: the paper's G, 4K to 8K alike there.
+`ordering`: `s_edf`, or what the paper compares it with, `d_edf`, `edf`, `fcfs`. `batch` false: one prompt at a time.
 Cost: O(n log n) in prompts a step. Not steady: ranks move with time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,32 +28,41 @@ from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import Prompting, fill, prompts
-from controller.policies.ordering.slack_aware_edf import slack_key
+from controller.policies.ordering.prefill_orders import prefill_order
 
 
 @dataclass(frozen=True, slots=True)
 class SloAwareBatchingConfig:
     prefill_a: float = 0.01
     prefill_b: float = 1e-4
+    prefill_c: float = 0.0
     batch_tokens: int = 4096
+    ordering: str = "s_edf"
+    batch: bool = True
 
     def __post_init__(self) -> None:
-        if self.prefill_a < 0 or not self.prefill_b > 0:
-            raise ConfigError("prefill_a must not be negative and prefill_b positive", field="prefill_b")
+        if min(self.prefill_a, self.prefill_c) < 0 or not self.prefill_b > 0:
+            raise ConfigError("prefill_a and prefill_c must not be negative and prefill_b positive", field="prefill_b")
         if self.batch_tokens < 1:
             raise ConfigError("batch_tokens must be at least 1", field="batch_tokens")
+        prefill_order(self.ordering)
 
 
 def batch_with(
-    head_tokens: int, candidates: Sequence[int], remaining_s: float, budget: int, predict: Callable[[int], float]
+    head_tokens: int, candidates: Iterable[int], remaining_s: float, budget: int, predict: Callable[[int], float]
 ) -> list[int]:
-    """Alg. 1: indices of the candidates (tokens each, in rank order) that are batched under the head."""
+    """Alg. 1: indices of the candidates (tokens each, in rank order) that are batched under the head.
+
+    The scan ends where not even one more token would fit, which no candidate behind it could change.
+    """
     total, chosen = head_tokens, []
     for index, tokens in enumerate(candidates):
         grown = total + tokens
         if remaining_s > predict(grown) and grown < budget:
             chosen.append(index)
             total = grown
+        elif total + 1 >= budget or remaining_s <= predict(total + 1):
+            break
     return chosen
 
 
@@ -62,16 +74,25 @@ class SloAwareBatching:
 
     def __init__(self, config: SloAwareBatchingConfig | None = None) -> None:
         self.config = config or SloAwareBatchingConfig()
+        self.order = prefill_order(self.config.ordering)
 
     def predict(self, tokens: int) -> float:
-        return self.config.prefill_a + self.config.prefill_b * tokens
+        config = self.config
+        return config.prefill_a + config.prefill_b * tokens + config.prefill_c * tokens * tokens
+
+    def members(self, head_tokens: int, candidates: Iterable[int], remaining_s: float) -> list[int]:
+        """Alg. 1 with this policy's settings."""
+        if not self.config.batch:
+            return []
+        return batch_with(head_tokens, candidates, remaining_s, self.config.batch_tokens, self.predict)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         decodes = [Grant(seq, 1) for seq in engine.running if seq.decoding][: engine.token_budget]
         full = len(engine.running) >= engine.max_num_seqs
+        key = self.order.key
         ranked = sorted(
             (item for item in prompts(engine) if not (full and item.queued)),
-            key=lambda i: (*slack_key(i.seq.due, self.predict(i.needed), now), i.seq.arrival, i.seq.id),
+            key=lambda i: (*key(i.seq.due, self.predict(i.needed), i.seq.arrival, now), i.seq.arrival, i.seq.id),
         )
         return decodes + fill(engine, self._batch(ranked, now), engine.token_budget - len(decodes))
 
@@ -80,8 +101,7 @@ class SloAwareBatching:
             return list(ranked[:1])
         head, *others = ranked
         fresh = [item for item in others if item.queued]
-        needs = [item.needed for item in fresh]
-        found = batch_with(head.needed, needs, head.seq.due - now, self.config.batch_tokens, self.predict)
+        found = self.members(head.needed, (item.needed for item in fresh), head.seq.due - now)
         return [head, *(fresh[index] for index in found)]
 
     def observe(self, event: EngineEvent, now: float) -> None:

@@ -1,0 +1,334 @@
+"""FlowPrefill's prefill scheduler: event-driven rounds, and preemption inside a running step.
+
+"FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Alg. 2 with Alg. 1 for batches and eq. 3 for
+the order. A round happens when a prompt arrives and when a batch is done (or a client hangs up), never in between:
+about two for each request. It ranks what waits, what runs and what lies suspended; the first becomes the device's work.
+If something else runs there, that is signalled to stop, stops at its next boundary (operator, layer or chunk), and only
+then the new one begins; whatever was suspended is resumed where it stopped, computing the same bits.
+
+Read otherwise than printed: the running task is not among the candidates of a batch (line 14 would execute it twice)
+and is cleared before the round that its end causes; needs are times *still* needed, so that what is nearly done does
+not look hopeless; a batch ranks as its head with the tokens of the whole batch. Ours: prompts that arrive while a
+signal is out are ranked at once and may change what follows it; a prompt that finds no KV blocks or no slot waits and
+lets suspended work go first, whose blocks are held; blocks for the longest output are reserved at admission, so nothing
+is recomputed. A batch is one step, whatever the engine's `max_num_batched_tokens`, unless `chunk_tokens` cuts it.
+
+Sequences that go on decoding here (the paper's intra-device P/D runs them beside the prefill; one device can do one
+thing at a time): a decode step of all of them is put between boundaries at the last moment that still keeps every mean
+time per token, and without delay while no prompt is there.
+
+The outer interface is EngineScheduler's. Cost: O(log n) a round in what waits, plus the scan of Alg. 1 on a submission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.core.steps import (
+    Added,
+    Discard,
+    EngineAction,
+    EngineEvent,
+    EngineReply,
+    FinishReason,
+    Release,
+    Resume,
+    Resumed,
+    Seq,
+    SeqState,
+    Start,
+    Step,
+    StepDone,
+    StepsDone,
+    Suspend,
+    Suspended,
+)
+from controller.engine.assembly import assemble
+from controller.engine.config import EngineConfig
+from controller.engine.decode_turns import DecodeTurns
+from controller.engine.errors import ProtocolError
+from controller.engine.ranked import RankedQueue
+from controller.engine.scheduler import EngineScheduler
+from controller.engine.tasks import PreemptionConfig, RoundTotals, Task, holds
+from controller.policies.batching.slo_aware_batching import SloAwareBatching
+
+
+class PreemptivePrefill(EngineScheduler):
+    """`rounds` counts what sec. 6.4 of the paper measures."""
+
+    def __init__(
+        self, config: EngineConfig, batching: SloAwareBatching, preemption: PreemptionConfig | None = None
+    ) -> None:
+        super().__init__(config, batching)
+        self.preemption = preemption or PreemptionConfig()
+        self.rounds = RoundTotals()
+        self._rules = batching
+        self._ranked = RankedQueue(batching.order)
+        self._suspended: list[Task] = []
+        self._task: Task | None = None  # on the device; None too while a decode step runs there
+        self._next: Task | Seq | None = None  # what the last round chose
+        self._round = False
+        self._turns = DecodeTurns(self.preemption)
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[EngineEvent], now: float) -> EngineReply:
+        actions: list[EngineAction] = []
+        for event in events:
+            self._apply(event, now, actions)
+            self.batching.observe(event, now)
+        if self._round:
+            self._choose(now)
+        self._act(now, actions)
+        return EngineReply(actions, self._wake_at(now))
+
+    def _wake_at(self, now: float) -> float | None:
+        """When the running prompts must make way for a decode step, if no event comes before."""
+        task = self._task
+        if task is None or task.signalled_at is not None or self.preemption.boundary == "none":
+            return None
+        return self._turns.due(self._decoding, now)
+
+    def _apply(self, event: EngineEvent, now: float, actions: list[EngineAction]) -> None:
+        match event:
+            case StepDone() | StepsDone():
+                task, self._task = self._task, None
+                super()._apply(event, now, actions)
+                if task is not None:
+                    self._ran(task, now)
+                else:
+                    self._look_for_room()
+            case Suspended(step_id, seconds):
+                self._stopped(step_id, seconds, now)
+            case Added(seq):
+                super()._apply(event, now, actions)
+                if seq.state is SeqState.WAITING:
+                    self._enqueue(seq, now)
+            case Release():
+                super()._apply(event, now, actions)
+                self._look_for_room()
+            case Resumed():
+                super()._apply(event, now, actions)
+                self._round = True
+            case _:
+                super()._apply(event, now, actions)
+
+    def _enqueue(self, seq: Seq, now: float) -> None:
+        self._ranked.add(seq, self._rules.predict(self.uncached(seq)), now)
+        self._round = True
+
+    def _look_for_room(self) -> None:
+        """Blocks were given back: who found none before may now."""
+        self._round |= self._next is None and len(self._ranked) > 0
+
+    def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
+        raise ProtocolError("a prefill engine takes over no KV of others")
+
+    def _abort(self, seq: Seq, reason: FinishReason, actions: list[EngineAction]) -> None:
+        if seq.state is SeqState.WAITING:
+            self._ranked.remove(seq)
+        self._round |= seq.state is not SeqState.FINISHED
+        super()._abort(seq, reason, actions)
+
+    # ---- the end of a part ----------------------------------------------------------------------------------------
+
+    def _ran(self, task: Task, now: float) -> None:
+        """A step of the task has ended; it may have been signalled to stop."""
+        task.used_s += now - task.since
+        task.step, task.step_s = None, 0.0
+        self._answered(task, now)
+        if task.unfinished:
+            self._suspended.append(task)
+            self._next = self._next or task
+        else:
+            self._round = True
+
+    def _stopped(self, step_id: int, seconds: float, now: float) -> None:
+        task = self._task
+        if task is None or task.step is None or task.step.id != step_id or task.signalled_at is None:
+            raise ProtocolError(f"step {step_id} was not asked to stop")
+        task.used_s += seconds - task.step_s
+        task.step_s = seconds
+        self._answered(task, now)
+        self._task = self._step = None
+        self._suspended.append(task)
+        self.rounds.preempts += 1
+        self._after_steps()
+
+    def _answered(self, task: Task, now: float) -> None:
+        if task.signalled_at is not None:
+            self.rounds.blocked(now - task.signalled_at)
+            task.signalled_at = None
+
+    # ---- a round (Alg. 2) -----------------------------------------------------------------------------------------
+
+    def _choose(self, now: float) -> None:
+        self._round = False
+        self.rounds.rounds += 1
+        best: Task | Seq | None = None
+        key = None
+        for task in self._live_tasks():
+            rank = self._ranked.key(task.unfinished[0], task.needed_s(now, task is self._task), now)
+            if key is None or rank < key:
+                best, key = task, rank
+        self._ranked.advance(now)
+        first = self._ranked.first
+        if first is not None and (key is None or first[0] < key) and self._has_room(first[1]):
+            best = first[1]
+        self._next = best
+
+    def _live_tasks(self) -> list[Task]:
+        tasks = self._suspended if self._task is None else [*self._suspended, self._task]
+        return [task for task in tasks if task.unfinished]
+
+    def _has_room(self, seq: Seq) -> bool:
+        return len(self._running) < self.config.max_num_seqs and self._blocks_wanted(seq) <= self.blocks.free
+
+    def _longest(self, seq: Seq) -> int:
+        """Tokens whose KV it can come to hold: its newest token's is never computed."""
+        left = max(1, seq.max_tokens - seq.output_tokens)
+        return min(seq.tokens + left, self.config.max_model_len) - 1
+
+    def _blocks_wanted(self, seq: Seq) -> int:
+        return self.blocks.blocks_for(self._longest(seq))
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def _act(self, now: float, actions: list[EngineAction]) -> None:
+        if self._step is not None:
+            self._signal_if_wanted(now, actions)
+            return
+        self._forget_dead(actions)
+        if self._paused is not None:
+            self._drop_all_if_asked(now, actions)
+            return
+        decoding = self._decoding
+        if decoding and (self._next is None or self._turns.is_due(decoding, now)):
+            self.rounds.decode_turns += 1
+            self._step = self._compiled(dict.fromkeys(decoding[: self.token_budget], 1), now)
+            actions.append(Start(self._step))
+        elif self._next is not None:
+            self._run(self._next, now, actions)
+
+    def _signal_if_wanted(self, now: float, actions: list[EngineAction]) -> None:
+        task = self._task
+        if task is None or task.step is None or task.signalled_at is not None:
+            return
+        if self.preemption.boundary == "none":
+            return
+        if self._next is task and not self._turns.is_due(self._decoding, now):
+            return
+        if self._next is None and task.unfinished:
+            return
+        task.signalled_at = now
+        self.rounds.signals += 1
+        if self.preemption.boundary != "chunk":  # a chunk ends by itself
+            actions.append(Suspend(task.step.id))
+
+    def _run(self, chosen: Task | Seq, now: float, actions: list[EngineAction]) -> None:
+        if isinstance(chosen, Seq):
+            task = self._submit(chosen, now)
+        else:
+            task = chosen
+            self._suspended.remove(task)
+        task.since = now
+        self._task = self._next = task
+        if task.step is None:
+            task.step = self._step = self._compiled(self._chunk(task), now)
+            actions.append(Start(task.step))
+        else:
+            self._step = task.step
+            self.rounds.resumes += 1
+            actions.append(Resume(task.step.id))
+
+    def _submit(self, head: Seq, now: float) -> Task:
+        others = [seq for seq in self._ranked if seq is not head]
+        needs = [self.uncached(seq) for seq in others] if self.config.prefix_caching else [s.tokens for s in others]
+        found = self._rules.members(self.uncached(head), needs, head.due - now)
+        members = [
+            seq for seq in (head, *(others[index] for index in found)) if self._has_room(seq) and self._take(seq)
+        ]
+        if not members:
+            raise ProtocolError(f"no room for {head.id!r}, which was found a moment ago")
+        tokens = sum(seq.remaining for seq in members)
+        self.rounds.submits += 1
+        self.rounds.batched += len(members) - 1
+        chunks = -(-tokens // (self.preemption.chunk_tokens or tokens))
+        return Task(members, self._rules.predict(tokens) + (chunks - 1) * self._rules.predict(0))
+
+    def _take(self, seq: Seq) -> bool:
+        """Out of the queue, with blocks for all it can come to hold."""
+        seq.cached = self.blocks.take_prefix(seq)
+        if not self.blocks.extend(seq, self._longest(seq) - seq.computed):
+            self.blocks.release(seq)
+            return False
+        self._waiting.remove(seq)
+        self._ranked.remove(seq)
+        seq.state = SeqState.RUNNING
+        self._running.add(seq)
+        self.totals.admitted(seq, self.config.prefix_caching)
+        return True
+
+    def _compiled(self, planned: dict[Seq, int], now: float) -> Step:
+        self.totals.steps += 1
+        step = assemble(self.totals.steps, planned, now)
+        self.totals.step_tokens += step.tokens
+        return step
+
+    def _chunk(self, task: Task) -> dict[Seq, int]:
+        """The next step's tokens: everything, or as much as a chunk holds, member by member."""
+        left = self.preemption.chunk_tokens or sum(seq.remaining for seq in task.unfinished)
+        planned: dict[Seq, int] = {}
+        for seq in task.unfinished:
+            if left <= 0:
+                break
+            planned[seq] = min(seq.remaining, left)
+            left -= planned[seq]
+        return planned
+
+    # ---- sequences that end early, pauses, decodes ------------------------------------------------------------------
+
+    @property
+    def _decoding(self) -> list[Seq]:
+        return [seq for seq in self._running.items() if seq.decoding]
+
+    def _forget_dead(self, actions: list[EngineAction]) -> None:
+        dead = [task for task in self._suspended if not task.unfinished]
+        for task in dead:
+            self._suspended.remove(task)
+            if task.step is not None:
+                actions.append(Discard(task.step.id))
+            if self._next is task:
+                self._next = None
+        if dead:
+            self._after_steps()
+
+    def _give_back(self, seq: Seq) -> None:
+        if holds(self._step, seq) or any(holds(task.step, seq) for task in self._suspended):
+            self._after_step.append(seq)
+        else:
+            self.blocks.release(seq)
+
+    def _after_steps(self) -> None:
+        """Blocks of the ended, unless a step that is suspended or runs still writes them."""
+        steps = [self._step, *(task.step for task in self._suspended)]
+        kept = [seq for seq in self._after_step if any(holds(step, seq) for step in steps)]
+        for seq in self._after_step:
+            if seq not in kept:
+                self.blocks.release(seq)
+        self._after_step = kept
+
+    def _drop_kv_if_asked(self) -> None:
+        """Done when the device is free, where suspended steps can be discarded too."""
+
+    def _drop_all_if_asked(self, now: float, actions: list[EngineAction]) -> None:
+        if self._paused is None or not self._paused.release_kv:
+            return
+        actions.extend(Discard(task.step.id) for task in self._suspended if task.step is not None)
+        self._suspended.clear()
+        self._next = None
+        self._after_steps()
+        for seq in self._running.clear():
+            self._requeue(seq)
+            self._enqueue(seq, now)
+        self.blocks.forget()
