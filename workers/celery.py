@@ -1,7 +1,8 @@
 """The Celery app: broker settings, queues, limits, and the whole beat schedule in one place.
 
 Queues: `control` (scaler, reconciler, heartbeat: every second, short), `actions` (changes to instances), `analysis`
-(long, bulky work). One worker process of `make up` serves all three; a larger installation runs one per queue.
+(long, bulky work). In `make up` one worker serves the first two and another one `analysis`: an experiment takes
+minutes, and nothing may wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from celery.signals import after_setup_logger, before_task_publish
 from django.conf import settings
 
 from workers.tasks.logs import quieten
-from workers.tasks.names import HEARTBEAT, PARTITIONS, RECONCILE, RETENTION, SCALE, TASK_MODULES
+from workers.tasks.names import (
+    EXPERIMENTS,
+    EXPERIMENTS_RETAIN,
+    HEARTBEAT,
+    PARTITIONS,
+    RECONCILE,
+    RETENTION,
+    SCALE,
+    TASK_MODULES,
+)
 
 TICK_S = 1.0
 HEARTBEAT_EVERY_S = 2.0
@@ -30,7 +40,7 @@ app.conf.update(
     broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "health_check_interval": 10},
     imports=TASK_MODULES,
     task_default_queue="control",
-    task_routes={"records.*": {"queue": "analysis"}},
+    task_routes={"records.*": {"queue": "analysis"}, "experiments.*": {"queue": "analysis"}},
     task_ignore_result=True,  # what a task did is in PostgreSQL
     task_acks_late=False,  # with Redis it would run long tasks twice; the next look repeats what a dead worker left
     task_time_limit=10,
@@ -49,6 +59,8 @@ app.conf.update(
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
+        "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "experiments-retain": {"task": EXPERIMENTS_RETAIN, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
     },
 )

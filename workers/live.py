@@ -35,6 +35,7 @@ from controller.core.messages import (
     HEARTBEAT_KEY,
     LEASE_KEY,
     LIVE_DECISIONS,
+    LIVE_EXPERIMENTS,
     LIVE_TYPE,
     QUEUE_KEY,
     TELEMETRY_KEY,
@@ -42,6 +43,7 @@ from controller.core.messages import (
     CommandAnswer,
     CommandMessage,
     DecisionMessage,
+    ExperimentMessage,
     FleetMessage,
     LiveMessage,
     QueueMessage,
@@ -302,12 +304,21 @@ def notify_config(version: int) -> None:
 
 def send_decision(message: DecisionMessage) -> None:
     """To the browsers that watch decisions. Call it after the transaction has committed."""
+    _deliver(LIVE_DECISIONS, message)
+
+
+def send_experiment(message: ExperimentMessage) -> None:
+    """To the browsers that watch experiments."""
+    _deliver(LIVE_EXPERIMENTS, message)
+
+
+def _deliver(topic: str, message: Any) -> None:
     from asgiref.sync import async_to_sync
     from channels.layers import get_channel_layer
 
     async def deliver() -> None:
         async with asyncio.timeout(CALL_S):
-            await get_channel_layer().group_send(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
+            await get_channel_layer().group_send(topic, _live(topic, 0, message))
 
     try:
         async_to_sync(deliver)()

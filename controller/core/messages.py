@@ -20,6 +20,7 @@ COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the 
 LIVE_OVERVIEW = "live.overview"
 LIVE_QUEUE = "live.queue"
 LIVE_DECISIONS = "live.decisions"
+LIVE_EXPERIMENTS = "live.experiments"
 LIVE_TYPE = "live.message"  # Channels handler name: live_message
 
 
@@ -160,3 +161,12 @@ class CommandAnswer(TypedDict):
     applied: list[str]
     gone: list[str]
     too_late: list[str]
+
+
+class ExperimentMessage(TypedDict):
+    """How far an experiment is. `progress` is a share 0..1, `step` what runs at the moment."""
+
+    slug: str
+    state: str
+    progress: float
+    step: str

@@ -12,11 +12,12 @@ from workers.supervisor.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The gateway goes first, to drain; what it needs goes last. Engines, Redis and PostgreSQL follow after these.
-STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker",), ("console",))
+STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",))
 GATEWAY_DRAIN_S = 25.0  # the gateway itself gives running requests 20 s
 # glibc keeps an arena per thread; two are enough here and save tens of MB a process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
-ROLES = ("gateway", "console", "worker", "beat")  # each loads what its role needs of Django, no more
+# Each loads what its role needs of Django, no more.
+ROLES = {"gateway": "gateway", "console": "console", "worker": "worker", "analysis": "worker", "beat": "beat"}
 PYTHON = (sys.executable, "-m")
 
 
@@ -45,7 +46,9 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     specs = [
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
         _spec(settings, env, "console", _console(settings.console_port), 8.0),
-        _spec(settings, env, "worker", _worker(), 10.0),
+        _spec(settings, env, "worker", _worker("control,actions"), 10.0),
+        # An experiment in the middle goes on at the next start, from the last run that ended: no need to wait for it.
+        _spec(settings, env, "analysis", _worker("analysis"), 2.0),
         _spec(settings, env, "beat", _beat(settings.data_dir), 5.0),
     ]
     if settings.demo_load:
@@ -67,7 +70,7 @@ def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
 
 
 def _spec(settings: Settings, env: Mapping[str, str], name: str, module: tuple[str, ...], grace_s: float) -> Spec:
-    told = {**env, "SLACKLINE_ROLE": name} if name in ROLES else env
+    told = {**env, "SLACKLINE_ROLE": ROLES[name]} if name in ROLES else env
     return Spec(name, (*PYTHON, *module), told, settings.logs / f"{name}.log", grace_s=grace_s)
 
 
@@ -79,10 +82,10 @@ def _console(port: int) -> tuple[str, ...]:
     )
 
 
-def _worker() -> tuple[str, ...]:
-    # One prefork child for all queues: it keeps time limits (threads ignore them), and costs one child's memory.
+def _worker(queues: str) -> tuple[str, ...]:
+    # One prefork child: it keeps time limits (threads ignore them), and costs one child's memory.
     return (
-        *("celery", "-A", "workers.celery:app", "worker", "-P", "prefork", "-c", "1", "-Q", "control,actions,analysis"),
+        *("celery", "-A", "workers.celery:app", "worker", "-P", "prefork", "-c", "1", "-Q", queues),
         *("-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"),
     )
 

@@ -7,4 +7,12 @@ RECONCILE = "instances.reconcile"
 HEARTBEAT = "processes.heartbeat"
 PARTITIONS = "records.partitions"
 RETENTION = "records.retention"
-TASK_MODULES = ("workers.tasks.scaling", "workers.tasks.reconcile", "workers.tasks.heartbeat", "workers.tasks.records")
+EXPERIMENTS = "experiments.work"
+EXPERIMENTS_RETAIN = "experiments.retain"
+TASK_MODULES = (
+    "workers.tasks.scaling",
+    "workers.tasks.reconcile",
+    "workers.tasks.heartbeat",
+    "workers.tasks.records",
+    "workers.tasks.experiments",
+)

@@ -1,0 +1,217 @@
+"""An edit of an SLO class or a priority mapping that is not saved yet: whose targets it would change, and to what.
+
+The same rule twice: as SQL over the request records (`judged`), and for one recorded request (`targets`), from which a
+replay is made. Only targets that came from what is edited change; a target that a request named itself stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from django.db.models import (
+    Case,
+    Count,
+    Expression,
+    F,
+    FloatField,
+    Func,
+    IntegerField,
+    JSONField,
+    Q,
+    QuerySet,
+    Value,
+    When,
+)
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Coalesce, Greatest, Least
+
+from controller.core.snapshot import LevelBounds
+from controller.core.types import Outcome, Targets
+from controller.models import RequestRecord
+from controller.slo.attainment import EPSILON_S
+
+FROM_CLASS = ("class", "tenant_default")
+
+
+class Recorded(Protocol):
+    """What an edit looks at in a recorded request. `source` and `figures` are those of its "slo" decision."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def slo_class(self) -> str: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def targets(self) -> Targets: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def figures(self) -> Mapping[str, Any]: ...
+
+
+class SLODecision(Func):
+    """The step of a record's decisions that says where its targets came from."""
+
+    template = """jsonb_path_query_first(%(expressions)s, '$[*] ? (@.kind == "slo")')"""
+    output_field = JSONField()
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose requests: of one tenant, or (None) of all but those with an object of their own."""
+
+    tenant: str | None = None
+    others: tuple[str, ...] = ()
+
+    def q(self) -> Q:
+        return Q(tenant=self.tenant) if self.tenant is not None else ~Q(tenant__in=self.others)
+
+    def have(self, tenant: str) -> bool:
+        return tenant == self.tenant if self.tenant is not None else tenant not in self.others
+
+
+@dataclass(frozen=True, slots=True)
+class ClassEdit:
+    """New targets of one class, seconds."""
+
+    name: str
+    owners: Owners
+    ttft_s: float
+    tpot_s: float
+    deadline_s: float | None
+    waiting_time_s: float
+
+    def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
+        """Those whose targets the edit changes."""
+        mine = records.filter(self.owners.q(), slo_class=self.name).annotate(slo=SLODecision("decisions"))
+        return mine.filter(slo__reason__in=FROM_CLASS)
+
+    def expressions(self) -> tuple[Expression, Expression]:
+        return Value(self.ttft_s, FloatField()), Value(self.tpot_s, FloatField())
+
+    def targets(self, request: Recorded) -> Targets:
+        if request.slo_class != self.name or request.source not in FROM_CLASS or not self.owners.have(request.tenant):
+            return request.targets
+        return Targets(self.ttft_s, self.tpot_s, self.deadline_s, self.waiting_time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MappingEdit:
+    """New levels of a priority mapping.
+
+    TTFT: what the history of that moment said (it is on record with each request), kept within the new bounds; without
+    history the new first value. TPOT: what was applied, moved into the new bounds. The lower bound is the level's own,
+    as while a more urgent request waits.
+    """
+
+    owners: Owners
+    levels: tuple[LevelBounds, ...]
+
+    deadline_s: float | None = None
+    waiting_time_s: float | None = None  # as applied: twice the TTFT, five seconds at least
+
+    def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
+        mine = records.filter(self.owners.q(), priority__isnull=False).annotate(slo=SLODecision("decisions"))
+        return mine.filter(slo__reason="priority")
+
+    def expressions(self) -> tuple[Expression, Expression]:
+        reference = Cast(KT("slo__figures__reference_ttft_s"), FloatField())
+        correction = Coalesce(Cast(KT("slo__figures__queue_correction_s"), FloatField()), Value(0.0))
+        known = Q(slo__figures__history="history")
+        ttft = Coalesce(Case(When(known, then=reference - correction), output_field=FloatField()), self._by("ttft_s"))
+        tpot = Case(When(known, then=F("target_tpot_s")), default=self._by("tpot_s"), output_field=FloatField())
+        return (
+            Greatest(Least(ttft, self._by("ttft_max_s")), self._by("ttft_min_s")),
+            Greatest(Least(tpot, self._by("tpot_max_s")), self._by("tpot_min_s")),
+        )
+
+    def _by(self, name: str) -> Case:
+        """A bound by level; priorities beyond the last share it."""
+        last = len(self.levels) - 1
+        cases = [
+            When(priority=level, then=Value(getattr(bounds, name))) for level, bounds in enumerate(self.levels[:last])
+        ]
+        return Case(*cases, default=Value(getattr(self.levels[last], name)), output_field=FloatField())
+
+    def targets(self, request: Recorded) -> Targets:
+        if request.priority is None or request.source != "priority" or not self.owners.have(request.tenant):
+            return request.targets
+        bounds = self.levels[min(request.priority, len(self.levels) - 1)]
+        ttft, tpot = bounds.ttft_s, bounds.tpot_s
+        if request.figures.get("history") == "history" and request.figures.get("reference_ttft_s") is not None:
+            ttft = float(request.figures["reference_ttft_s"]) - float(request.figures.get("queue_correction_s") or 0.0)
+            tpot = request.targets.tpot_s
+        ttft = max(min(ttft, bounds.ttft_max_s), bounds.ttft_min_s)
+        tpot = max(min(tpot, bounds.tpot_max_s), bounds.tpot_min_s)
+        return Targets(ttft, tpot, None, max(5.0, 2 * ttft))
+
+
+Edit = ClassEdit | MappingEdit
+
+
+def edit_as_json(edit: Edit) -> dict[str, Any]:
+    kind = "class" if isinstance(edit, ClassEdit) else "mapping"
+    return {"kind": kind, **asdict(edit)}
+
+
+def edit_of_json(raw: Mapping[str, Any]) -> Edit:
+    values = {name: value for name, value in raw.items() if name != "kind"}
+    owners = values.pop("owners")
+    values["owners"] = Owners(owners["tenant"], tuple(owners["others"]))
+    if raw["kind"] == "class":
+        return ClassEdit(**values)
+    return MappingEdit(values["owners"], tuple(LevelBounds(**level) for level in values["levels"]))
+
+
+def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]:
+    """The records re-judged, by tenant and class, in one query of the database.
+
+    Counts of what is not cancelled: `requests`, `attained` and `would`, `ttft` and `would_ttft`, `tpot` and
+    `would_tpot` (met before and after), `lost` (attained only before), `won` (only after). What was refused, expired,
+    failed or cut is a miss before and after: only a simulation can tell what would have become of it.
+    """
+    ttft, tpot = edit.expressions()
+    rows = edit.rows(records).exclude(outcome=Outcome.CANCELLED.value).annotate(new_ttft=ttft, new_tpot=tpot)
+    grace = Value(EPSILON_S)
+    whole_after = F("new_ttft") + Greatest(F("output_tokens") - 1, Value(0)) * F("new_tpot") + grace
+    served = Q(outcome=Outcome.OK.value) & _not_dropped(edit)
+    streamed = Q(judged_by="tokens")
+    at_once = ~streamed & Q(e2e_s__lte=whole_after)
+    would_ttft = served & ((streamed & Q(ttft_s__lte=F("new_ttft") + grace)) | at_once)
+    would_tpot = served & ((streamed & (Q(output_tokens__lte=1) | Q(tpot_s__lte=F("new_tpot") + grace))) | at_once)
+    in_time = Q() if edit.deadline_s is None else Q(e2e_s__lte=edit.deadline_s + EPSILON_S)
+    rows = rows.annotate(
+        met_ttft=_one_if(would_ttft), met_tpot=_one_if(would_tpot), met=_one_if(would_ttft & would_tpot & in_time)
+    )
+    return list(
+        rows.values("tenant", "slo_class")
+        .annotate(
+            requests=Count("id"),
+            attained=Count("id", filter=Q(attained=True)),
+            would=Count("id", filter=Q(met=1)),
+            ttft=Count("id", filter=Q(ttft_met=True)),
+            would_ttft=Count("id", filter=Q(met_ttft=1)),
+            tpot=Count("id", filter=Q(tpot_met=True)),
+            would_tpot=Count("id", filter=Q(met_tpot=1)),
+            lost=Count("id", filter=Q(attained=True, met=0)),
+            won=Count("id", filter=Q(attained=False, met=1)),
+        )
+        .order_by("tenant", "slo_class")
+    )
+
+
+def _not_dropped(edit: Edit) -> Q:
+    """A request that waited longer than it may now would have been dropped."""
+    limit = edit.waiting_time_s
+    return Q() if limit is None else Q(queue_s__isnull=True) | Q(queue_s__lte=limit)
+
+
+def _one_if(condition: Q) -> Case:
+    return Case(When(condition, then=Value(1)), default=Value(0), output_field=IntegerField())
+
+
+def owners_of(tenant: str | None, having_own: Sequence[str]) -> Owners:
+    return Owners(tenant, tuple(sorted(having_own)) if tenant is None else ())

@@ -1,0 +1,32 @@
+"""The experiments' worker: looks for work once a second, does one, and ends. Queue `analysis`.
+
+Beat sends the look, not the asker: whatever a killed worker left undone is found the same way as what is new.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+
+from controller.services.actors import Actor
+from controller.services.experiments import experiments_retain
+from workers.tasks.names import EXPERIMENTS, EXPERIMENTS_RETAIN
+
+log = logging.getLogger(__name__)
+
+LONGEST_S = 1000  # more than an experiment and the previews in between may take: the last resort
+
+
+@shared_task(name=EXPERIMENTS, soft_time_limit=LONGEST_S, time_limit=LONGEST_S + 20)
+def work() -> None:
+    from workers.experiments import next_experiment
+
+    next_experiment()
+
+
+@shared_task(name=EXPERIMENTS_RETAIN, soft_time_limit=50, time_limit=60)
+def retain() -> None:
+    removed = experiments_retain(actor=Actor.job("retention"))
+    if removed:
+        log.info("removed %d experiments that nobody kept", removed)
