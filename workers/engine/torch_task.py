@@ -1,0 +1,88 @@
+"""A step as a list of operators and the number of those done: what the execution pool runs, leaves and enters again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from workers.engine.torch_batch import Pass, Segment, build
+from workers.engine.torch_cache import KVCache
+from workers.engine.torch_model import Model, Operator
+from workers.engine.torch_sampling import sample
+
+
+class Boundary(IntEnum):
+    """Where a running step may be left. Each kind is also one of the kinds before it."""
+
+    OPERATOR = 1
+    LAYER = 2
+    CHUNK = 3
+
+
+class Stage(NamedTuple):
+    """One operator, and the coarsest boundary behind it."""
+
+    name: str
+    operator: Operator
+    boundary: Boundary
+
+
+class Program:
+    """One pass through a model over one cache. Positions, masks and embeddings are made in front of its first stage."""
+
+    def __init__(self, model: Model, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        self.stages: list[Stage] = []
+        for layer in model.layers(cache):
+            self.stages += [Stage(name, operator, Boundary.OPERATOR) for name, operator in layer]
+            self.stages[-1] = self.stages[-1]._replace(boundary=Boundary.LAYER)
+        self.stages.append(Stage("lm_head", model.lm_head, Boundary.CHUNK))
+
+    def begin(self, segments: list[Segment]) -> Pass:
+        p = build(segments, self.cache, self.model.device)
+        self.model.embed(p)
+        return p
+
+
+class Task:
+    """The passes of one step, and how far they are. `sampled` is complete when `done == length`."""
+
+    def __init__(self, id: int, program: Program, passes: Sequence[list[Segment]]) -> None:
+        self.id = id
+        self.length = len(passes) * len(program.stages)
+        self.done = 0
+        self.seconds = 0.0  # on the device, without suspensions
+        self.agreed = False  # in this run the ranks have exchanged their counts
+        self.sampled: list[tuple[Segment, int]] = []
+        self._program, self._passes = program, passes
+        self._pass: Pass | None = None  # intermediate results: all that a suspension keeps
+
+    @property
+    def over(self) -> bool:
+        return self.done == self.length
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator to come."""
+        return self._program.stages[self.done % len(self._program.stages)].name
+
+    def advance(self) -> Boundary:
+        """Run one operator; the boundary behind it."""
+        at, place = divmod(self.done, len(self._program.stages))
+        if self._pass is None:
+            self._pass = self._program.begin(self._passes[at])
+        _, operator, boundary = self._program.stages[place]
+        operator(self._pass)
+        self.done += 1
+        if boundary is Boundary.CHUNK:
+            self._end()
+        return boundary
+
+    def _end(self) -> None:
+        p, self._pass = self._pass, None
+        assert p is not None
+        wanted = [(segment, segment.draw) for segment in p.segments if segment.draw is not None]
+        if wanted:
+            tokens = sample(p.logits, [draw for _, draw in wanted])
+            self.sampled += [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]

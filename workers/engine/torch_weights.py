@@ -1,0 +1,108 @@
+"""Weights from safetensors files: what is there is checked against what the model needs before anything is loaded.
+
+A model gives its memory as slots, one for each tensor name of the checkpoint. A slot is a view into the model's own
+(often fused) tensors, so loading, sending and receiving weights by name all write to the place they are used from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from controller.core.errors import SlacklineError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+logger = logging.getLogger("workers.engine")
+
+
+class WeightsError(SlacklineError):
+    """The checkpoint is damaged or belongs to another model; names the tensor and the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of a checkpoint lives. `shape` is the whole tensor's; `part` what this rank keeps of it."""
+
+    memory: torch.Tensor
+    shape: tuple[int, ...]
+    part: tuple[slice, ...] = ()
+
+
+class Checkpoint:
+    """The tensors of a folder: one `model.safetensors`, or shards with an index. Headers are read at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file_of = self._files()
+        self._handles = {file: _opened(folder / file) for file in sorted(set(self._file_of.values()))}
+        held = {file: set(handle.keys()) for file, handle in self._handles.items()}
+        for name, file in self._file_of.items():
+            if name not in held[file]:
+                raise WeightsError(f"tensor {name} is not in {folder / file}, where {INDEX} says it is")
+
+    def _files(self) -> dict[str, str]:
+        if (self.folder / SINGLE).is_file():
+            return dict.fromkeys(_opened(self.folder / SINGLE).keys(), SINGLE)
+        path = self.folder / INDEX
+        if not path.is_file():
+            raise WeightsError(f"{self.folder} has neither {SINGLE} nor {INDEX}")
+        try:
+            found = json.loads(path.read_text())["weight_map"]
+            return {str(name): str(file) for name, file in found.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"{path}: no valid weight_map ({error!r})") from error
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._file_of)
+
+    def where(self, name: str) -> Path:
+        return self.folder / self._file_of[name]
+
+    def check(self, wanted: Mapping[str, Slot]) -> None:
+        """Raise unless every wanted tensor is here in its shape and a floating type."""
+        for name, slot in wanted.items():
+            if name not in self._file_of:
+                raise WeightsError(f"tensor {name} is missing from {self.folder} ({len(self._file_of)} tensors there)")
+            view = self._handles[self._file_of[name]].get_slice(name)
+            if tuple(view.get_shape()) != slot.shape:
+                found, expected = list(view.get_shape()), list(slot.shape)
+                raise WeightsError(f"tensor {name} in {self.where(name)} has shape {found}, the model needs {expected}")
+            if view.get_dtype() not in DTYPES:
+                raise WeightsError(f"tensor {name} in {self.where(name)} is {view.get_dtype()}, not a floating type")
+        if unused := sorted(self.names - set(wanted)):
+            logger.warning("%d tensors of %s are not used, such as %s", len(unused), self.folder, unused[0])
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        view = self._handles[self._file_of[name]].get_slice(name)
+        try:
+            return view[part or ...]
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"tensor {name} in {self.where(name)}: {error}") from error
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{path} is no complete safetensors file: {error}") from error
+
+
+def load_weights(slots: Mapping[str, Slot], folder: Path) -> int:
+    """Fill every slot from the folder; returns the bytes read. Nothing is written before all has been checked."""
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(slots)
+    read = 0
+    for name, slot in slots.items():
+        tensor = checkpoint.read(name, slot.part)
+        slot.memory.copy_(tensor)
+        read += tensor.nbytes
+    return read
