@@ -102,7 +102,7 @@ def routing(name: str, size: int, seed: int) -> Decide:
 
 
 def pacing(name: str, size: int, seed: int) -> Decide:
-    policy, offered = PACINGS[name](), workers(size, seed)  # type: ignore[call-arg]
+    policy, offered = PACINGS[name](), workers(size, seed)
     return lambda: [policy.room(worker, 0.7, 0.2, NOW) for worker in offered if policy.ready(worker, NOW)]
 
 

@@ -7,6 +7,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
+from controller.predict.latency import LatencyModel
 from controller.predict.latency_records import Served, fit_records, intervals
 from controller.simulator.demand import Demand
 from controller.simulator.settings import InstanceSettings, SimulationSettings
@@ -40,13 +41,14 @@ def test_one_interval_by_hand():
     assert context == pytest.approx(10 * (105.5 + 0.5 * 301.5))
 
 
-def test_a_known_engine_is_found_again():
+@pytest.mark.parametrize(("tokens", "batch"), [(0, 5), (0, 30), (500, 10), (2000, 40)])
+def test_a_known_engine_is_found_again(tokens, batch):
+    """Single coefficients are not: batch and context grow together. The step times they give are."""
     everyone = served()
-    found = fit_records(intervals(everyone, everyone))
-    assert found.decode_a == pytest.approx(TRUTH.decode_a, rel=0.1)
-    assert found.prefill_b == pytest.approx(TRUTH.prefill_b, rel=0.05)
-    assert found.decode_c == pytest.approx(TRUTH.decode_c, rel=0.15)
-    assert found.prefill_a == found.decode_a
+    found, truth = LatencyModel(fit_records(intervals(everyone, everyone))), LatencyModel(TRUTH)
+    shape = (tokens, tokens * tokens, batch, batch * 1000)
+    assert found.step(*shape) == pytest.approx(truth.step(*shape), rel=0.08)
+    assert found.coefficients.prefill_a == found.coefficients.decode_a
 
 
 def test_a_part_of_the_requests_is_enough():
