@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 from console.words import class_name, reason_in_words
+from controller.core import freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
 from controller.slo.windows import merged_windows
 
-STALE_AFTER_PERIODS = 3
-STALE_AFTER_S = 3.0  # at least: a period of 50 ms does not make a page flicker
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
 
 
@@ -205,7 +204,8 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
 
 
 def stale_after_s(fleets: Iterable[FleetMessage]) -> float:
-    return max([STALE_AFTER_S, *(STALE_AFTER_PERIODS * fleet["period_s"] for fleet in fleets)])
+    """Of the slowest publisher among them."""
+    return freshness.stale_after_s(max((fleet["period_s"] for fleet in fleets), default=0.0))
 
 
 def queue(messages: Sequence[QueueMessage], limit: int) -> dict[str, Any]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 
 from api.errors import LiveDataUnavailable
+from controller.core.freshness import is_fresh
 from controller.core.messages import FleetMessage
 from workers import live
-
-STALE_PERIODS = 3
-STALE_AT_LEAST_S = 3.0  # a period of 50 ms does not make a late message stale
 
 
 def fresh_fleets() -> list[FleetMessage]:
@@ -19,7 +17,3 @@ def fresh_fleets() -> list[FleetMessage]:
     if not fresh:
         raise LiveDataUnavailable
     return fresh
-
-
-def is_fresh(at: float, period_s: float, now: float) -> bool:
-    return now - at <= max(STALE_AT_LEAST_S, STALE_PERIODS * period_s)

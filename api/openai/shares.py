@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from controller.core.events import SharesChanged
+from controller.core.freshness import STALE_PERIODS
 from controller.core.messages import FleetMessage
 
 EQUAL_PART = 0.2
-STALE_PERIODS = 3
 SMALLEST_CHANGE = 0.02  # below it the dispatcher is not told: every change makes it look at the whole fleet
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from api.openai.fleet import Fleet
+from controller.core.freshness import STALE_PERIODS
 from controller.core.types import Load
 from workers.backends.base import EngineError
 from workers.live import LiveUnavailable
@@ -19,7 +20,6 @@ from workers.live import LiveUnavailable
 log = logging.getLogger(__name__)
 
 LEASE = "telemetry"
-STALE_PERIODS = 3
 
 
 class TelemetryBoard(Protocol):

@@ -24,6 +24,7 @@ from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
 from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
+from controller.core.freshness import STALE_AT_LEAST_S
 from controller.selectors.roles import Role, role_of
 from workers.live import LiveUnavailable
 
@@ -33,7 +34,7 @@ FRAME_GAP_S = 0.25  # at most four frames a second
 HEARTBEAT_S = 2.0
 SEND_TIMEOUT_S = 5.0
 WATCH_PERIOD_S = 3.0  # the mark in Redis lives ten seconds
-REJOIN_MAX_S = 5.0
+REJOIN_MAX_S = 1.0  # so soon after Redis is back a page says so
 REAUTHORISE_S = 30.0
 CLOSE_NOT_ALLOWED = 4403
 CLOSE_TOO_SLOW = 4408
@@ -94,7 +95,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(1003)
 
     async def live_message(self, event: dict[str, Any]) -> None:
-        """From the channel layer: take it into the newest state, and let the sender know."""
+        """From the channel layer, so Redis is there: take it into the newest state, and let the sender know."""
+        self._away = ""
         if self.take(event["message"]):
             self._pending += 1
             self._changed.set()
@@ -214,7 +216,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         raise NotImplementedError
 
     def stale_after_s(self) -> float:
-        return 3.0
+        return STALE_AT_LEAST_S
 
 
 async def current_role(session: Any) -> Role:

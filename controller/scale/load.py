@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from controller.core.decisions import Figure
+from controller.core.freshness import STALE_PERIODS
 
-STALE_PERIODS = 3.0  # design section 3: no job acts on an older snapshot
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
 FEWEST_FINISHED = 5.0  # fewer in a window, and nothing queued: no rate can be told
 LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from controller.core.freshness import STALE_PERIODS
 from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic
-from controller.scale.load import STALE_PERIODS, FleetObservation, Member, processing_rate
+from controller.scale.load import FleetObservation, Member, processing_rate
 
 NO_TRAFFIC = ModelTraffic(arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0)
 LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacity, and nothing to wait for

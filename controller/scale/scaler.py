@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from controller.core.decisions import Decision, Figure
+from controller.core.freshness import STALE_PERIODS
 from controller.scale.config import ScalingConfig
-from controller.scale.load import STALE_PERIODS, FleetObservation, Member
+from controller.scale.load import FleetObservation, Member
 
 STEADY = "steady"
 _EPSILON_S = 0.05  # beat's jitter must not cost a whole tick

@@ -151,6 +151,25 @@ async def test_a_socket_opened_while_redis_is_away_lives_says_so_and_recovers(br
     assert (frame["stale"], frame["data"]["totals"]["finished"]) == (False, 100)
 
 
+async def test_a_message_ends_the_outage_before_redis_is_asked_again(browser, live_store, layer, monkeypatch):
+    live_store.fleets = [fleet(at=time.time())]
+    socket = browser(OverviewConsumer)
+    await socket.connect()
+    await frames(socket, is_data)
+    monkeypatch.setattr(base, "REJOIN_MAX_S", 60.0)
+    monkeypatch.setattr(base.asyncio, "sleep", slow_sleep(asyncio.sleep))
+    live_store.away = True
+    await frames(socket, lambda frame: frame["reason"] == "Redis is away")
+    await publish(layer, fleet(at=time.time() + 1, queued=7))
+    frame = (await frames(socket, is_data))[-1]
+    assert (frame["stale"], frame["reason"], frame["data"]["totals"]["queued"]) == (False, "", 7)
+
+
+def slow_sleep(sleep):
+    """The joiner's pauses last; the sender's do not."""
+    return lambda seconds: sleep(60.0 if seconds >= 0.5 else seconds)
+
+
 async def test_old_data_is_called_stale(browser, live_store):
     live_store.fleets = [fleet(at=time.time() - 20)]
     socket = browser(OverviewConsumer)
