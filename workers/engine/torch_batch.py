@@ -1,14 +1,10 @@
-"""From a scheduler's step to what the model computes: segments of sequences, cut into passes.
-
-A pass goes through the model once. A step is one pass, unless it has more tokens than `chunk_tokens`: then its prompts
-are cut, which bounds the memory of intermediate results and is the chunk boundary of preemption.
-"""
+"""From a scheduler's step to what the model computes: segments of sequences, and the tensors of one pass over them."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -48,32 +44,6 @@ def _segment(seq: Seq, start: int, length: int, last: bool, eos: tuple[int, ...]
     banned = eos if seq.output_tokens < seq.min_tokens else ()
     draw = Draw(seq.sampling, seq.seed, seq.output_tokens, banned) if last else None
     return Segment(seq, tokens, start, list(seq.blocks), draw)
-
-
-def cut(segments: Sequence[Segment], chunk_tokens: int | None) -> list[list[Segment]]:
-    """Passes of at most `chunk_tokens` tokens each, in order; a long segment goes through several."""
-    if chunk_tokens is None:
-        return [list(segments)]
-    passes: list[list[Segment]] = [[]]
-    room = chunk_tokens
-    for segment in segments:
-        for piece in _pieces(segment, room, chunk_tokens):
-            if len(piece.tokens) > room:
-                passes.append([])
-                room = chunk_tokens
-            passes[-1].append(piece)
-            room -= len(piece.tokens)
-    return passes
-
-
-def _pieces(segment: Segment, room: int, most: int) -> Iterator[Segment]:
-    """The first piece fills `room`, if there is any, the others have `most` tokens; the last one is sampled from."""
-    at, size, total = 0, room or most, len(segment.tokens)
-    while at < total:
-        end = min(at + size, total)
-        draw = segment.draw if end == total else None
-        yield replace(segment, tokens=segment.tokens[at:end], start=segment.start + at, draw=draw)
-        at, size = end, most
 
 
 @dataclass(slots=True)

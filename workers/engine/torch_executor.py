@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from controller.core.steps import Sampled, Sink, Step, StepDone, Suspended
-from workers.engine.torch_batch import cut, segments_of
+from workers.engine.torch_batch import segments_of
 from workers.engine.torch_pool import ExecutionPool
 from workers.engine.torch_ranks import Ranks
 from workers.engine.torch_task import Boundary, Program, Task
@@ -21,7 +21,7 @@ class TorchExecutor:
     """`post` runs a callback on the driver's thread (an event loop's `call_soon_threadsafe`); `fail` is called there
     when an operator raised: the step is lost and no other will run.
 
-    `boundary`: where a step may be suspended (None: nowhere). `chunk_tokens`: tokens that go through the model at once.
+    `boundary`: where a step may be suspended (None: nowhere).
     """
 
     def __init__(
@@ -32,11 +32,9 @@ class TorchExecutor:
         fail: Callable[[Exception], None],
         *,
         boundary: Boundary | None = None,
-        chunk_tokens: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self._program, self._sink, self._post, self._fail = program, sink, post, fail
-        self._chunk_tokens = chunk_tokens
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
         self._pool = ExecutionPool(
@@ -46,8 +44,7 @@ class TorchExecutor:
         )
 
     def start(self, step: Step) -> None:
-        passes = cut(segments_of(step, self._eos), self._chunk_tokens)
-        self._pool.submit(Task(step.id, self._program, passes))
+        self._pool.submit(Task(step.id, self._program, segments_of(step, self._eos)))
 
     def suspend(self, step_id: int) -> None:
         self._pool.preempt(step_id)

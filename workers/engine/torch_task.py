@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -13,11 +12,10 @@ from workers.engine.torch_sampling import sample
 
 
 class Boundary(IntEnum):
-    """Where a running step may be left. Each kind is also one of the kinds before it."""
+    """Where a running step may be left. The end of a layer is the end of an operator too."""
 
     OPERATOR = 1
     LAYER = 2
-    CHUNK = 3
 
 
 class Stage(NamedTuple):
@@ -37,7 +35,7 @@ class Program:
         for layer in model.layers(cache):
             self.stages += [Stage(name, operator, Boundary.OPERATOR) for name, operator in layer]
             self.stages[-1] = self.stages[-1]._replace(boundary=Boundary.LAYER)
-        self.stages.append(Stage("lm_head", model.lm_head, Boundary.CHUNK))
+        self.stages.append(Stage("lm_head", model.lm_head, Boundary.LAYER))
 
     def begin(self, segments: list[Segment]) -> Pass:
         p = build(segments, self.cache, self.model.device)
@@ -46,16 +44,16 @@ class Program:
 
 
 class Task:
-    """The passes of one step, and how far they are. `sampled` is complete when `done == length`."""
+    """A step and how far it is: `done` of `length` operators. Over, it has `sampled` a token for each that asked."""
 
-    def __init__(self, id: int, program: Program, passes: Sequence[list[Segment]]) -> None:
+    def __init__(self, id: int, program: Program, segments: list[Segment]) -> None:
         self.id = id
-        self.length = len(passes) * len(program.stages)
+        self.length = len(program.stages)
         self.done = 0
         self.seconds = 0.0  # on the device, without suspensions
         self.agreed = False  # in this run the ranks have exchanged their counts
         self.sampled: list[tuple[Segment, int]] = []
-        self._program, self._passes = program, passes
+        self._program, self._segments = program, segments
         self._pass: Pass | None = None  # intermediate results: all that a suspension keeps
 
     @property
@@ -65,24 +63,22 @@ class Task:
     @property
     def operator(self) -> str:
         """Name of the operator to come."""
-        return self._program.stages[self.done % len(self._program.stages)].name
+        return self._program.stages[self.done].name
 
     def advance(self) -> Boundary:
         """Run one operator; the boundary behind it."""
-        at, place = divmod(self.done, len(self._program.stages))
         if self._pass is None:
-            self._pass = self._program.begin(self._passes[at])
-        _, operator, boundary = self._program.stages[place]
+            self._pass = self._program.begin(self._segments)
+        _, operator, boundary = self._program.stages[self.done]
         operator(self._pass)
         self.done += 1
-        if boundary is Boundary.CHUNK:
-            self._end()
+        if self.done == self.length:
+            self._end(self._pass)
         return boundary
 
-    def _end(self) -> None:
-        p, self._pass = self._pass, None
-        assert p is not None
-        wanted = [(segment, segment.draw) for segment in p.segments if segment.draw is not None]
+    def _end(self, p: Pass) -> None:
+        self._pass = None
+        wanted = [(segment, segment.draw) for segment in self._segments if segment.draw is not None]
         if wanted:
             tokens = sample(p.logits, [draw for _, draw in wanted])
-            self.sampled += [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
+            self.sampled = [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
