@@ -1,4 +1,4 @@
-"""Day partitions of the request records: made ahead, dropped when old. Days are UTC."""
+"""Day partitions of the request records: made ahead, dropped when old; the roll-up trimmed. Days are UTC."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection, transaction
 
+from controller.models import AttainmentMinute
 from controller.selectors.partitions import partitions
 
 DAYS_AHEAD = 7
+ROLLUP_CHUNK = timedelta(days=1)  # minutes deleted at once: some 100,000 rows of a hundred groups
 
 
 def partitions_ensure(*, days: int = DAYS_AHEAD, today: date | None = None) -> list[date]:
@@ -29,7 +31,7 @@ def partitions_make(*, days: Iterable[date]) -> list[date]:
 
 
 def records_retain(*, days: int, today: date | None = None) -> list[date]:
-    """Drop the partitions of days more than `days` days ago; returns them. The minute roll-up stays."""
+    """Drop the partitions of days more than `days` days ago; returns them. The minute roll-up has its own term."""
     if days < 1:
         raise ValueError("days: at least 1")
     limit = (today or datetime.now(UTC).date()) - timedelta(days=days)
@@ -39,3 +41,18 @@ def records_retain(*, days: int, today: date | None = None) -> list[date]:
             cursor.execute("SET LOCAL lock_timeout = '2s'")  # rather tomorrow than all queries waiting behind this one
             cursor.execute(f"DROP TABLE request_record_{day:%Y%m%d}")
     return old
+
+
+def rollup_retain(*, days: int, today: date | None = None) -> int:
+    """Delete the minutes of days more than `days` days ago, a day a transaction; returns how many rows went."""
+    if days < 1:
+        raise ValueError("days: at least 1")
+    first = (today or datetime.now(UTC).date()) - timedelta(days=days)
+    limit = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    gone = 0
+    while (oldest := AttainmentMinute.objects.order_by("minute").values_list("minute", flat=True).first()) is not None:
+        if oldest >= limit:
+            break
+        until = min(limit, oldest + ROLLUP_CHUNK)
+        gone += AttainmentMinute.objects.filter(minute__lt=until).delete()[0]
+    return gone

@@ -1,4 +1,4 @@
-"""Request records: partitions made ahead, old ones dropped."""
+"""Request records: partitions made ahead, old ones dropped, and the roll-up trimmed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 from django.conf import settings
 
-from controller.services.partitions import partitions_ensure, records_retain
+from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
 from workers.tasks.names import PARTITIONS, RETENTION
 
 log = logging.getLogger(__name__)
@@ -25,3 +25,6 @@ def drop_old_records() -> None:
     dropped = records_retain(days=settings.RECORDS_KEPT_DAYS)
     if dropped:
         log.info("dropped the records of %s", ", ".join(map(str, dropped)))
+    trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
+    if trimmed:
+        log.info("trimmed the roll-up by %d minutes of a group", trimmed)

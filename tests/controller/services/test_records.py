@@ -11,7 +11,7 @@ from django.db import connection
 from controller.core.records import FIELDS
 from controller.models import AttainmentMinute, RequestRecord, histogram
 from controller.selectors.partitions import partitions
-from controller.services.partitions import partitions_ensure, records_retain
+from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
 from controller.services.records import records_connection, records_write
 from tests import factories
 
@@ -152,3 +152,16 @@ def test_a_writer_with_its_own_connection_stores_all_or_nothing():
         assert records_write(connection=own, records=[good]) == 1
     assert RequestRecord.objects.get().id == good.id
     assert AttainmentMinute.objects.get().finished == 1
+
+
+def test_the_roll_up_is_trimmed_by_days_and_keeps_the_rest():
+    for day in (1, 2, 5, 9):
+        at = datetime(2026, 10, day, 12, tzinfo=UTC).timestamp()
+        write(factories.record(arrived_at=at), factories.record(arrived_at=at + 60))
+
+    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 4
+    assert rollup_retain(days=5, today=date(2026, 10, 10)) == 0
+    left = sorted(AttainmentMinute.objects.values_list("minute__day", flat=True))
+    assert left == [5, 5, 9, 9]
+    with pytest.raises(ValueError, match="days"):
+        rollup_retain(days=0)
