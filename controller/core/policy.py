@@ -6,7 +6,7 @@ then id. Policies are registered by name beside their implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from controller.core.events import Event
@@ -84,6 +84,22 @@ class Admission(Policy, Protocol):
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
         """From this time on the request cannot make it even alone on an idle engine."""
+        ...
+
+
+class Screening(Protocol):
+    """An admission that also looks at the whole queue before each pass (optional)."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether those it names are answered with an error; else they are served last."""
+        ...
+
+    def screen(
+        self, waiting: Iterable[Request], prefill_s: Callable[[int], float], backlog_s: float, engines: int, now: float
+    ) -> list[str]:
+        """Ids of those that cannot make it. `waiting` in order of service; `prefill_s`: seconds for so many prompt
+        tokens; `backlog_s`: prefill work waiting in the least loaded of the `engines` instances."""
         ...
 
 

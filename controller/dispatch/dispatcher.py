@@ -19,7 +19,7 @@ from controller.core.policy import Admission, Ordering, Routing
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.fleet import Fleet
-from controller.dispatch.lane import Lane
+from controller.dispatch.lane import Lane, refuse
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, QueueView, RequestQueue
 from controller.dispatch.shadow import Worker
@@ -140,17 +140,17 @@ class StageDispatcher:
         request = event.request
         lane = self._fleet.lane(request.model)
         if not lane.workers:
-            actions.append(_refuse(request, "no_capacity", "no_instance", 5.0, now, {}))
+            actions.append(refuse(request, "no_capacity", "no_instance", 5.0, now, {}))
             return
         if len(lane.queue) >= self.config.max_queue:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
-            actions.append(_refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
+            actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
         cost = lane.cost(request)
         if self.config.refuse_infeasible and not request.may_defer:
             infeasible = lane.infeasible(request, cost, self.config.infeasible_margin)
             if infeasible is not None:
-                actions.append(_refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
+                actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
         lane.queue.add(Entry(request, cost, now), now)
@@ -199,7 +199,7 @@ class StageDispatcher:
         lane = self._fleet.lane(request.model)
         figures: dict[str, Figure] = {"attempts": request.attempts, "error": event.error, "instance": worker.id}
         if request.attempts >= self.config.max_attempts:
-            actions.append(_refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
+            actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
         entry = Entry(request, lane.cost(request), now)
         entry.excluded = frozenset({worker.id})
@@ -234,6 +234,7 @@ class StageDispatcher:
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         lane.queue.advance(now)
         self._expire(lane, now, actions, late=True)
+        actions += lane.screen(now)
         blocked: set[str] = set()
         while lane.queue.ready:
             able = [w for w in lane.workers.values() if w.takes and w.id not in blocked and self._pacing.ready(w, now)]
@@ -375,16 +376,12 @@ class StageDispatcher:
 
     def _new_lane(self) -> Lane:
         queue = RequestQueue(self._ordering, self._admission)
-        return Lane(queue, RecentTargets(self.config.traffic_window_s, self.config.tightest_share))
+        traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
+        screening: Any = self._admission if hasattr(self._admission, "screen") else None
+        return Lane(queue, traffic, screening)
 
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):
             return math.inf
         workers = min((self._pacing.wake_at(w, now) for w in lane.workers.values() if w.takes), default=math.inf)
         return min(workers, lane.queue.next_turn())
-
-
-def _refuse(
-    request: Request, code: str, reason: str, retry_after_s: float, now: float, figures: dict[str, Figure]
-) -> ev.Refuse:
-    return ev.Refuse(request, code, retry_after_s, Decision("refuse", reason, request.id, now, figures))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from controller.core.decisions import Figure
-from controller.core.policy import Cost
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.policy import Cost, Screening
 from controller.core.types import Request
 from controller.dispatch.queue import RequestQueue
 from controller.dispatch.shadow import Worker
@@ -13,11 +14,18 @@ from controller.predict.latency import LatencyModel
 TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
 
 
-class Lane:
-    """One model's part of the dispatcher's state."""
+def refuse(
+    request: Request, code: str, reason: str, retry_after_s: float, now: float, figures: dict[str, Figure]
+) -> ev.Refuse:
+    return ev.Refuse(request, code, retry_after_s, Decision("refuse", reason, request.id, now, figures))
 
-    def __init__(self, queue: RequestQueue, traffic: RecentTargets) -> None:
+
+class Lane:
+    """One model's part of the dispatcher's state. `screening`: an admission that looks at the whole queue, if it is."""
+
+    def __init__(self, queue: RequestQueue, traffic: RecentTargets, screening: Screening | None = None) -> None:
         self.queue = queue
+        self._screening = screening
         self.traffic = traffic
         self.workers: dict[str, Worker] = {}
 
@@ -50,6 +58,22 @@ class Lane:
         if cost.prefill_s <= margin * bound:
             return None
         return {"field": field, "prefill_s": cost.prefill_s, name: bound}
+
+    def screen(self, now: float) -> list[ev.Refuse]:
+        """Put off or refuse what cannot make it behind those before it."""
+        able = [worker for worker in self.workers.values() if worker.takes]
+        if self._screening is None or not able or not self.queue.ready:
+            return []
+        model, backlog = able[0].latency, min(worker.waiting_prefill_s() for worker in able)
+        waiting = [entry.request for _, entry in self.queue.ready if not entry.forced]
+        refused: list[ev.Refuse] = []
+        for name in self._screening.screen(waiting, lambda n: model.prefill_sums(n, 0), backlog, len(able), now):
+            if not self._screening.refuses:
+                self.queue.give_up(name, now)
+            elif (entry := self.queue.remove(name)) is not None:
+                waited: dict[str, Figure] = {"waited_s": now - entry.request.arrival, "queued": len(self.queue)}
+                refused.append(refuse(entry.request, "slo_infeasible", "unattainable_in_queue", 1.0, now, waited))
+        return refused
 
     def retry_after_s(self) -> float:
         """Seconds until the queue as it is would be prefilled by all instances together, at least one."""

@@ -56,7 +56,7 @@ class Pacing(Protocol):
 PACINGS: Registry[type[Pacing]] = Registry("pacing")
 
 
-class _EventOnly:
+class EventOnly:
     """For pacings that no passing of time changes."""
 
     exact = False
@@ -76,7 +76,7 @@ class _EventOnly:
 
 
 @PACINGS.register("unlimited")
-class Unlimited(_EventOnly):
+class Unlimited(EventOnly):
     """Everything is sent at once; the engine queues."""
 
     name: ClassVar[str] = "unlimited"
@@ -99,7 +99,7 @@ class Unlimited(_EventOnly):
 
 
 @PACINGS.register("fixed_window")
-class FixedWindow(_EventOnly):
+class FixedWindow(EventOnly):
     """At most `window` requests at each engine. Right or ruinous: the right one moves with the load."""
 
     name: ClassVar[str] = "fixed_window"

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import controller.dispatch.virtual_batch
+import controller.dispatch.worst_case_fit
 import controller.policies.admission
 import controller.policies.ordering
-import controller.policies.routing  # noqa: F401  (importing registers the policies)
+import controller.policies.routing  # noqa: F401  (importing registers the parts)
 from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
@@ -73,6 +75,14 @@ POLICY_SETS: dict[str, PolicySet] = {
         "Round robin; the engine's own priority scheduling, by deadline.",
         "first_come_first_served", "admit_all", "round_robin", "unlimited", {**_BARE, "engine_rank": "deadline"},
         migrator=_PLAIN_RANK,
+    ),
+    "scorpio": PolicySet(
+        "SCORPIO's guards: least deadline first, the unattainable refused, engines filled while their TPOT holds.",
+        "earliest_deadline_first", "scorpio_ttft_guard", "round_robin", "virtual_batch", {**_BARE, "scan_limit": 1},
+    ),
+    "aladdin": PolicySet(
+        "ALADDIN's placement: arrival order, the fullest instance whose worst case still keeps every target.",
+        "first_come_first_served", "admit_all", "best_fit", "worst_case_fit", {**_BARE, "scan_limit": 1},
     ),
     "hyperflexis": PolicySet(
         "HyperFlexis Alg. 1: (TPOT, arrival), admission probability, token budgets at maturity times.",

@@ -157,6 +157,14 @@ class RequestQueue:
             self._place(entry, now)
         return True
 
+    def give_up(self, request_id: str, now: float) -> None:
+        """Into the tier that is served last: somebody who knows the whole queue says that it cannot make it."""
+        entry = self._entries.get(request_id)
+        if entry is not None and not entry.hopeless and not entry.forced:
+            self._unplace(entry)
+            entry.hopeless = True
+            self._place(entry, now)
+
     def advance(self, now: float) -> None:
         """Move what became hopeless to its tier and refresh stale ranks."""
         while self._turns and self._turns[0][0] <= now:

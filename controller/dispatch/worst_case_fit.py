@@ -1,0 +1,70 @@
+"""ALADDIN's constraints as a pacing: a request fits an instance if its predicted worst case keeps every target there.
+
+Source as in controller/policies/routing/best_fit.py. Four constraints, each on predictions: (a) the prompts that wait
+there and the new one are prefilled within the TTFT; (b) the stall that they cause is no longer than what the least
+relaxed decode has in hand against its mean TPOT; (c) a decode step of the batch with all of it at its full length
+stays within the TPOT; (d) prompts and whole answers fit into the KV cache (the dispatcher's own check).
+
+Ours: on a fleet that is not to be enlarged a request that fits nowhere waits, in order of arrival. `ttft_share` and
+`tpot_share` (1.0) leave room for the error of the predictions. Cost: O(batch) a request.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.errors import ConfigError
+from controller.dispatch.pacing import PACINGS, EventOnly, Room
+from controller.dispatch.shadow import Worker
+
+
+@PACINGS.register("worst_case_fit")
+class WorstCaseFit(EventOnly):
+    """ALADDIN: room while prefill, stall, decode step and KV keep every target in the worst case."""
+
+    name: ClassVar[str] = "worst_case_fit"
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        ttft_share: float = 1.0
+        tpot_share: float = 1.0
+
+        def __post_init__(self) -> None:
+            for name in ("ttft_share", "tpot_share"):
+                if not 0 < getattr(self, name) <= 1:
+                    raise ConfigError(f"{name} must lie in (0, 1]", field=name)
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def ready(self, worker: Worker, now: float) -> bool:
+        return worker.free_slots > 0
+
+    def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        waiting = worker.waiting_prefill_s()
+        if not worker.outstanding:
+            return Room(math.inf, 1, 0.0)
+        tpot = self.config.tpot_share * tpot_s
+        whole = worker.context_tokens + worker.waiting_tokens + worker.expected_tokens
+        if worker.latency.decode(worker.outstanding + 1, whole) > tpot:
+            return Room(0.0, 0, waiting)
+        seconds = min(self.config.ttft_share * ttft_s, self._in_hand(worker, now))
+        k = worker.latency.coefficients
+        if math.isinf(seconds) or k.prefill_b <= 0:
+            return Room(math.inf, 1, waiting)
+        left = seconds - waiting - (0.0 if worker.waiting else k.prefill_a)
+        return Room(max(0.0, left / k.prefill_b), 1, waiting)
+
+    def _in_hand(self, worker: Worker, now: float) -> float:
+        """Seconds by which the least relaxed decode is ahead of its pace, a step of its own included."""
+        hand = math.inf
+        for sent in worker.running.values():
+            if sent.first_at is not None and sent.request.output_tokens > 1:
+                tpot = self.config.tpot_share * sent.request.targets.tpot_s
+                hand = min(hand, sent.first_at + max(1, sent.produced) * tpot - now)
+        return hand
+
+    def spare(self, worker: Worker, now: float) -> bool:
+        return self.ready(worker, now) and not worker.waiting

@@ -1,0 +1,43 @@
+"""ALADDIN's placement: the fullest instance that can still take the request, so that others stay free.
+
+Nie, Fonseca and Liu, "Aladdin: Joint Placement and Scaling for SLO-Aware LLM Serving", 2024,
+https://arxiv.org/abs/2405.06856; built from its abstract and public summaries (best-fit packing of requests into
+workers under KV and latency constraints) and from HyperFlexis' description, not from its code. Which instances *can* is
+the pacing's part (`worst_case_fit`); among those, best fit takes the one with the largest share of slots or KV in use.
+`fit` "worst" takes the emptiest instead. Ties: most tokens, then round. Cost: O(instances) a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controller.core.errors import ConfigError
+from controller.core.policy import ROUTINGS, Stateless, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    fit: str = "best"
+
+    def __post_init__(self) -> None:
+        if self.fit not in ("best", "worst"):
+            raise ConfigError(f"unknown fit {self.fit!r}; valid: best, worst", field="fit")
+
+
+@ROUTINGS.register("best_fit")
+class BestFit(Stateless):
+    name: ClassVar[str] = "best_fit"
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+
+    def choose(self, workers: Sequence[WorkerView], now: float) -> WorkerView | None:
+        sign = -1 if self.config.fit == "best" else 1
+
+        def fullness(worker: WorkerView) -> tuple[float, int, int, str]:
+            tokens = worker.context_tokens + worker.waiting_tokens
+            return (sign * worker.utilisation(), sign * tokens, worker.last_sent, worker.id)
+
+        return min(workers, key=fullness, default=None)
