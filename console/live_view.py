@@ -5,6 +5,7 @@ Pure functions of messages and a wall time, used for the first paint and for eve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
@@ -175,18 +176,31 @@ def merge_instances(fleets: Iterable[FleetMessage]) -> list[InstanceMessage]:
         for instance in fleet["instances"]:
             sent = newest[instance["id"]]["sent_total"] if instance["id"] in newest else 0
             newest[instance["id"]] = InstanceMessage(**{**instance, "sent_total": instance["sent_total"] + sent})  # type: ignore[typeddict-item]
-    return [newest[name] for name in sorted(newest)]
+    return sorted(newest.values(), key=lambda each: (each["role"], each["model"], each["id"]))
+
+
+def roles(instances: Iterable[InstanceMessage]) -> list[dict[str, Any]]:
+    """How many instances of each role are in which state: "180 up, 12 draining"."""
+    counts: dict[str, Counter[str]] = {}
+    for instance in instances:
+        counts.setdefault(instance["role"], Counter())[instance["state"]] += 1
+    return [
+        {"role": role, "total": states.total(), "text": ", ".join(f"{n} {state}" for state, n in states.most_common())}
+        for role, states in sorted(counts.items())
+    ]
 
 
 def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     """Everything the Overview shows live."""
     rows = [class_row(window) for window in merged_windows(fleets)]
+    instances = merge_instances(fleets)
     finished = sum(row["finished"] for row in rows)
     attained = sum(row["finished"] - row["misses"] for row in rows)
     return {
         "verdict": verdict(rows) if fleets else UNKNOWN,
         "classes": rows,
-        "instances": merge_instances(fleets),
+        "instances": instances,
+        "roles": roles(instances),
         "totals": {
             "attainment": attained / finished if finished else None,
             "finished": finished,

@@ -162,6 +162,7 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "TenantState": "controller.models.Tenant.State",
         "LinkState": "controller.models.Link.State",
+        "SimulationState": "controller.models.Experiment.State",
         "ComponentState": "api.control.health.STATES",
     },
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],

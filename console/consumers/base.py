@@ -208,8 +208,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
         """Takes a message into the state; False if it changes nothing."""
         raise NotImplementedError
 
-    def frame(self, snapshot: bool) -> dict[str, Any]:
-        """What a browser gets: everything, or what has changed since the last frame."""
+    def frame(self, snapshot: bool) -> dict[str, Any] | orjson.Fragment:
+        """What a browser gets, as values or as JSON: everything, or what has changed since the last frame."""
         raise NotImplementedError
 
     def age_s(self, now: float) -> float | None:

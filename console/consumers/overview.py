@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from console import live_view
 from console.consumers.base import LiveConsumer
+from console.consumers.shared import Shared
 from controller.core.messages import LIVE_OVERVIEW, FleetMessage
 from workers import live
 
+SHARED = Shared()
 GONE_AFTER_S = 15.0  # a gateway that says nothing for so long is no longer part of the page
 
 
@@ -43,8 +47,10 @@ class OverviewConsumer(LiveConsumer):
         newest = max((fleet["at"] for fleet in self._fleets.values()), default=0.0)
         return [fleet for fleet in self._fleets.values() if fleet["at"] > newest - GONE_AFTER_S]
 
-    def frame(self, snapshot: bool) -> dict[str, Any]:
-        return live_view.overview(self._present())
+    def frame(self, snapshot: bool) -> orjson.Fragment:
+        present = self._present()
+        key = tuple((fleet["gateway"], fleet["at"], fleet["seq"]) for fleet in present)
+        return SHARED.get(key, lambda: live_view.overview(present))
 
     def age_s(self, now: float) -> float | None:
         newest = max((fleet["at"] for fleet in self._fleets.values()), default=None)

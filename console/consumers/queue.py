@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from console import live_view
 from console.consumers.base import LiveConsumer
+from console.consumers.shared import Shared
 from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, QueueMessage
 from workers import live
 
+SHARED = Shared()
 GONE_AFTER_S = 15.0
 
 
@@ -37,10 +41,11 @@ class QueueConsumer(LiveConsumer):
         self._queues[message["gateway"]] = message
         return True
 
-    def frame(self, snapshot: bool) -> dict[str, Any]:
+    def frame(self, snapshot: bool) -> orjson.Fragment:
         newest = max((message["at"] for message in self._queues.values()), default=0.0)
         present = [message for message in self._queues.values() if message["at"] > newest - GONE_AFTER_S]
-        return live_view.queue(present, QUEUE_ROWS_PUBLISHED)
+        key = tuple((message["gateway"], message["at"], message["seq"]) for message in present)
+        return SHARED.get(key, lambda: live_view.queue(present, QUEUE_ROWS_PUBLISHED))
 
     def age_s(self, now: float) -> float | None:
         newest = max((message["at"] for message in self._queues.values()), default=None)

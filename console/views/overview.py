@@ -30,6 +30,7 @@ CHARTS = (
     {"name": "queue", "title": "Queue", "note": "requests waiting, since this page was opened"},
 )
 DECISIONS_SHOWN = 40
+CARDS_MAX = 24  # more instances than that are a map of small cells
 BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None}
 STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
 
@@ -50,6 +51,8 @@ def overview(request: HttpRequest) -> HttpResponse:
         "charts": CHARTS,
         "blank_row": BLANK_ROW,
         "gateway_url": settings.GATEWAY_URL,
+        "now": now,
+        "dense": len(shown["instances"]) > CARDS_MAX,
     }
     return render(request, "console/overview.html", context)
 

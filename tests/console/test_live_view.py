@@ -99,3 +99,14 @@ def test_the_queue_shows_the_most_urgent_and_counts_all():
 def test_data_is_stale_after_three_periods_and_never_before_three_seconds():
     assert live_view.stale_after_s([fleet(period_s=5.0)]) == 15.0
     assert live_view.stale_after_s([fleet(period_s=0.05)]) == 3.0
+
+
+def test_the_fleet_is_counted_by_role_and_state():
+    many = [instance(id=f"e{n}", role="decode" if n % 4 == 0 else "prefill") for n in range(8)]
+    many.append(instance(id="gone", role="decode", state="down"))
+    shown = live_view.overview([fleet(instances=many)])
+    assert shown["roles"] == [
+        {"role": "decode", "total": 3, "text": "2 up, 1 down"},
+        {"role": "prefill", "total": 6, "text": "6 up"},
+    ]
+    assert [each["role"] for each in shown["instances"]] == ["decode"] * 3 + ["prefill"] * 6

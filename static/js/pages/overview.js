@@ -6,6 +6,7 @@ import { LiveTopic, stateShower } from "../live.js";
 
 const HISTORY_MS = 15000;
 const DECISIONS_KEPT = 60;
+const CARDS_MAX = 24; // as in console/views/overview.py
 const page = document.getElementById("page").dataset;
 const find = (selector, root = document) => root.querySelector(selector);
 const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
@@ -144,6 +145,8 @@ function showInstance(list, item) {
   }
   for (const name of ["id", "role", "model"]) put(cell(card, name), item[name]);
   badge(cell(card, "state"), STATES[item.state] || "idle", item.state);
+  card.title = `${item.id}, ${item.role} of ${item.model}, ${item.state}, load ${percent(item.utilisation, 0)}`;
+  card.dataset.status = item.state === "up" ? loadStatus(item.utilisation) : STATES[item.state] || "idle";
   const meter = cell(card, "meter");
   meter.className = `meter ${loadStatus(item.utilisation)}`;
   meter.firstElementChild.style.width = `${Math.min(100, item.utilisation * 100).toFixed(1)}%`;
@@ -152,8 +155,28 @@ function showInstance(list, item) {
   put(cell(card, "waiting"), count(item.waiting));
 }
 
+function showRoles(roles) {
+  const list = find("[data-roles]");
+  const text = roles.map((item) => `${item.role} ${item.text}`).join();
+  if (list.dataset.shown === text) return;
+  list.dataset.shown = text;
+  list.replaceChildren(
+    ...roles.map((item) => {
+      const entry = document.createElement("li");
+      const name = document.createElement("strong");
+      const states = document.createElement("span");
+      name.textContent = item.role;
+      states.className = "muted";
+      states.textContent = item.text;
+      entry.append(name, " ", states);
+      return entry;
+    }),
+  );
+}
+
 function showFleet(instances) {
   const list = find("[data-instances]");
+  list.toggleAttribute("data-dense", instances.length > CARDS_MAX);
   const present = new Set(instances.map((item) => item.id));
   for (const card of [...list.children]) if (!present.has(card.dataset.instance)) card.remove();
   instances.forEach((item) => showInstance(list, item));
@@ -198,12 +221,24 @@ function showHistory(history) {
   for (const [name, spec] of Object.entries(history.charts)) draw(find(`[data-chart="${name}"]`), spec);
 }
 
+let historyAt = Date.now() / 1000;
+
+/** Live frames may go on while the database is away: its figures say how old they are. */
+function historyState(fresh) {
+  if (fresh) historyAt = Date.now() / 1000;
+  const holder = find("[data-history-state]");
+  holder.className = fresh ? "" : "near";
+  holder.replaceChildren(fresh ? "as of " : "not updated since ", timeElement(historyAt));
+}
+
 async function pollHistory() {
   if (!document.hidden) {
     try {
       const answer = await fetch(page.historyUrl, { headers: { accept: "application/json" } });
       if (answer.ok) showHistory(await answer.json());
+      historyState(answer.ok);
     } catch (error) {
+      historyState(false);
       console.info("history is away", error.message); // the live banner says it to the reader
     }
   }
@@ -218,6 +253,7 @@ function decisionItem(decision) {
   item.dataset.at = decision.at;
   cell(item, "at").replaceChildren(timeElement(decision.at));
   put(cell(item, "sentence"), decision.sentence);
+  if (/^[0-9]+$/.test(decision.id)) cell(item, "sentence").href = `${page.auditUrl}${decision.id}/`;
   put(cell(item, "figures"), ` ${decision.figures_text}`);
   return item;
 }
@@ -248,6 +284,7 @@ function start() {
       showTotals(data.totals);
       showClasses(data.classes);
       showFleet(data.instances);
+      showRoles(data.roles);
       extendCharts(data, frame.at);
     },
     state: stateShower(find("[data-live-state]"), find("[data-banner]")),
