@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from controller.core.estimates import Estimate
 from controller.core.types import Targets
 
 
@@ -13,7 +14,7 @@ class Demand:
     """One request. `at` is seconds after the start; `output_tokens` is what the model will answer.
 
     `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt;
-    `workflow` names the program that this call is part of.
+    `workflow` names the program that this call is part of; `estimate` is what an analyser believes of it.
     """
 
     id: str
@@ -28,3 +29,4 @@ class Demand:
     max_tokens: int | None = None
     prefix: tuple[Hashable, ...] = ()
     workflow: str = ""
+    estimate: Estimate | None = None

@@ -66,12 +66,28 @@ class InstanceUse(NamedTuple):
     unit_cost: float
 
 
+class ProgramRecord(NamedTuple):
+    """A program (or single request) and how it ended. `e2e_s`: None where a call was lost; `earned`: its goodput."""
+
+    id: str
+    at: float
+    kind: str
+    stages: int
+    calls: int
+    tokens: int
+    e2e_s: float | None
+    deadline_s: float | None
+    attained: bool
+    earned: int
+
+
 @dataclass(slots=True)
 class SimulationResult:
     """`ended_at`: virtual seconds; `events`: happenings processed; `rounds`: calls of the dispatcher."""
 
     policy: str
     records: list[SimRecord] = field(default_factory=list)
+    programs: list[ProgramRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     instances: list[InstanceUse] = field(default_factory=list)
     ended_at: float = 0.0

@@ -25,6 +25,7 @@ from controller.simulator.elastic import Elastic
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.instance import Instance
 from controller.simulator.mapping import MappedTargets
+from controller.simulator.programs import Programs
 from controller.simulator.results import Sample, SimRecord, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
@@ -42,14 +43,19 @@ class Simulation:
         dispatcher: StageDispatcher,
         demands: Sequence[Demand],
         *,
+        programs: Programs | None = None,
         keep_token_times: bool = False,
     ) -> None:
+        if programs is not None:
+            demands = [*demands, *programs.first()]
         if len({demand.id for demand in demands}) != len(demands):
             raise ConfigError("two requests of a workload have the same id", field="workload")
         self.settings = settings
         self.dispatcher = dispatcher
         self.heap = EventHeap()
         self.result = SimulationResult(dispatcher.name)
+        self._programs = programs
+        self._expected = len(demands)
         self._demands = sorted(demands, key=lambda demand: (demand.at, demand.id))
         self._next = 0
         self._keep = keep_token_times
@@ -74,8 +80,8 @@ class Simulation:
         """`progress(ended, of)` is called now and then."""
         self._start()
         heap, handlers, result = self.heap, self._handlers, self.result
-        total, reported = len(self._demands), 0
-        while len(result.records) < total:
+        reported = 0
+        while len(result.records) < (total := self._expected):
             if not heap:
                 raise RuntimeError(f"{total - len(result.records)} requests can never end: nothing is scheduled")
             happening = heap.pop()
@@ -122,6 +128,8 @@ class Simulation:
 
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
+        if self._programs is not None:
+            self.result.programs = self._programs.records
         self.result.instances = self.cluster.uses(self.heap.now)
         if self._elastic is not None:
             self.result.decisions = self._elastic.decisions
@@ -135,11 +143,13 @@ class Simulation:
 
     # ---- arrivals and the dispatcher ------------------------------------------------------------------------------
 
-    def _arrival(self, _: Any, __: int) -> None:
-        demand = self._demands[self._next]
-        self._next += 1
-        if self._next < len(self._demands):
-            self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
+    def _arrival(self, released: Demand | None, _: int) -> None:
+        demand = released
+        if demand is None:
+            demand = self._demands[self._next]
+            self._next += 1
+            if self._next < len(self._demands):
+                self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
         self._pending.append(ev.Arrived(trip.request))
         if self._elastic is not None:
@@ -304,6 +314,12 @@ class Simulation:
         del self._trips[trip.demand.id]
         record = trip.record(outcome, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
+        if self._programs is not None:
+            for demand in self._programs.ended(
+                trip.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
+            ):
+                self._expected += 1
+                self.heap.push(demand.at, Kind.ARRIVAL, demand)
         return record
 
     # ---- failures -------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Trip:
             ttft_s=targets.ttft_s,
             tpot_s=targets.tpot_s,
             value=demand.value,
+            estimate=demand.estimate,
         )
         return self.seq
 

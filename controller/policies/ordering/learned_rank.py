@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
+from controller.core.noise import standard_normal
 from controller.core.policy import ORDERINGS, Cost, Rank, Stateless
 from controller.core.types import Request
 
@@ -35,14 +35,6 @@ class Config:
             raise ConfigError("error must be a number of at least 0", field="error")
         if not self.promote_s > 0:
             raise ConfigError("promote_s must be positive seconds", field="promote_s")
-
-
-def standard_normal(name: str, seed: int) -> float:
-    """The same number for the same name and seed, standard normal over names (Box-Muller)."""
-    digest = blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
-    first, second = (int.from_bytes(part, "big") for part in (digest[:8], digest[8:]))
-    radius = math.sqrt(-2.0 * math.log((first + 1) / (2**64 + 1)))
-    return radius * math.cos(2.0 * math.pi * second / 2**64)
 
 
 @ORDERINGS.register("learned_rank")

@@ -1,0 +1,65 @@
+"""Request analysers for experiments: an oracle, and a noise model with a stated error. Neither has learned anything.
+
+Concord sec. 4.1 has a quantile forest for lengths and pattern graphs for programs; these stand in for both, so that a
+policy's result can be separated from a predictor's. All draws are fixed by a name and a seed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from controller.core.errors import ConfigError
+from controller.core.noise import standard_normal
+
+REFINED_EVERY = 50  # tokens, Concord sec. 4.1
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLength:
+    output_tokens: int
+
+    def upper(self, produced: int) -> int:
+        return max(self.output_tokens, produced + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLength:
+    """Everybody is believed to be of the mean length: no analyser (Concord Fig. 6.7's ablation)."""
+
+    mean: int
+
+    def upper(self, produced: int) -> int:
+        return max(self.mean, produced + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyUpperBound:
+    """A quantile prediction with lognormal error, asked again every 50 tokens.
+
+    The *remaining* length is predicted as remaining x exp(error x (z + quantile)): `quantile` in standard deviations
+    (1.28: nine of ten bounds hold), z drawn anew for each refinement, half of its variance shared by all of a request.
+    So the bound sharpens in tokens as the answer grows, and is wrong in one case of ten.
+    """
+
+    name: str
+    output_tokens: int
+    error: float
+    quantile: float
+    seed: int
+
+    def upper(self, produced: int) -> int:
+        known = produced // REFINED_EVERY
+        at = known * REFINED_EVERY
+        remaining = max(1, self.output_tokens - at)
+        z = math.sqrt(0.5) * (
+            standard_normal(self.name, self.seed) + standard_normal(f"{self.name}@{known}", self.seed)
+        )
+        return max(produced + 1, at + math.ceil(remaining * math.exp(self.error * (z + self.quantile))))
+
+
+def checked_error(error: float, field: str = "error") -> float:
+    """Raises ConfigError unless it is a finite number of at least 0."""
+    if not 0 <= error < math.inf:
+        raise ConfigError(f"{field} must be a number of at least 0", field=field)
+    return error

@@ -1,0 +1,218 @@
+"""Programs: stages of parallel calls, each stage released when the one before has ended and its tool has run.
+
+Concord ch. 3 and sec. 4.1: a compound request earns the input and output tokens of *all* its calls if the last one
+ends by the end-to-end deadline, and nothing otherwise. Each stage has an amortised deadline, phi(s) x D, phi the
+accumulated share of time up to stage s (worked example C6). A single request is a program of one call: then its own
+promise decides (paced token by token, or a deadline).
+
+What schedulers are told of lengths and graphs are beliefs (`Foresight`), never the truth, unless the oracle is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from controller.core.errors import ConfigError
+from controller.core.estimates import Estimate, LengthBound
+from controller.core.types import Outcome, Targets
+from controller.simulator.demand import Demand
+from controller.simulator.mixes import PATIENT_S
+from controller.simulator.results import ProgramRecord
+
+
+class Call(NamedTuple):
+    """One LLM call, tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Stage(NamedTuple):
+    """`tool_s`: what runs between the end of its calls and the next stage."""
+
+    calls: tuple[Call, ...]
+    tool_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`targets`: of a single paced request (no deadline), or the end-to-end deadline of the whole."""
+
+    id: str
+    at: float
+    kind: str
+    stages: tuple[Stage, ...]
+    targets: Targets
+
+    def __post_init__(self) -> None:
+        if not self.stages or not all(stage.calls for stage in self.stages):
+            raise ConfigError(f"program {self.id!r} needs stages, each with calls", field="stages")
+        if self.targets.deadline_s is None and (len(self.stages) > 1 or len(self.stages[0].calls) > 1):
+            raise ConfigError(f"program {self.id!r} of several calls needs a deadline", field="deadline_s")
+
+    @property
+    def tokens(self) -> int:
+        return sum(call.prompt_tokens + call.output_tokens for stage in self.stages for call in stage.calls)
+
+    @property
+    def single(self) -> bool:
+        return len(self.stages) == 1 and len(self.stages[0].calls) == 1
+
+
+class Speeds(NamedTuple):
+    """Seconds a token, for the shares of stages and the time a program needs at least."""
+
+    token_s: float = 0.03
+    prefill_s: float = 1e-4
+
+
+def stage_seconds(stage: Stage, speeds: Speeds) -> float:
+    """Of its longest call, and its tool."""
+    longest = max(call.output_tokens * speeds.token_s + call.prompt_tokens * speeds.prefill_s for call in stage.calls)
+    return longest + stage.tool_s
+
+
+def accumulated_shares(seconds: Sequence[float]) -> list[float]:
+    """phi(s): the share of all time that is over when stage s ends. The last one is 1."""
+    whole = math.fsum(seconds)
+    if not whole > 0:
+        raise ConfigError("a pattern's stages must take time", field="seconds")
+    shares, so_far = [], 0.0
+    for each in seconds:
+        so_far += each
+        shares.append(so_far / whole)
+    shares[-1] = 1.0
+    return shares
+
+
+class Foresight(Protocol):
+    """What a request analyser believes. Deterministic for a program or call."""
+
+    def length(self, call_id: str, output_tokens: int) -> LengthBound: ...
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        """Of each stage."""
+        ...
+
+    def tokens(self, program: Program) -> float:
+        """Of all calls of the program."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    program: Program
+    seconds: list[float]
+    shares: list[float]
+    tokens: float
+    stage: int = 0
+    running: int = 0
+    lost: bool = False
+    earned: int = 0
+    calls: int = 0
+    ended_at: float = 0.0
+    attained: bool = True
+
+
+@dataclass(slots=True)
+class Programs:
+    """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1)."""
+
+    programs: Sequence[Program]
+    foresight: Foresight
+    speeds: Speeds = field(default_factory=Speeds)
+    count: str = "tokens"
+    records: list[ProgramRecord] = field(default_factory=list)
+    _open: dict[str, _Open] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count not in ("tokens", "requests"):
+            raise ConfigError(f"unknown count {self.count!r}; valid: requests, tokens", field="count")
+        if len({program.id for program in self.programs}) != len(self.programs):
+            raise ConfigError("two programs have the same id", field="programs")
+
+    def first(self) -> list[Demand]:
+        """Calls of the first stages, with which the workload begins."""
+        found: list[Demand] = []
+        for program in self.programs:
+            seconds = self.foresight.seconds(program, self.speeds)
+            opened = _Open(program, seconds, accumulated_shares(seconds), self.foresight.tokens(program))
+            self._open[program.id] = opened
+            found += self._release(opened, program.at)
+        return found
+
+    def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
+        """A call ended: what comes next, if it was its stage's last. A lost call loses the program."""
+        opened = self._open.get(demand.workflow)
+        if opened is None:
+            return []
+        program = opened.program
+        opened.running -= 1
+        opened.calls += 1
+        opened.lost |= outcome is not Outcome.OK
+        opened.ended_at = now
+        if program.single:
+            opened.earned, opened.attained = goodput, attained
+        if opened.running:
+            return []
+        done = opened.stage == len(program.stages)
+        if opened.lost or done:
+            self._close(opened)
+            return []
+        return self._release(opened, now + program.stages[opened.stage - 1].tool_s)
+
+    def _close(self, opened: _Open) -> None:
+        program, took = opened.program, opened.ended_at - opened.program.at
+        deadline = program.targets.deadline_s
+        if not program.single:
+            opened.attained = not opened.lost and deadline is not None and took <= deadline + 1e-9
+            opened.earned = program.tokens if opened.attained else 0
+        self.records.append(
+            ProgramRecord(
+                program.id, program.at, program.kind, len(program.stages), opened.calls, program.tokens,
+                None if opened.lost else took, deadline, opened.attained and not opened.lost, opened.earned,
+            )
+        )  # fmt: skip
+        del self._open[program.id]
+
+    def _release(self, opened: _Open, at: float) -> list[Demand]:
+        stage = opened.program.stages[opened.stage]
+        found = [
+            self._demand(opened, f"{opened.program.id}/{opened.stage}.{number}", call, at)
+            for number, call in enumerate(stage.calls)
+        ]
+        opened.stage += 1
+        opened.running = len(found)
+        return found
+
+    def _demand(self, opened: _Open, call_id: str, call: Call, at: float) -> Demand:
+        program, stage = opened.program, opened.stage
+        deadline = program.targets.deadline_s
+        length = self.foresight.length(call_id, call.output_tokens)
+        program_id = "" if program.single else program.id
+        if deadline is None:
+            targets = program.targets
+            paced_end = at + targets.ttft_s + (length.upper(0) - 1) * targets.tpot_s
+            paced = self.count == "tokens"
+            estimate = Estimate(length, 1.0, each_token=paced, due=at + targets.ttft_s, latest=paced_end)
+        else:
+            whole = math.fsum(opened.seconds)
+            due = program.at + opened.shares[stage] * deadline
+            latest = program.at + deadline - (1.0 - opened.shares[stage]) * whole
+            worth = opened.tokens if self.count == "tokens" else 1.0
+            estimate = Estimate(length, worth, due=due, latest=latest, program=program_id)
+            left = max(1e-3, due - at)
+            targets = Targets(left, left, left, PATIENT_S)
+        return Demand(
+            id=call_id,
+            at=at,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            targets=targets,
+            slo_class=program.kind,
+            workflow=program.id,
+            estimate=estimate,
+        )
