@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from controller.core.estimates import Estimate
 
@@ -229,6 +229,11 @@ EngineEvent = (
 
 class Start(NamedTuple):
     step: Step
+
+
+# Where a running step can be suspended. A chunk's end is the end of its step; "none": nowhere.
+Boundary = Literal["operator", "layer", "chunk", "none"]
+BOUNDARIES: tuple[Boundary, ...] = ("operator", "layer", "chunk", "none")
 
 
 class Suspend(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
-from controller.core.steps import Seq, SeqState, Step
-from controller.predict.boundaries import BOUNDARIES, Boundary
+from controller.core.steps import BOUNDARIES, Boundary, Seq, SeqState, Step
 
 
 @dataclass(frozen=True, slots=True)

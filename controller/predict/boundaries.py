@@ -18,14 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple, Protocol
 
 from controller.core.errors import ConfigError, UnknownName
-from controller.core.steps import Step
+from controller.core.steps import BOUNDARIES, Boundary, Step
 from controller.core.types import LatencyCoefficients
 
-Boundary = Literal["operator", "layer", "chunk", "none"]
-BOUNDARIES: tuple[Boundary, ...] = ("operator", "layer", "chunk", "none")
 OPERATORS = ("qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj")
 PASSED = 1e-9  # of a layer: a boundary this close behind is where the step stands, not where it can stop next
 
@@ -65,6 +63,12 @@ def shape(name: str) -> Shape:
         return SHAPES[name]
     except KeyError:
         raise UnknownName(f"unknown shape {name!r}; valid: {', '.join(sorted(SHAPES))}", field="shape") from None
+
+
+class StepBoundaries(Protocol):
+    """What an executor that suspends must know of a step of `seconds`, `used` of which are done."""
+
+    def next_boundary(self, step: Step, seconds: float, used: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from controller.core.steps import Sampled, Seq, Sink, Step, StepDone, Suspended
-from controller.predict.boundaries import ComposedBoundaries
+from controller.predict.boundaries import StepBoundaries
 from workers.engine.profiles import Profile
 from workers.engine.pseudo_text import natural_length, token_at
 from workers.engine.tokenizer import EOS
@@ -40,9 +40,7 @@ class Work:
 class EmulatedExecutor:
     """One step at a time. All on the timer's thread."""
 
-    def __init__(
-        self, profile: Profile, timer: Timer, sink: Sink, boundaries: ComposedBoundaries | None = None
-    ) -> None:
+    def __init__(self, profile: Profile, timer: Timer, sink: Sink, boundaries: StepBoundaries | None = None) -> None:
         self._profile = profile
         self._timer = timer
         self._sink = sink

@@ -1,0 +1,108 @@
+"""A simulated prefill engine that suspends: conservation, promises kept, and the settings' mistakes found."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients, Outcome, Targets
+from controller.dispatch import build_dispatcher
+from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
+from tests.controller.simulator.runs import simulate, some_demands
+
+A100 = LatencyCoefficients(6.6252e-3, 5.5413e-5, 1.521e-9, 1.15e-2, 8.2e-8, 3.66e-5)
+PREFILL = InstanceSettings(
+    A100,
+    kv_tokens=400_000,
+    max_num_seqs=128,
+    max_model_len=65_536,
+    prefix_caching=False,
+    engine_kind="preemptive_prefill",
+    batching="slo_aware_batching",
+)
+
+
+def with_boundary(boundary, **more):
+    return replace(PREFILL, preemption={"boundary": boundary, **more})
+
+
+def long_then_short(short_at=0.2):
+    return [
+        Demand("long", 0.0, 30_000, 1, Targets(60.0, 1.0, None, 3600.0)),
+        Demand("short", short_at, 200, 1, Targets(0.25, 1.0, None, 3600.0)),
+    ]
+
+
+def ttft(demands, instance):
+    return {record.id: record.ttft_s for record in simulate(demands, "round_robin", (instance,)).records}
+
+
+def test_a_short_prompt_waits_for_an_operator_a_layer_a_chunk_or_all():
+    alone = A100.prefill_a + A100.prefill_b * 200 + A100.prefill_c * 200**2
+    whole = A100.prefill_a + A100.prefill_b * 30_000 + A100.prefill_c * 30_000**2
+    waits = {
+        kind: ttft(long_then_short(), with_boundary(kind, **more))["short"] - alone
+        for kind, more in (("operator", {}), ("layer", {}), ("chunk", {"chunk_tokens": 8192}), ("none", {}))
+    }
+    assert 0 < waits["operator"] < waits["layer"] <= whole / 32
+    assert waits["layer"] < waits["chunk"] < waits["none"]
+    assert waits["none"] == pytest.approx(whole - 0.2)
+
+
+def test_suspension_costs_the_suspended_exactly_what_the_other_took():
+    found = ttft(long_then_short(), with_boundary("operator"))
+    whole = A100.prefill_a + A100.prefill_b * 30_000 + A100.prefill_c * 30_000**2
+    alone = A100.prefill_a + A100.prefill_b * 200 + A100.prefill_c * 200**2
+    assert found["long"] == pytest.approx(whole + alone)
+
+
+@pytest.mark.parametrize("boundary", ["operator", "layer", "chunk", "none"])
+def test_every_request_ends_with_all_its_tokens_and_no_device_time_is_lost(boundary):
+    instance = with_boundary(boundary, **({"chunk_tokens": 512} if boundary == "chunk" else {}))
+    demands = some_demands(count=120, rate=12.0, longest=3000, targets=Targets(0.4, 0.1, None, 3600.0))
+    result = simulate(demands, "round_robin", (instance, instance))
+    assert sorted(record.id for record in result.records) == sorted(demand.id for demand in demands)
+    for record in result.records:
+        assert record.outcome is Outcome.OK
+        assert record.output_tokens == len(record.token_times)
+        assert list(record.token_times) == sorted(record.token_times)
+    prompts = sum(demand.prompt_tokens for demand in demands)
+    assert sum(use.prompt_tokens for use in result.instances) == prompts
+
+
+def test_the_same_seed_gives_the_same_result():
+    demands = some_demands(count=80, rate=15.0, longest=4000)
+    first, second = (simulate(demands, "round_robin", (with_boundary("layer"),)) for _ in range(2))
+    assert [r.ttft_s for r in first.records] == [r.ttft_s for r in second.records]
+
+
+def test_rounds_are_about_two_a_request():
+    quick, slow = Targets(0.3, 1.0, None, 3600.0), Targets(9.0, 1.0, None, 3600.0)
+    demands = [
+        replace(demand, output_tokens=1, targets=slow if demand.prompt_tokens > 1000 else quick)
+        for demand in some_demands(count=200, rate=6.0, longest=3000)
+    ]
+    settings = SimulationSettings((with_boundary("operator"),))
+    simulation = Simulation(settings, build_dispatcher("round_robin"), demands)
+    simulation.run()
+    (instance,) = simulation.cluster
+    rounds = instance.engine.rounds
+    assert rounds.rounds == 2 * 200 - rounds.batched
+    assert rounds.preempts > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"engine_kind": "magic"}, "engine_kind"),
+        ({"batching": "chunked_prefill"}, "batching"),
+        ({"preemption": {"granularity": 3}}, "preemption.granularity"),
+        ({"preemption": {"boundary": "kernel"}}, "boundary"),
+        ({"model_shape": "gpt"}, "shape"),
+        ({"engine_kind": "continuous", "preemption": {"boundary": "layer"}}, "preemption"),
+    ],
+)
+def test_bad_settings_are_refused(changes, field):
+    with pytest.raises(ConfigError) as caught:
+        replace(PREFILL, **changes)
+    assert caught.value.field == field
