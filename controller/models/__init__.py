@@ -14,7 +14,7 @@ from controller.models.fleet import (
     ServedModel,
 )
 from controller.models.records import AttainmentMinute, RequestRecord
-from controller.models.scaling import ScalerState, ScalingPolicy
+from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
 from controller.models.slo import PriorityMapping, SLOClass
 from controller.models.tenants import ApiKey, Tenant
 
@@ -37,6 +37,7 @@ __all__ = [
     "SLOClass",
     "ScalerState",
     "ScalingPolicy",
+    "ScalingSample",
     "ServedModel",
     "Tenant",
     "Trace",

@@ -56,6 +56,7 @@ class RequestRecord(models.Model):
             models.Index(fields=["id"], name="request_record_id"),
             models.Index(fields=["tenant", "arrived_at"], name="request_record_tenant"),
             models.Index(fields=["slo_class", "arrived_at"], name="request_record_class"),
+            models.Index(fields=["instance", "arrived_at"], name="request_record_instance"),
             models.Index(fields=["outcome", "arrived_at"], name="request_record_missed", condition=Q(attained=False)),
         ]
 

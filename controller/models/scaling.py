@@ -57,3 +57,25 @@ class ScalerState(models.Model):
 
     def __str__(self) -> str:
         return f"tick {self.tick} of policy {self.policy_id}"
+
+
+class ScalingSample(models.Model):
+    """What the scaler saw and made of it, every few seconds: the line behind its decisions. Trimmed after days."""
+
+    policy = models.ForeignKey(ScalingPolicy, on_delete=models.CASCADE, related_name="samples")
+    at = models.DateTimeField()
+    load = models.FloatField(null=True)  # none: no current telemetry, or arrivals while nothing is served
+    ready = models.PositiveIntegerField()
+    starting = models.PositiveIntegerField()
+    draining = models.PositiveIntegerField()
+    mind = models.CharField(max_length=32)  # of the scaler: "steady", or why it does not do what it wants
+    low_for_s = models.FloatField(default=0.0)
+    cooldown_left_s = models.FloatField(default=0.0)
+
+    class Meta:
+        db_table = "scaling_sample"
+        ordering = ["-at"]
+        indexes = [models.Index(fields=["policy", "at"], name="scaling_sample_policy")]
+
+    def __str__(self) -> str:
+        return f"{self.policy_id} at {self.at}: load {self.load}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from controller.core.decisions import Decision as Decided
 from controller.core.messages import FleetMessage
-from controller.models import Decision, Instance, ScalerState, ScalingPolicy
+from controller.models import Decision, Instance, ScalerState, ScalingPolicy, ScalingSample
 from controller.scale import Drain, ScaleOut, Scaler, Undrain
 from controller.scale import ScalerState as Memory
 from controller.scale.load import FleetObservation
@@ -31,6 +31,8 @@ STARTABLE = ("process",)  # provisioners that can make another instance
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
 NOT_COPIED = ("start_after",)
+SAMPLE_S = 5.0  # between two points of the line that pages draw
+SAMPLES_KEPT_DAYS = 7
 
 
 def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) -> Decision | None:
@@ -48,7 +50,36 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         memory = Memory.from_json(row.state if row else {})
         memory, actions, decided = Scaler().decide(scaling_config(policy), memory, seen, now)
         scaler_state_save(policy=policy, state=memory.to_json())
+        if decided or memory.ticks % _ticks_a_sample(policy) == 0:
+            _sample(policy, memory, seen, now)
         return _apply(policy, pattern, actions, decided) if decided else None
+
+
+def _ticks_a_sample(policy: ScalingPolicy) -> int:
+    return max(1, round(SAMPLE_S / policy.interval_s))
+
+
+def _sample(policy: ScalingPolicy, memory: Memory, seen: FleetObservation, now: float) -> None:
+    """The point of this tick on the policy's line."""
+    low_since, changed_at = memory.low_since, memory.changed_at
+    ScalingSample.objects.create(
+        policy=policy,
+        at=datetime.fromtimestamp(now, tz=UTC),
+        load=None if seen.stale else memory.load,
+        ready=len(seen.having("ready")),
+        starting=len(seen.having("starting")),
+        draining=len(seen.having("draining")),
+        mind=memory.mind,
+        low_for_s=0.0 if low_since is None else max(0.0, now - low_since + policy.interval_s),
+        cooldown_left_s=0.0 if changed_at is None else max(0.0, changed_at + policy.cooldown_s - now),
+    )
+
+
+def samples_retain(*, days: int, now: datetime | None = None) -> int:
+    """Forget samples older than `days` days; returns how many went. Decisions stay."""
+    if days < 1:
+        raise ValueError("days: at least 1")
+    return ScalingSample.objects.filter(at__lt=(now or timezone.now()) - timedelta(days=days)).delete()[0]
 
 
 def _locked(policy_id: int) -> bool:
