@@ -1,0 +1,149 @@
+"""Prefill here, decode there: the two ends of a handover as this engine's HTTP side sees them.
+
+The choreography is vLLM's pull connector's. A body with `kv_transfer_params.do_remote_decode` is prefilled, answered
+with one token and an offer, and its KV is kept for a lease. A body with the offer (`do_remote_prefill`) reserves
+blocks, pulls the KV, and goes on from the token the other engine sampled, which is the first one the client gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from controller.core.steps import FinishReason, Landed, Release, Seq
+from workers.engine import fields
+from workers.engine.engine import Engine
+from workers.engine.errors import ApiError
+from workers.engine.kv_store import KvStore
+from workers.engine.kv_transfer import KvServer, KvTransferError, Offer, Traffic, pull
+from workers.engine.streams import Stream
+
+FIELD = "kv_transfer_params"
+log = logging.getLogger(__name__)
+
+
+class Handover:
+    """`lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of one pull."""
+
+    def __init__(
+        self, engine: Engine, store: KvStore, token: str, host: str, *, lease_s: float = 30.0, timeout_s: float = 30.0
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._token = token
+        self._host = host
+        self._lease_s = lease_s
+        self._timeout_s = timeout_s
+        self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
+        self.expired = 0
+        self.server = KvServer(store, token, self._find, self.release)
+
+    async def start(self, port: int) -> None:
+        await self.server.start(self._host, port)
+        log.info("KV on %s:%d", self._host, self.server.port)
+
+    def close(self) -> None:
+        self.server.close()
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    def keeps(self, seq: Seq) -> bool:
+        return seq.id in self._kept
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.server.traffic
+
+    # ---- prefill side ----------------------------------------------------------------------------------------------
+
+    def offer(self, seq: Seq) -> dict[str, Any] | None:
+        """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
+        if seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1:
+            self._engine.handle(Release(seq))
+            return None
+        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq)
+        self._kept[seq.id] = (seq, timer)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_request_id": seq.id,
+            "remote_host": self._host,
+            "remote_port": self.server.port,
+            "remote_num_tokens": seq.computed,
+            "remote_blocks_expiry_time": time.time() + self._lease_s,
+            "first_token": int(seq.token_ids[-1]),
+        }
+
+    def release(self, seq: Seq) -> None:
+        """Somebody has it, or nobody wants it."""
+        kept = self._kept.pop(seq.id, None)
+        if kept is not None:
+            kept[1].cancel()
+        self._engine.handle(Release(seq))
+
+    def _expire(self, seq: Seq) -> None:
+        self.expired += 1
+        log.warning("nobody took the KV of %s within %g s", seq.id, self._lease_s)
+        self.release(seq)
+
+    def _find(self, name: str) -> Seq | None:
+        kept = self._kept.get(name)
+        return kept[0] if kept is not None else None
+
+    # ---- decode side -----------------------------------------------------------------------------------------------
+
+    async def take_over(self, stream: Stream, offer: Offer) -> None:
+        """Return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
+        seq = stream.seq
+        if offer.tokens != seq.prompt_tokens:
+            raise ApiError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
+        if seq.token_ids is None or seq.max_tokens < 2:
+            raise ApiError("nothing is left to decode: max_tokens must be at least 2", "max_tokens")
+        seq.token_ids.append(offer.first_token)
+        seq.output_tokens = 1
+        seq.first_token_at = seq.scheduled_at = self._engine.now()
+        self._engine.reserve(stream)
+        try:
+            await pull(offer, seq, self._store, self._token, self.traffic, self._timeout_s)
+        except KvTransferError as error:
+            self._engine.abort(seq)
+            raise ApiError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502) from error
+        except asyncio.CancelledError:
+            self._engine.abort(seq)
+            raise
+        if seq.finish is not None:
+            raise ApiError("the request was aborted during its KV transfer", status=503)
+        stream.push(offer.first_token, None)
+        self._engine.handle(Landed(seq))
+
+
+def wants_handover(body: fields.Body) -> bool:
+    return fields.boolean(fields.mapping(body, FIELD), "do_remote_decode")
+
+
+def offer_in(body: fields.Body) -> Offer | None:
+    """The offer a decode request carries; None without one. Raises ApiError naming the field."""
+    params = fields.mapping(body, FIELD)
+    if not fields.boolean(params, "do_remote_prefill"):
+        return None
+    try:
+        return Offer(
+            host=fields.string(params, "remote_host"),
+            port=_needed(params, "remote_port", 1, 65535),
+            request=fields.string(params, "remote_request_id"),
+            tokens=_needed(params, "remote_num_tokens", 1),
+            first_token=_needed(params, "first_token", 0),
+        )
+    except ApiError as error:
+        raise ApiError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None
+
+
+def _needed(params: fields.Body, name: str, low: int, high: int = fields.INT64 - 1) -> int:
+    value = fields.integer(params, name, low=low, high=high)
+    if value is None:
+        raise ApiError(f"{name} is missing", name)
+    return value

@@ -1,0 +1,63 @@
+"""Where an engine's KV entries can be read from and written to, layer by layer, by whoever moves them.
+
+`EmulatedKv` belongs to the emulated executor, which has no KV: its entries are real bytes of the size a real model's
+would have, made from the tokens, so that what arrives can be told from anything else. Nothing is kept of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from controller.core.errors import SlacklineError
+from controller.core.steps import Seq
+
+
+class KvMismatch(SlacklineError):
+    """What came is not the KV of these tokens."""
+
+
+class KvStore(Protocol):
+    """`token_bytes`: of one token in one layer. Blocks of the sequence cover all positions named."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def token_bytes(self) -> int: ...
+
+    def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
+        """Entries of the tokens at positions `start` to `stop`."""
+        ...
+
+    def write(self, seq: Seq, layer: int, start: int, data: bytes) -> None:
+        """Entries from position `start` on. Raises KvMismatch where they cannot be these tokens'."""
+        ...
+
+
+class EmulatedKv:
+    """`token_bytes` is rounded up to eight."""
+
+    def __init__(self, layers: int, token_bytes: int) -> None:
+        self.layers = layers
+        self.token_bytes = -(-token_bytes // 8) * 8
+
+    def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
+        return self._entries(_tokens(seq)[start:stop], layer)
+
+    def write(self, seq: Seq, layer: int, start: int, data: bytes) -> None:
+        stop = start + len(data) // self.token_bytes
+        if data != self._entries(_tokens(seq)[start:stop], layer):
+            raise KvMismatch(f"layer {layer}, tokens {start} to {stop}: not the KV of this prompt")
+
+    def _entries(self, tokens: Sequence[int], layer: int) -> bytes:
+        marks = (np.asarray(tokens, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(layer)
+        return np.repeat(marks, self.token_bytes // 8).tobytes()
+
+
+def _tokens(seq: Seq) -> Sequence[int]:
+    if seq.token_ids is None:
+        raise KvMismatch(f"sequence {seq.id} has no token ids")
+    return seq.token_ids
