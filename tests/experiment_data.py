@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from django.db import connection
+
 from controller.models import Experiment, LatencyProfile
 from controller.services.actors import Actor
 from controller.services.experiments import experiment_create
-from controller.services.records import records_connection, records_write
+from controller.services.records import records_write
 from tests import factories
 
 OLGA = Actor.person("olga")
@@ -48,11 +50,9 @@ def traffic(count: int, *, ending: float | None = None, every_s: float = 0.2, **
         )
         for number in range(count)
     ]
-    connection = records_connection()
-    try:
-        records_write(connection=connection, records=rows)
-    finally:
-        connection.close()
+    with connection.cursor() as cursor:  # connects
+        cursor.execute("SELECT 1")
+    records_write(connection=connection.connection, records=rows)
     return [row.id for row in rows]
 
 

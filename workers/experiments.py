@@ -153,7 +153,7 @@ class Worker:
 
         first = simulated[0]
         replays = [one.workload for one in simulated if isinstance(one.workload, Replay)]
-        requests = len(replays[0].requests)
+        requests = len(replays[0].requests) if replays else 0
         if requests <= PROBE:
             return list(simulated)
         began = self._clock()

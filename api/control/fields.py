@@ -77,11 +77,14 @@ class VersionField(serializers.IntegerField):
 class JsonObjectField(serializers.DictField):
     """A small JSON object; what PostgreSQL's jsonb cannot hold (NUL, half a surrogate pair) is refused here."""
 
+    depth_max = JSON_DEPTH_MAX
+    values_max = JSON_VALUES_MAX
+
     def to_internal_value(self, data: Any) -> dict[str, Any]:
         value: dict[str, Any] = super().to_internal_value(data)
-        for count, text in enumerate(_texts(value, 0)):
-            if count > JSON_VALUES_MAX:
-                raise serializers.ValidationError(f"At most {JSON_VALUES_MAX} values.")
+        for count, text in enumerate(_texts(value, self.depth_max)):
+            if count > self.values_max:
+                raise serializers.ValidationError(f"At most {self.values_max} values.")
             if not _storable(text):
                 raise serializers.ValidationError("Text with NUL or half a surrogate pair cannot be stored.")
         return value
@@ -95,16 +98,16 @@ class LabelsField(JsonObjectField):
 
 
 def _texts(value: Any, depth: int) -> Iterable[str]:
-    """Every key and value as text, depth first."""
-    if depth > JSON_DEPTH_MAX:
-        raise serializers.ValidationError(f"At most {JSON_DEPTH_MAX} levels deep.")
+    """Every key and value as text, depth first; at most `depth` levels below this one."""
+    if depth < 0:
+        raise serializers.ValidationError("Too many levels deep.")
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
-            yield from _texts(inner, depth + 1)
+            yield from _texts(inner, depth - 1)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner, depth + 1)
+            yield from _texts(inner, depth - 1)
     else:
         yield str(value)
 

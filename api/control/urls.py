@@ -18,8 +18,10 @@ from api.control import (
     queue,
     requests,
     scaling_policies,
+    simulations,
     slo_classes,
     tenants,
+    traces,
 )
 from api.control.unknown import UnknownAddress
 
@@ -58,6 +60,13 @@ urlpatterns = [
     path("queue/reprioritise", queue.QueueReprioritise.as_view()),
     path("queue/pause", queue.QueuePause.as_view()),
     path("queue/resume", queue.QueueResume.as_view()),
+    path("simulations", simulations.SimulationList.as_view()),
+    path("simulations/<str:pk>", simulations.SimulationDetail.as_view()),
+    path("simulations/<str:pk>/cancel", simulations.SimulationCancel.as_view()),
+    path("simulations/<str:pk>/result", simulations.SimulationResultView.as_view()),
+    path("simulations/<str:pk>/result.csv", simulations.SimulationResultCsv.as_view()),
+    path("traces", traces.TraceList.as_view()),
+    path("traces/<str:pk>", traces.TraceDetail.as_view()),
     path("health", health.HealthView.as_view()),
     re_path(r"", UnknownAddress.as_view()),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from controller.models import Experiment, ExperimentRun, Trace
+from controller.selectors.exports import FORMULA
 
 ORDER = ("-created_at", "-id")
 LONG = ("spec", "result")
@@ -76,3 +79,13 @@ def table(row: Experiment) -> Iterable[Sequence[Any]]:
 
 def _latencies(figures: Mapping[str, Any]) -> list[Any]:
     return [figures[what][share] for what in ("ttft_s", "tpot_s", "e2e_s") for share in QUANTILES]
+
+
+def as_csv(row: Experiment) -> str:
+    """The table as a file. Labels and class names are people's own: a spreadsheet must not run them as formulas."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(HEADER)
+    for line in table(row):
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in line])
+    return out.getvalue()

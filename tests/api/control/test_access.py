@@ -86,6 +86,18 @@ RULES = {
     ("post", "/queue/reprioritise"): OPERATORS,
     ("post", "/queue/pause"): OPERATORS,
     ("post", "/queue/resume"): OPERATORS,
+    ("get", "/simulations"): PEOPLE,
+    ("post", "/simulations"): OPERATORS,
+    ("get", "/simulations" + NO_SUCH): PEOPLE,
+    ("patch", "/simulations" + NO_SUCH): OPERATORS,
+    ("delete", "/simulations" + NO_SUCH): OPERATORS,
+    ("post", "/simulations" + NO_SUCH + "/cancel"): OPERATORS,
+    ("get", "/simulations" + NO_SUCH + "/result"): PEOPLE,
+    ("get", "/simulations" + NO_SUCH + "/result.csv"): PEOPLE,
+    ("get", "/traces"): PEOPLE,
+    ("post", "/traces"): OPERATORS,
+    ("get", "/traces" + NO_SUCH): PEOPLE,
+    ("delete", "/traces" + NO_SUCH): OPERATORS,
     ("get", "/health"): EVERYBODY,
 }
 
