@@ -11,13 +11,14 @@ import numpy as np
 
 from controller.core.errors import ConfigError
 from controller.core.types import Targets
-from controller.simulator import mixes
+from controller.simulator import mixes, qwen
 from controller.simulator.arrivals import LAWS, Lengths, renewal_times
 from controller.simulator.demand import Demand
 from controller.simulator.fields import Fields
 from controller.simulator.mixes import PATIENT_S, Task
 
 KINDS = ("mix", "tasks", "trace")
+MIXES = {**mixes.MIXES, **qwen.MIXES}
 
 
 class Row(NamedTuple):
@@ -124,7 +125,7 @@ def read_workload(fields: Fields, read_trace: ReadTrace, longest: int) -> Worklo
 
 
 def _tasks(fields: Fields, kind: str) -> Tasks:
-    tasks = mixes.mix(fields.text("mix")) if kind == "mix" else _own_tasks(fields)
+    tasks = MIXES[fields.text("mix", valid=sorted(MIXES))] if kind == "mix" else _own_tasks(fields)
     per_task = fields.optional_integer("per_task")
     duration = fields.optional_number("duration_s", above=0)
     if (per_task is None) == (duration is None):

@@ -56,7 +56,7 @@ def test_a_good_file_is_read_whole():
     [
         ("surprise", 1, "surprise", "valid: .*instances"),
         ("workload.kind", "mux", "workload.kind", "valid: mix, tasks, trace"),
-        ("workload.mix", "5-task", "mix", "valid: 2-task, 4-task"),
+        ("workload.mix", "5-task", "workload.mix", "valid: 2-task, 4-task"),
         ("workload.rate", -1, "workload.rate", "above 0"),
         ("workload.duration_s", 10, "workload.per_task", "either"),
         ("workload.lenght", 10, "workload.lenght", "valid: "),
@@ -156,7 +156,7 @@ def test_settings_are_changed_by_name(config, capsys):
 def test_a_wrong_file_ends_with_status_two_and_the_field(config, capsys):
     Path(config).write_text(json.dumps(changed("workload.mix", "none")))
     assert main(["compare", config]) == 2
-    assert "field mix" in capsys.readouterr().err
+    assert "field workload.mix" in capsys.readouterr().err
     Path(config).write_text("{")
     assert main(["run", config]) == 2
     assert "not JSON" in capsys.readouterr().err
