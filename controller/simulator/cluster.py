@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from controller.core.types import Role
 from controller.simulator.instance import Instance
 from controller.simulator.preemptive_instance import PreemptiveInstance
 from controller.simulator.results import InstanceUse
@@ -33,6 +34,10 @@ class Cluster:
     def get(self, instance_id: str) -> Instance | None:
         """None unless it is up."""
         return self._live.get(instance_id)
+
+    def only_prefills(self, instance_id: str) -> bool:
+        instance = self._live.get(instance_id)
+        return instance is not None and instance.spec.role is Role.PREFILL
 
     def in_slot(self, slot: int) -> Instance | None:
         return self._live.get(self._slots.get(slot, ""))
@@ -90,4 +95,5 @@ def _use(instance: Instance, until: float) -> InstanceUse:
         totals.prompt_cached,
         totals.preemptions,
         instance.spec.unit_cost,
+        instance.spec.role.value,
     )

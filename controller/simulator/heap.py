@@ -7,6 +7,8 @@ import math
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+SHORTEST_WAKE_S = 0.0005  # as the gateway's own loop: a wake-up in the past must not spin
+
 
 class Kind(IntEnum):
     """What happens first at one instant: results before news, news before what is done about them."""

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from controller.core.steps import EngineAction, EngineEvent, Seq, Start, Step, StepsDone
+from controller.core.steps import EngineAction, EngineEvent, Landed, Release, Reserve, Seq, Start, Step, StepsDone
 from controller.core.types import Load
 from controller.policies.batching import Pausing
 from controller.predict.latency import LatencyModel
@@ -24,6 +24,7 @@ class Instance:
         self.spec = settings.spec(instance_id)
         self.engine = settings.build_engine()
         self.latency = LatencyModel(settings.latency)
+        self.kv_bytes_per_token = settings.kv_bytes_per_token
         self.up_at = up_at
         self.up = True
         self.down_at: float | None = None
@@ -35,6 +36,7 @@ class Instance:
         self._leaps = leaps
         self._pausing = isinstance(self.engine.batching, Pausing)
         self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
+        self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
         self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that pause
         self._step: Step | None = None
         self._started = 0.0
@@ -46,7 +48,14 @@ class Instance:
     def tell(self, events: Sequence[EngineEvent], now: float) -> list[EngineAction]:
         """Hand events to the engine; a leap is cut to the step that runs now, after which the engine looks again."""
         if len(self._ends) > 1:
+            if any(isinstance(event, Reserve | Landed | Release) for event in events):
+                self._settle(now)
             self._cut(now)
+        for event in events:
+            if isinstance(event, Landed):
+                self.tracks[event.seq.id] = Track(counted=event.seq.output_tokens)
+                if self._steady and not self._pausing:
+                    self._landing.add(event.seq)
         actions = self.engine.handle(events, now).actions
         if actions and type(actions[-1]) is Start:
             self._begin(actions.pop().step, now)  # type: ignore[union-attr]
@@ -64,6 +73,12 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
+        self._track(step, started, now)
+        self.step_ends.extend(ends)
+        return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
+
+    def _track(self, step: Step, started: Sequence[Seq], now: float) -> None:
+        """Whose tokens the next entries of `step_ends` are."""
         if self._pausing:
             for seq in step.decodes:
                 if seq not in self._flowing:
@@ -72,8 +87,10 @@ class Instance:
         elif not self._steady:
             for seq in (*started, *step.decodes):
                 self.tracks[seq.id].add(now)
-        self.step_ends.extend(ends)
-        return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
+        elif self._landing:
+            for seq in self._landing.intersection(step.decodes):
+                self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            self._landing.difference_update(step.decodes)
 
     def token_times(self, seq: Seq) -> array[float]:
         """Of a sequence that ended; forgets it."""
@@ -160,6 +177,21 @@ class Instance:
             ends.append(at)
             context += batch
         return ends
+
+    def _settle(self, now: float) -> None:
+        """Tell the engine of the steps of a leap that have ended: blocks are about to be counted."""
+        done = bisect_right(self._ends, now)
+        if not done or done == len(self._ends) or self._step is None:
+            return
+        step, at = self._step, self._ends[done - 1]
+        self._track(step, (), at)
+        self.step_ends.extend(self._ends[:done])
+        self.busy_s += at - self._started
+        ran = StepsDone(step.id, done, at - self._started)
+        for action in self.engine.handle([ran], at).actions:
+            if not isinstance(action, Start):
+                raise RuntimeError(f"a leap of {self.id} ended a sequence before its end")
+            self._begin(action.step, at)
 
     def _cut(self, now: float) -> None:
         keep = bisect_right(self._ends, now) + 1

@@ -15,6 +15,8 @@ class SimRecord:
     """One request and how it ended; the fields of core.records.RequestRecord that a simulation knows.
 
     `at` is seconds after the start, durations are seconds after `at`. `token_times`: of every token, where kept.
+    With stages apart `instance` is the one that decoded, and `handoff_s` the time from the first token until its KV was
+    there.
     """
 
     id: str
@@ -39,6 +41,8 @@ class SimRecord:
     attempts: int
     preemptions: int
     cached_tokens: int
+    prefill_instance: str = ""
+    handoff_s: float | None = None
     token_times: array[float] | None = None
 
 
@@ -64,6 +68,7 @@ class InstanceUse(NamedTuple):
     cached_tokens: int
     preemptions: int
     unit_cost: float
+    role: str = "collocated"
 
 
 class ProgramRecord(NamedTuple):
@@ -94,6 +99,7 @@ class SimulationResult:
     events: int = 0
     rounds: int = 0
     decisions: list[Decision] = field(default_factory=list)  # of the scaler
+    moved_bytes: float = 0.0  # of KV, between instances
 
     @property
     def cost(self) -> float:

@@ -9,12 +9,13 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
-from controller.core.types import InstanceSpec, LatencyCoefficients
+from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import BATCHINGS, Batching
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.predict.boundaries import ComposedBoundaries, shape
 from controller.scale import ScalingConfig
+from controller.simulator.links import LinkSettings
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill")
 
@@ -41,12 +42,18 @@ class InstanceSettings:
     believed: LatencyCoefficients | None = None
     unit_cost: float = 1.0
     model: str = "model"
+    role: str = "collocated"
+    kv_bytes_per_token: int = 131_072  # Llama-3.1-8B in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes
     engine_kind: str = "continuous"
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = "llama3-8b"
 
     def __post_init__(self) -> None:
         self.build_engine()
+        if self.role not in list(Role):
+            raise ConfigError(f"unknown role {self.role!r}; valid: {', '.join(sorted(Role))}", field="role")
+        if self.kv_bytes_per_token < 1:
+            raise ConfigError("kv_bytes_per_token must be at least 1", field="kv_bytes_per_token")
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
@@ -122,6 +129,7 @@ class InstanceSettings:
             id=instance_id,
             model=self.model,
             backend="simulated",
+            role=Role(self.role),
             max_num_seqs=self.max_num_seqs,
             kv_capacity_tokens=self.kv_tokens // self.block_size * self.block_size,
             max_model_len=self.max_model_len,
@@ -175,7 +183,7 @@ class SimulationSettings:
     that long after the last arrival (None: never). `know_output`: the dispatcher is told true output lengths (an
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
     `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
-    targets come from it; None leaves them their own.
+    targets come from it; None leaves them their own. `links`: what KV moves over between instances with roles.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -190,10 +198,24 @@ class SimulationSettings:
     failures: tuple[Failure, ...] = ()
     elastic: ElasticSettings | None = None
     mapping: MappingConfig | None = None
+    links: LinkSettings = field(default_factory=LinkSettings)
+
+    @property
+    def disaggregated(self) -> bool:
+        """Some instances only prefill, others only decode."""
+        return any(instance.role != Role.COLLOCATED for instance in self.instances)
 
     def __post_init__(self) -> None:
         if not self.instances:
             raise ConfigError("at least one instance is needed", field="instances")
+        roles = {instance.role for instance in self.instances}
+        if (Role.PREFILL in roles) != (Role.DECODE in roles):
+            raise ConfigError(
+                "prefill instances need decode instances, and the other way round", field="instances.role"
+            )
+        for broken in self.links.failures:
+            if not 0 <= broken.instance < len(self.instances):
+                raise ConfigError(f"there is no instance {broken.instance}", field="links.failures.instance")
         for name in ("telemetry_period_s", "progress_s", "sample_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)

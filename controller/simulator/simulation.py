@@ -15,22 +15,23 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError
-from controller.core.steps import Added, EngineAction, Finish, Reject, Seq
-from controller.core.types import Outcome, Request
-from controller.dispatch import StageDispatcher
+from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reject, Seq
+from controller.core.types import Outcome, Request, Role
+from controller.dispatch import Migrator, StageDispatcher, build_migrator
 from controller.predict.output_length import OutputLengthModel
 from controller.simulator.cluster import Cluster
 from controller.simulator.demand import Demand
 from controller.simulator.elastic import Elastic
-from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.handoff import Handoff
+from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
 from controller.simulator.mapping import MappedTargets
+from controller.simulator.monitor import Monitor
 from controller.simulator.programs import Programs
-from controller.simulator.results import Sample, SimRecord, SimulationResult
+from controller.simulator.results import SimRecord, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
 
-SHORTEST_WAKE_S = 0.0005  # as the gateway's own loop: a wake-up in the past must not spin
 REPORT_EVERY = 500  # ended requests between two calls of `progress`
 
 
@@ -44,8 +45,10 @@ class Simulation:
         demands: Sequence[Demand],
         *,
         programs: Programs | None = None,
+        migrator: Migrator | None = None,
         keep_token_times: bool = False,
     ) -> None:
+        """`migrator`: of the decode stages where instances have roles; None: that of the dispatcher's policy set."""
         if programs is not None:
             demands = [*demands, *programs.first()]
         if len({demand.id for demand in demands}) != len(demands):
@@ -65,6 +68,9 @@ class Simulation:
         self.cluster = Cluster(settings)
         self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
+        self.handoff: Handoff | None = None
+        if settings.disaggregated:
+            self.handoff = Handoff(migrator or build_migrator(dispatcher.name), self)
         self._wake = 0
         self._handlers: dict[Kind, Callable[[Any, int], None]] = {
             Kind.STEP: self._step_ended,
@@ -102,12 +108,12 @@ class Simulation:
             self._come_up(self.cluster.ask(slot, 0.0))
         for failure in self.settings.failures:
             self.heap.push(failure.at, Kind.FAILURE, failure)
+        if self.handoff is not None:
+            self.handoff.start()
         if not self._demands:
             return
         self.heap.push(self._demands[0].at, Kind.ARRIVAL)
-        self.heap.push(0.0, Kind.TICK, self._sample_telemetry)
-        self.heap.push(self.settings.progress_s, Kind.TICK, self._report_progress)
-        self.heap.push(0.0, Kind.TICK, self._sample)
+        Monitor(self).start()
         if self._elastic is not None:
             self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
@@ -118,9 +124,9 @@ class Simulation:
         if instance is not None:
             self._pending.append(ev.InstanceUp(instance.spec))
 
-    def tell_dispatcher(self, event: ev.Event) -> None:
+    def tell_dispatcher(self, *events: ev.Event) -> None:
         """In the next pass."""
-        self._pending.append(event)
+        self._pending.extend(events)
 
     def bring_up_later(self, name: str, at: float) -> None:
         """An instance that was asked for will serve at `at`."""
@@ -129,7 +135,7 @@ class Simulation:
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
         if self._programs is not None:
-            self.result.programs = self._programs.records
+            self.result.programs = self._programs.finished(self.heap.now)
         self.result.instances = self.cluster.uses(self.heap.now)
         if self._elastic is not None:
             self.result.decisions = self._elastic.decisions
@@ -140,6 +146,7 @@ class Simulation:
             self._end(
                 trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
             )
+        self._expected = len(self.result.records)  # calls that were yet to be released are never made
 
     # ---- arrivals and the dispatcher ------------------------------------------------------------------------------
 
@@ -183,13 +190,18 @@ class Simulation:
         """Everything of this instant in one batch, as the gateway's loop does."""
         events, self._pending = self._pending, []
         now = self.heap.now
-        reply = self.dispatcher.handle(events, now)
+        told = events
+        if self.handoff is not None:  # decode instances are the migrator's
+            told = [e for e in events if not (isinstance(e, ev.InstanceUp) and e.spec.role is Role.DECODE)]
+        reply = self.dispatcher.handle(told, now)
         self.result.rounds += 1
         self._wake += 1
         if reply.wake_at is not None:
             self.heap.push(max(reply.wake_at, now + SHORTEST_WAKE_S), Kind.WAKE, None, self._wake)
         if reply.actions:
             self._act(reply.actions)
+        if self.handoff is not None:
+            self.handoff.take(events, reply.actions)
 
     def _woke(self, _: Any, version: int) -> None:
         if version == self._wake:
@@ -216,7 +228,7 @@ class Simulation:
             trip = self._trips[send.request.id]
             trip.instance, trip.sent_at = instance_id, now
             trip.sends += 1
-            seq = trip.sequence(arrives)
+            seq = trip.sequence(arrives, prefill_only=self.cluster.only_prefills(instance_id))
             seq.priority = send.rank
             seqs.append(seq)
         if self.settings.network_s:
@@ -245,13 +257,21 @@ class Simulation:
         trip = self._trips.get(seq.id)
         return trip is not None and trip.seq is seq
 
+    def trip(self, request_id: str) -> Trip | None:
+        return self._trips.get(request_id)
+
+    def tell_engine(self, instance: Instance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]:
+        actions = instance.tell(events, self.heap.now)
+        self._tell(instance, actions)
+        return actions
+
     def _tell(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
         if instance.due is not None:
             self.heap.push(instance.due, Kind.STEP, instance, instance.version)
         for action in actions:
             if isinstance(action, Finish):
                 self._finished(instance, action.seq)
-            elif isinstance(action, Reject):
+            elif isinstance(action, Reject) and self._current(action.seq):
                 self._rejected(action)
 
     def _step_ended(self, instance: Instance, version: int) -> None:
@@ -259,10 +279,10 @@ class Simulation:
             return
         first, actions = instance.complete(self.heap.now)
         for seq in first:
-            self._later(partial(self._first_token, seq))
+            self.later(partial(self._first_token, seq))
         self._tell(instance, actions)
 
-    def _later(self, do: Callable[[], None]) -> None:
+    def later(self, do: Callable[[], None]) -> None:
         """At once, or when the network has brought it."""
         if self.settings.network_s:
             self.heap.push(self.heap.now + self.settings.network_s, Kind.DELIVERY, do)
@@ -271,12 +291,19 @@ class Simulation:
 
     def _first_token(self, seq: Seq) -> None:
         if self._current(seq):
-            self._trips[seq.id].first_at = self.heap.now
+            trip = self._trips[seq.id]
+            trip.first_at = self.heap.now if trip.first_at is None else trip.first_at
             self._pending.append(ev.FirstToken(seq.id))
 
     def _finished(self, instance: Instance, seq: Seq) -> None:
         times = instance.token_times(seq)
-        self._later(lambda: self._answered(seq, times))
+        ended = partial(self._prefilled, instance) if seq.keep_kv else self._answered
+        self.later(partial(ended, seq, times))
+
+    def _prefilled(self, instance: Instance, seq: Seq, times: array[float]) -> None:
+        if self.handoff is not None and self._current(seq):
+            self._trips[seq.id].keep(times)
+            self.handoff.prefilled(self._trips[seq.id], instance, seq)
 
     def _answered(self, seq: Seq, times: array[float]) -> None:
         if not self._current(seq):
@@ -287,7 +314,7 @@ class Simulation:
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
         if self._elastic is not None:
             self._elastic.finished(self.heap.now)
-        record = self._end(trip, Outcome.OK, "", self._as_seen(times))
+        record = self._end(trip, Outcome.OK, "", self._as_seen(trip.head + times))
         if self._mapped is not None and request.level is not None:
             self._mapped.ended(request.level, record, self.heap.now)
 
@@ -307,11 +334,18 @@ class Simulation:
         """Token times of an answer that is cut now."""
         instance = self.cluster.get(trip.instance)
         if instance is None or trip.seq is None:
-            return array("d")
-        return self._as_seen(instance.token_times_so_far(trip.seq, self.heap.now))
+            return self._as_seen(trip.head)
+        return self._as_seen(trip.head + instance.token_times_so_far(trip.seq, self.heap.now))
+
+    def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None:
+        """It ends without its whole answer: cut where the client has a token already."""
+        cut = trip.first_at is not None
+        self._end(trip, Outcome.CUT if cut else outcome, reason, self._so_far(trip) if cut else ())
 
     def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
         del self._trips[trip.demand.id]
+        if self.handoff is not None:
+            self.handoff.forget(trip.demand.id)
         record = trip.record(outcome, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
         if self._programs is not None:
@@ -327,6 +361,8 @@ class Simulation:
     def _failure(self, subject: Any, _: int) -> None:
         if isinstance(subject, Failure):
             self._die(subject)
+        elif callable(subject):
+            subject()
         else:
             self._come_up(subject)
 
@@ -335,15 +371,17 @@ class Simulation:
         if instance is None:
             return
         self._pending.append(ev.InstanceDown(instance.id))
-        for trip in [trip for trip in self._trips.values() if trip.instance == instance.id]:
+        for trip in [trip for trip in self._trips.values() if trip.instance == instance.id and trip.seq is not None]:
             self._lost(trip)
+        if self.handoff is not None:
+            self.handoff.died(instance)
         self.cluster.remove(instance, now)
         if failure.for_s is not None:
             self.bring_up_later(self.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)
 
     def _lost(self, trip: Trip) -> None:
         """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
-        before = trip.first_at is None
+        before = trip.first_at is None or trip.prefills_again
         self._pending.append(ev.Failed(trip.request.id, before, "instance failed"))
         if before:
             trip.restart()
@@ -359,24 +397,3 @@ class Simulation:
         if self._elastic is not None:
             self._elastic.tick(self.heap.now)
             self.heap.push(self.heap.now + self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
-
-    def _sample_telemetry(self) -> None:
-        settings, now = self.settings, self.heap.now
-        news = [ev.Telemetry(instance.id, instance.load(now)) for instance in self.cluster]
-        if settings.telemetry_delay_s:
-            self.heap.push(now + settings.telemetry_delay_s, Kind.TICK, lambda: self._pending.extend(news))
-        else:
-            self._pending.extend(news)
-        self.heap.push(now + settings.telemetry_period_s, Kind.TICK, self._sample_telemetry)
-
-    def _report_progress(self) -> None:
-        now = self.heap.now
-        for instance in self.cluster:
-            self._pending.extend(ev.Progress(name, tokens) for name, tokens in instance.produced(now))
-        self.heap.push(now + self.settings.progress_s, Kind.TICK, self._report_progress)
-
-    def _sample(self) -> None:
-        loads = [instance.load(self.heap.now) for instance in self.cluster]
-        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
-        self.result.samples.append(Sample(self.heap.now, len(self.dispatcher.queue()), waiting, running, len(loads)))
-        self.heap.push(self.heap.now + self.settings.sample_s, Kind.TICK, self._sample)

@@ -14,10 +14,11 @@ class Track:
 
     __slots__ = ("counted", "open_at", "spans", "times")
 
-    def __init__(self) -> None:
+    def __init__(self, counted: int = 0) -> None:
+        """`counted`: tokens that it had before it came here; they are in nobody's spans."""
         self.spans: list[tuple[int, int]] = []
         self.open_at = -1
-        self.counted = 0
+        self.counted = counted
         self.times: array[float] | None = None
 
     def begin(self, step: int, tokens_before: int) -> None:

@@ -17,7 +17,18 @@ from controller.slo.attainment import judge
 class Trip:
     """`sends`: attempts on engines. Times are those of the gateway, absolute."""
 
-    __slots__ = ("demand", "first_at", "instance", "request", "sends", "sent_at", "seq")
+    __slots__ = (
+        "demand",
+        "first_at",
+        "head",
+        "instance",
+        "landed_at",
+        "prefill_instance",
+        "request",
+        "sends",
+        "sent_at",
+        "seq",
+    )
 
     def __init__(self, demand: Demand, request: Request) -> None:
         self.demand = demand
@@ -27,9 +38,20 @@ class Trip:
         self.sends = 0
         self.sent_at: float | None = None
         self.first_at: float | None = None
+        self.head: array[float] = array("d")  # of the first token, where another instance gave it
+        self.prefill_instance = ""
+        self.landed_at: float | None = None  # when its KV was at the decode instance
 
-    def sequence(self, now: float) -> Seq:
-        """A fresh one for each attempt; the engine orders by when it reached the engine, not the gateway."""
+    @property
+    def prefills_again(self) -> bool:
+        """Its KV was lost after the first token: it is on its way to a second one that nobody sees."""
+        return len(self.head) > 0 and self.landed_at is None
+
+    def sequence(self, now: float, *, prefill_only: bool = False) -> Seq:
+        """A fresh one for each attempt; the engine orders by when it reached the engine, not the gateway.
+
+        `prefill_only`: it ends with its first token, its KV kept, unless that is the whole answer.
+        """
         demand, targets = self.demand, self.request.targets
         self.seq = Seq(
             id=demand.id,
@@ -44,11 +66,29 @@ class Trip:
             value=demand.value,
             estimate=demand.estimate,
         )
+        if prefill_only and demand.output_tokens > 1:
+            self.seq.max_tokens, self.seq.keep_kv = 1, True
         return self.seq
 
+    def decode_sequence(self, now: float, rank: int) -> Seq:
+        """The same, as a decode instance goes on with it: one token is out, all before it computed elsewhere."""
+        running, seq = self.seq, self.sequence(now)
+        self.seq = running
+        seq.priority, seq.output_tokens = rank, 1
+        seq.first_token_at = seq.last_token_at = self.head[0]
+        return seq
+
+    def keep(self, times: array[float]) -> None:
+        """The prefill is over; a second one, after its KV was lost, gives no token that anybody sees."""
+        if not self.head:
+            self.head = times
+
+    def go_on(self, instance_id: str, seq: Seq, now: float) -> None:
+        self.instance, self.seq, self.landed_at = instance_id, seq, now
+
     def restart(self) -> None:
-        """Back to the queue after a failure before the first token."""
-        self.instance, self.seq, self.first_at = "", None, None
+        """Back to the queue after a failure before the first token, or with its KV lost after it."""
+        self.instance, self.seq = "", None
 
     def record(self, outcome: Outcome, reason: str, now: float, times: Sequence[float], keep: bool) -> SimRecord:
         """`times`: of every token as the client saw it, absolute. TPOT is over all tokens after the first."""
@@ -94,6 +134,8 @@ class Trip:
             attempts=self.sends,
             preemptions=seq.preemptions if seq is not None else 0,
             cached_tokens=seq.cached if seq is not None else 0,
+            prefill_instance=self.prefill_instance,
+            handoff_s=None if self.landed_at is None else self.landed_at - self.head[0],
             token_times=array("d", after.tolist()) if keep else None,
         )
 

@@ -1,0 +1,247 @@
+"""Prefill/decode disaggregation in a run: the migrator that serves, driven over simulated engines and links.
+
+A prefilled sequence keeps its KV on the prefill instance; the migrator places its decode stage; the decode instance
+reserves blocks, the bytes flow, the sequence lands and goes on there, and the prefill instance frees what it kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from controller.core import events as ev
+from controller.core.steps import Aborted, EngineAction, EngineEvent, Landed, Release, Reserve, Reserved, Seq
+from controller.core.types import Outcome, Role
+from controller.dispatch import Migrator
+from controller.simulator.cluster import Cluster
+from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
+from controller.simulator.instance import Instance
+from controller.simulator.links import LinkFailure, Network
+from controller.simulator.settings import SimulationSettings
+from controller.simulator.trip import Trip
+
+
+class Host(Protocol):
+    """What the handoff asks of the simulation."""
+
+    cluster: Cluster
+    heap: EventHeap
+    settings: SimulationSettings
+
+    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+
+    def tell_engine(self, instance: Instance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]: ...
+
+    def trip(self, request_id: str) -> Trip | None: ...
+
+    def later(self, do: Callable[[], None]) -> None: ...
+
+    def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None: ...
+
+
+class Move:
+    """One transfer: the sequence as it will go on at `target`. `early`: the target was known while it was prefilled."""
+
+    __slots__ = ("early", "seq", "source", "target")
+
+    def __init__(self, seq: Seq, source: str, target: str, early: bool) -> None:
+        self.seq, self.source, self.target, self.early = seq, source, target, early
+
+
+class Handoff:
+    """Between a first token and the decode instance that goes on from it."""
+
+    def __init__(self, migrator: Migrator, host: Host) -> None:
+        self.migrator = migrator
+        self.network = Network(host.settings.links)
+        self._host = host
+        self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
+        self._moves: dict[str, Move] = {}
+        self._news: list[ev.Event] = []
+        self._cut: dict[str, float] = {}  # instances whose port is dead, until when
+        self._settling = False
+        self._wake = 0
+        self._network_version = 0
+
+    def start(self) -> None:
+        for failure in self._host.settings.links.failures:
+            self._host.heap.push(failure.at, Kind.FAILURE, partial(self._link_failed, failure))
+
+    # ---- what the simulation says ----------------------------------------------------------------------------------
+
+    def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action]) -> None:
+        """All that the dispatcher was told, and what it said: requests it sent to prefill instances concern us."""
+        self._news += events
+        for action in actions:
+            if isinstance(action, ev.Send) and self._role(action.instance_id) is Role.PREFILL:
+                self._news.append(ev.PrefillSent(action.request, action.instance_id))
+        self._settle()
+
+    def prefilled(self, trip: Trip, instance: Instance, seq: Seq) -> None:
+        """The engine ended the prefill and keeps the KV."""
+        trip.prefill_instance = instance.id
+        self._kept[seq.id] = (instance.id, seq)
+        trip.seq = None
+        self._host.tell_dispatcher(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
+
+    def forget(self, request_id: str) -> None:
+        """The request is over, whatever it was doing."""
+        self._undo(request_id)
+        self._free(request_id)
+
+    def died(self, instance: Instance) -> None:
+        """All it kept and all that was on its way there or from there is gone; the migrator learns of the death."""
+        for name in [name for name, move in self._moves.items() if instance.id in (move.source, move.target)]:
+            self._undo(name)
+        for name in [name for name, (where, _) in self._kept.items() if where == instance.id]:
+            del self._kept[name]
+
+    # ---- the migrator's side ---------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Let the migrator act until nothing new happens at this instant."""
+        now = self._host.heap.now
+        self._settling = True
+        while True:
+            news, self._news = self._news, []
+            reply = self.migrator.handle(news, now)
+            for action in reply.actions:
+                self._act(action)
+            if not self._news:
+                break
+        self._settling = False
+        self._wake += 1
+        if reply.wake_at is not None:
+            at = max(reply.wake_at, now + SHORTEST_WAKE_S)
+            self._host.heap.push(at, Kind.TICK, partial(self._woke, self._wake))
+
+    def _woke(self, version: int) -> None:
+        if version == self._wake:
+            self._news.append(ev.Woke())
+            self._settle()
+
+    def _act(self, action: ev.Action) -> None:
+        host = self._host
+        if isinstance(action, ev.Place):
+            host.later(partial(self._reserve, action, self.migrator.placement.one_shot))
+        elif isinstance(action, ev.FreeKv):
+            self._free(action.request_id)
+        elif isinstance(action, ev.Abort):
+            self._undo(action.request_id)
+        elif isinstance(action, ev.PrefillAgain):
+            trip = host.trip(action.request.id)
+            if trip is not None:
+                trip.restart()
+                host.tell_dispatcher(ev.Arrived(action.request))
+                host.heap.push(host.heap.now, Kind.TICK, _nothing)  # so that the dispatcher is asked at this instant
+        elif isinstance(action, ev.GiveUp):
+            trip = host.trip(action.request.id)
+            if trip is not None:
+                host.stop(trip, Outcome.CUT, action.decision.reason)
+
+    def _reserve(self, place: ev.Place, early: bool) -> None:
+        """Placed: the decode instance takes blocks, and the bytes begin to flow."""
+        name, now = place.request.id, self._host.heap.now
+        trip, instance = self._host.trip(name), self._host.cluster.get(place.target)
+        if trip is None or name not in self._kept:
+            return
+        if instance is None or self._dead(place.source) or self._dead(place.target):
+            self._failed(name, place.target, "no_instance" if instance is None else "link_down")
+            return
+        seq = trip.decode_sequence(now, place.rank)
+        answers = self._host.tell_engine(instance, [Reserve(seq)])
+        if not any(isinstance(action, Reserved) for action in answers):
+            self._failed(name, place.target, "no_room")
+            return
+        self._moves[name] = Move(seq, place.source, place.target, early)
+        links = self._host.settings.links
+        size = float((seq.prompt_tokens - seq.cached) * instance.kv_bytes_per_token)
+        if links.overlap and early:
+            size /= links.layers
+        self.network.start(name, place.source, place.target, size, now)
+        self._plan()
+        self._report(ev.TransferStarted(name, place.target))
+
+    def _plan(self) -> None:
+        self._network_version += 1
+        if len(self.network):
+            do = partial(self._arrivals, self._network_version)
+            self._host.heap.push(max(self.network.next_end, self._host.heap.now), Kind.DELIVERY, do)
+
+    def _arrivals(self, version: int) -> None:
+        if version != self._network_version:
+            return
+        now, latency = self._host.heap.now, self._host.settings.links.latency_s
+        for name in self.network.ended(now):
+            land = partial(self._landed, name, self._moves[name])
+            self._host.heap.push(now + latency, Kind.DELIVERY, land)
+        self._plan()
+
+    def _landed(self, name: str, move: Move) -> None:
+        trip, instance = self._host.trip(name), self._host.cluster.get(move.target)
+        if self._moves.get(name) is not move or trip is None or instance is None:
+            return  # undone meanwhile
+        del self._moves[name]
+        trip.go_on(instance.id, move.seq, self._host.heap.now)
+        self._host.tell_engine(instance, [Landed(move.seq)])
+        self._report(ev.TransferDone(name, instance.id))
+
+    def _failed(self, name: str, target: str, reason: str) -> None:
+        self._report(ev.TransferFailed(name, target, reason))
+
+    def _report(self, event: ev.Event) -> None:
+        """The gateway hears of it a network delay later."""
+        self._host.later(partial(self._heard, event))
+
+    def _heard(self, event: ev.Event) -> None:
+        self._news.append(event)
+        if not self._settling:
+            self._host.heap.push(self._host.heap.now, Kind.TICK, self._settle_news)
+
+    def _settle_news(self) -> None:
+        if self._news:
+            self._settle()
+
+    # ---- undoing ---------------------------------------------------------------------------------------------------
+
+    def _undo(self, name: str) -> None:
+        move = self._moves.pop(name, None)
+        if move is None:
+            return
+        if self.network.cancel(name, self._host.heap.now):
+            self._plan()
+        instance = self._host.cluster.get(move.target)
+        if instance is not None:
+            self._host.tell_engine(instance, [Aborted(move.seq)])
+
+    def _free(self, name: str) -> None:
+        where, seq = self._kept.pop(name, ("", None))
+        instance = self._host.cluster.get(where)
+        if instance is not None and seq is not None:
+            self._host.later(partial(self._release, instance, seq))
+
+    def _release(self, instance: Instance, seq: Seq) -> None:
+        if instance.up:
+            self._host.tell_engine(instance, [Release(seq)])
+
+    def _link_failed(self, failure: LinkFailure) -> None:
+        instance = self._host.cluster.in_slot(failure.instance)
+        if instance is None:
+            return
+        self._cut[instance.id] = self._host.heap.now + failure.for_s
+        for name in self.network.touching(instance.id):
+            move = self._moves[name]
+            self._undo(name)
+            self._failed(name, move.target, "link_down")
+
+    def _dead(self, instance_id: str) -> bool:
+        return self._cut.get(instance_id, -1.0) > self._host.heap.now
+
+    def _role(self, instance_id: str) -> Role | None:
+        instance = self._host.cluster.get(instance_id)
+        return instance.spec.role if instance is not None else None
+
+
+def _nothing() -> None:
+    """Only a happening, so that a pass follows."""

@@ -1,0 +1,136 @@
+"""The network between instances, at the level of flows: what KV transfers share, and how long each takes.
+
+Every instance has one port, and everything that leaves it or comes in shares that port's bandwidth evenly in its
+direction; a transfer is as fast as the smaller of its two shares. (What one transfer cannot use of its share at the
+other end is not given to others: a lower bound of max-min fairness, equal to it while the same ends are busy.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from controller.core.errors import ConfigError
+
+SCOPES = ("port", "pair", "fabric")
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailure:
+    """The port of instance number `instance` is dead from `at` for `for_s` seconds: what moves there is lost."""
+
+    instance: int
+    at: float
+    for_s: float
+
+    def __post_init__(self) -> None:
+        if self.at < 0:
+            raise ConfigError("a failure's time must not be negative", field="links.failures.at")
+        if not self.for_s > 0:
+            raise ConfigError("for_s must be positive seconds", field="links.failures.for_s")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """`bandwidth_gb_s`: 1e9 bytes a second each way; the default is a 400 Gb/s port. `latency_s`: of a whole transfer.
+
+    `scope`: what shares the bandwidth: each instance's port and direction, each pair of instances, or all of them.
+    `overlap`: layers are sent while the prefill computes the next ones, so that one layer's bytes of `layers` remain at
+    its end. That needs a target that is known by then, as with one-shot placement; other transfers send everything
+    after the prefill. What overlapped layers took of a link earlier is not counted against others.
+    """
+
+    bandwidth_gb_s: float = 50.0
+    latency_s: float = 0.001
+    scope: str = "port"
+    overlap: bool = False
+    layers: int = 32
+    failures: tuple[LinkFailure, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_gb_s > 0:
+            raise ConfigError("bandwidth_gb_s must be positive", field="links.bandwidth_gb_s")
+        if self.latency_s < 0:
+            raise ConfigError("latency_s must not be negative", field="links.latency_s")
+        if self.scope not in SCOPES:
+            raise ConfigError(f"unknown scope {self.scope!r}; valid: {', '.join(SCOPES)}", field="links.scope")
+        if self.layers < 1:
+            raise ConfigError("layers must be at least 1", field="links.layers")
+
+
+class Flow:
+    """One transfer on its way: `left` bytes at the last change of rates, `rate` bytes a second since."""
+
+    __slots__ = ("ends", "left", "name", "rate", "source", "target")
+
+    def __init__(self, name: str, source: str, target: str, size: float) -> None:
+        self.name, self.source, self.target = name, source, target
+        self.left = float(size)
+        self.rate = 0.0
+        self.ends = math.inf
+
+
+class Network:
+    """Flows by name. Whoever starts, cancels or ends one asks `next_end` again: every rate may have changed."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self.settings = settings
+        self._flows: dict[str, Flow] = {}
+        self._at = 0.0
+        self.moved_bytes = 0.0
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def start(self, name: str, source: str, target: str, size: float, now: float) -> None:
+        self._advance(now)
+        self._flows[name] = Flow(name, source, target, size)
+        self._share(now)
+
+    def cancel(self, name: str, now: float) -> bool:
+        """False if there is no such flow."""
+        self._advance(now)
+        gone = self._flows.pop(name, None)
+        self._share(now)
+        return gone is not None
+
+    def touching(self, instance_id: str) -> list[str]:
+        return [flow.name for flow in self._flows.values() if instance_id in (flow.source, flow.target)]
+
+    @property
+    def next_end(self) -> float:
+        """When the next flow has sent its last byte; infinite without flows."""
+        return min((flow.ends for flow in self._flows.values()), default=math.inf)
+
+    def ended(self, now: float) -> list[str]:
+        """Take out the flows that have sent their last byte."""
+        done = [flow.name for flow in self._flows.values() if flow.ends <= now]
+        self._advance(now)
+        for name in done:
+            self.moved_bytes += self._flows.pop(name).left
+        self._share(now)
+        return done
+
+    def _advance(self, now: float) -> None:
+        passed, self._at = now - self._at, now
+        for flow in self._flows.values():
+            sent = min(flow.left, flow.rate * passed)
+            flow.left -= sent
+            self.moved_bytes += sent
+
+    def _share(self, now: float) -> None:
+        """New rates. An end that was computed before and whose rate has not changed stays as it was."""
+        counts = Counter(key for flow in self._flows.values() for key in self._shared(flow))
+        whole = self.settings.bandwidth_gb_s * GIGA
+        for flow in self._flows.values():
+            rate = whole / max(counts[key] for key in self._shared(flow))
+            if rate != flow.rate:
+                flow.rate = rate
+                flow.ends = now + flow.left / rate
+
+    def _shared(self, flow: Flow) -> tuple[tuple[str, ...], ...]:
+        if self.settings.scope == "port":
+            return (("out", flow.source), ("in", flow.target))
+        return ((flow.source, flow.target),) if self.settings.scope == "pair" else (("fabric",),)
