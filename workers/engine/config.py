@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.core.types import Role
-from controller.engine import EngineConfig
+from controller.engine import EngineConfig, PreemptionConfig
 from controller.policies.batching import BATCHINGS, Batching
+from workers.engine.model_options import ModelOptions, add_model_options, model_options
+from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
+from workers.engine.preemption import add_scheduler_options, preemption_config
 from workers.engine.profiles import Profile, load_profile
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
+DEFAULT_BATCHING = "chunked_prefill"
 DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class KvConfig:
+    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN)."""
+
+    token: str
+    port: int
+    layers: int
+    token_bytes: int  # of one token in one layer
+    lease_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +43,15 @@ class ServerConfig:
     model: str
     role: Role
     seed: int
-    profile: Profile
+    profile: Profile | None  # None: a real model whose times nobody asked for
     engine: EngineConfig
     batching: Batching
+    preemption: PreemptionConfig | None  # None: continuous batching
     startup_delay: float
     shutdown_timeout: float
+    kv: KvConfig
+    torch: ModelOptions | None = None
+    program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
 
 
 def parse(argv: Sequence[str] | None = None) -> ServerConfig:
@@ -44,21 +66,40 @@ def parse(argv: Sequence[str] | None = None) -> ServerConfig:
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:
-    profile = load_profile(args.profile)
-    if args.role != Role.COLLOCATED:
-        raise ConfigError(f"{args.role!r} needs KV transfer between engines, which this engine does not have", "role")
+    model = model_options(args)
+    profile = None if model and not args.profile else load_profile(args.profile or DEFAULT_PROFILE)
+    preemption = preemption_config(args)
+    batching = args.batching or (PREEMPTIVE_BATCHING if preemption else DEFAULT_BATCHING)
     return ServerConfig(
         host=args.host,
         port=args.port,
-        model=args.model or profile.model,
+        model=args.served_model_name or _name(args, model, profile),
         role=Role(args.role),
         seed=args.seed,
         profile=profile,
-        engine=_engine_config(args, profile),
-        batching=_batching(args.batching, args.long_prefill_token_threshold),
+        engine=_engine_config(args, model, profile),
+        batching=_batching(batching, args.long_prefill_token_threshold),
+        preemption=preemption,
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
+        kv=_kv_config(args),
+        torch=model,
     )
+
+
+def _name(args: argparse.Namespace, model: ModelOptions | None, profile: Profile | None) -> str:
+    if model is not None:
+        return model.folder.resolve().name
+    return args.model or (profile.model if profile else "")
+
+
+def _kv_config(args: argparse.Namespace) -> KvConfig:
+    token = os.environ.get("FLEET_TOKEN", "")
+    if args.role != Role.COLLOCATED and not token:
+        raise ConfigError(f"{args.role} moves KV between engines: set FLEET_TOKEN, the same for all of a fleet", "role")
+    if min(args.kv_layers, args.kv_token_bytes) < 1:
+        raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
+    return KvConfig(token, args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout)
 
 
 def _batching(name: str, threshold: int | None) -> Batching:
@@ -72,15 +113,21 @@ def _batching(name: str, threshold: int | None) -> Batching:
     return policy(policy.Config(long_prefill_tokens=threshold))
 
 
-def _engine_config(args: argparse.Namespace, profile: Profile) -> EngineConfig:
-    blocks = args.kv_blocks or max(1, profile.kv_capacity_tokens // max(1, args.block_size))
+def _engine_config(args: argparse.Namespace, model: ModelOptions | None, profile: Profile | None) -> EngineConfig:
+    if model is not None:
+        blocks, longest = model.kv_blocks, model.config.max_positions
+    else:
+        held = profile.kv_capacity_tokens if profile else 0
+        blocks, longest = args.kv_blocks or max(1, held // max(1, args.block_size)), DEFAULT_MAX_MODEL_LEN
+    if model is not None and args.max_model_len is not None and args.max_model_len > longest:
+        raise ConfigError(f"{args.max_model_len} is beyond the model's {longest} positions", "max_model_len")
     capacity = blocks * args.block_size
     return EngineConfig(
         kv_blocks=blocks,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens or max(2048, args.max_num_seqs),
-        max_model_len=args.max_model_len or min(DEFAULT_MAX_MODEL_LEN, capacity),
+        max_model_len=args.max_model_len or min(DEFAULT_MAX_MODEL_LEN, longest, capacity),
         scheduling_policy=args.scheduling_policy,
         max_waiting=args.max_num_queued_reqs,
         prefix_caching=args.enable_prefix_caching,
@@ -97,15 +144,15 @@ def _seconds(text: str) -> float:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workers.engine",
-        description="Slackline's reference engine: vLLM's HTTP dialect over an emulated device.",
+        description="Slackline's reference engine: vLLM's HTTP dialect over an emulated device or a real model.",
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=int, required=True, help="0 takes a free port")
-    add("--profile", default=DEFAULT_PROFILE, help="a shipped profile, constant:5ms, or a .json file (%(default)s)")
+    add("--profile", help=f"a shipped profile, constant:5ms, or a .json file ({DEFAULT_PROFILE}; torch: measured)")
     add("--role", default="collocated", choices=[role.value for role in Role])
-    add("--model", default="", help="served model name (the profile's)")
-    add("--seed", type=int, default=0, help="of the pseudo-text, for requests without a seed")
+    add("--model", default="", help="served model name (the profile's); torch: the model's folder")
+    add("--seed", type=int, default=0, help="of the text, for requests without a seed")
     add("--max-num-seqs", type=int, default=64, help="running sequences at a time (%(default)s)")
     add("--max-num-batched-tokens", type=int, help="token budget of a step (2048, at least --max-num-seqs)")
     add("--max-model-len", type=int, help=f"context in tokens ({DEFAULT_MAX_MODEL_LEN} or what the KV cache holds)")
@@ -113,9 +160,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
     add("--scheduling-policy", default="priority", choices=["priority", "fcfs"])
     add("--long-prefill-token-threshold", type=int, help="largest prefill chunk of one prompt (the token budget)")
-    add("--batching", default="chunked_prefill", choices=list(BATCHINGS))
+    add("--batching", choices=list(BATCHINGS), help=f"({DEFAULT_BATCHING})")
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--kv-port", type=int, default=0, help="where other engines fetch KV; 0 takes a free port")
+    add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")
+    add("--kv-token-bytes", type=int, default=4096, help="emulated KV, bytes a token and layer (%(default)s)")
+    add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
+    add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
+    add_scheduler_options(parser)
+    add_model_options(parser)
     add("--startup-delay", type=_seconds, default=0.0, help="seconds before the port opens, as if loading weights")
     add("--shutdown-timeout", type=_seconds, default=5.0, help="seconds running requests get after SIGTERM")
     return parser

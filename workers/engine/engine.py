@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import assert_never
@@ -20,6 +21,8 @@ from controller.core.steps import (
     FinishReason,
     Paused,
     Reject,
+    Reserve,
+    Reserved,
     Resume,
     Resumed,
     Seq,
@@ -27,11 +30,12 @@ from controller.core.steps import (
     Start,
     Suspend,
 )
-from controller.engine import EngineConfig, EngineScheduler
-from controller.policies.batching import Batching
+from controller.engine import EngineScheduler
 from workers.engine.errors import ApiError
 from workers.engine.metrics import Metrics
 from workers.engine.streams import Stream
+
+logger = logging.getLogger("workers.engine")
 
 
 class LoopTimer:
@@ -52,14 +56,19 @@ class LoopTimer:
 class Engine:
     """All on one event loop. `clock` is the executor's timer's clock."""
 
-    def __init__(self, model: str, config: EngineConfig, batching: Batching, clock: Callable[[], float]) -> None:
-        self.config = config
-        self.scheduler = EngineScheduler(config, batching)
-        self.metrics = Metrics(model, config, self.scheduler)
+    def __init__(self, model: str, scheduler: EngineScheduler, clock: Callable[[], float]) -> None:
+        self.config = scheduler.config
+        self.scheduler = scheduler
+        self.metrics = Metrics(model, self.config, scheduler)
         self.closing = False
         self.refusing = False  # paused in a mode that does not queue
         self.failed = False  # a defect: nothing can be served any more
         self.on_failure: Callable[[], None] = lambda: None
+        self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = (
+            None  # for schedulers that wait
+        )
+        self._wake_at: float | None = None
+        self._cancel_wake: Callable[[], None] = lambda: None
         self._clock = clock
         self._executor: Executor | None = None
         self._streams: dict[str, Stream] = {}
@@ -82,14 +91,25 @@ class Engine:
 
     def submit(self, stream: Stream) -> None:
         """Queue the stream's sequence, or raise ApiError (503) before anything was queued."""
-        if self.failed:
-            raise ApiError("the engine has failed", status=500)
-        if self.closing or self.refusing:
-            raise ApiError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
+        self._refuse_if_down()
         self._streams[stream.seq.id] = stream
         self.handle(Added(stream.seq))
         if stream.seq.id not in self._streams:
             raise ApiError("the engine's queue is full (--max-num-queued-reqs)", status=503)
+
+    def _refuse_if_down(self) -> None:
+        if self.failed:
+            raise ApiError("the engine has failed", status=500)
+        if self.closing or self.refusing:
+            raise ApiError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
+
+    def reserve(self, stream: Stream) -> None:
+        """Blocks for KV that will come from another engine, or ApiError (503) where there are none now."""
+        self._refuse_if_down()
+        self._streams[stream.seq.id] = stream
+        self.handle(Reserve(stream.seq))
+        if stream.seq.id not in self._streams:
+            raise ApiError("no room for the KV of this request now", "kv_transfer_params", status=503)
 
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
         self.handle(Aborted(seq, reason))
@@ -122,6 +142,7 @@ class Engine:
         return len(self._streams)
 
     def close(self) -> None:
+        self._cancel_wake()
         if self._executor is not None:
             self._executor.close()
 
@@ -139,6 +160,12 @@ class Engine:
             self._die()
             raise
 
+    def fail(self, error: Exception) -> None:
+        """The executor is broken: end everything."""
+        logger.error("the executor failed", exc_info=error)
+        if not self.failed:
+            self._die()
+
     def _die(self) -> None:
         """Without this a defect would leave every client waiting for a step that never ends."""
         self.failed = True
@@ -152,11 +179,26 @@ class Engine:
         totals = self.scheduler.totals
         before = (totals.prompt, totals.prompt_cached, totals.preemptions)
         stopped: list[EngineEvent] = []
-        for action in self.scheduler.handle(events, now).actions:
+        reply = self.scheduler.handle(events, now)
+        for action in reply.actions:
             self._perform(action, now, stopped)
         self._count(before)
+        self._wake(reply.wake_at)
         if stopped:
             self._step(stopped)
+
+    def _wake(self, at: float | None) -> None:
+        """Hand in no events at `at`, unless something happens before."""
+        if at == self._wake_at:
+            return
+        self._cancel_wake()
+        self._wake_at = at
+        if at is not None and self.call_at is not None:
+            self._cancel_wake = self.call_at(at, self._woken)
+
+    def _woken(self) -> None:
+        self._wake_at = None
+        self._run([])
 
     def _count(self, before: tuple[int, int, int]) -> None:
         totals = self.scheduler.totals
@@ -183,6 +225,8 @@ class Engine:
             case Finish(seq, reason):
                 stream = self._forget(seq, reason, now)
                 stream.end(reason)
+            case Reserved():
+                pass  # `reserve` sees that the stream is still there
             case Reject(seq, code):
                 del self._streams[seq.id]
                 if code == "queue_full":

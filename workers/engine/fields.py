@@ -23,15 +23,15 @@ def integer(body: Body, name: str, default: int | None = None, low: int = -INT64
     return value
 
 
-def number(body: Body, name: str, low: float, high: float) -> None:
-    """Check a sampling parameter that a deterministic engine accepts without using it."""
+def number(body: Body, name: str, default: float, low: float, high: float) -> float:
     value = body.get(name)
     if value is None:
-        return
+        return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ApiError(f"{name} must be a number", name)
     if not low <= value <= high:
         raise ApiError(f"{name} must be between {low} and {high}, got {value}", name)
+    return float(value)
 
 
 def boolean(body: Body, name: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -48,7 +50,14 @@ class Format:
     def usage_event(self, seq: Seq) -> bytes:
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_of(seq)) + b"}\n\n"
 
-    def body(self, text: str, seq: Seq, finish: FinishReason, stop_reason: str | None) -> bytes:
+    def body(
+        self,
+        text: str,
+        seq: Seq,
+        finish: FinishReason,
+        stop_reason: str | None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
         choice = {
             "index": 0,
             **self.message(text),
@@ -56,7 +65,7 @@ class Format:
             "finish_reason": finish,
             "stop_reason": stop_reason,
         }
-        return orjson.dumps({**self._head, "choices": [choice], "usage": usage_of(seq)})
+        return orjson.dumps({**self._head, "choices": [choice], "usage": usage_of(seq), **extra})
 
     def message(self, text: str) -> dict[str, Any]:
         raise NotImplementedError

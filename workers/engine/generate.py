@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from controller.core.steps import FinishReason, Seq
+from controller.core.steps import FinishReason, Release, Seq
 from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
+from workers.engine.errors import ApiError
 from workers.engine.formats import DONE, ChatFormat, CompletionFormat, Format
+from workers.engine.handover import FIELD, Handover
 from workers.engine.http import Exchange
 from workers.engine.pseudo_text import seed_of
-from workers.engine.requests import Generation, parse_chat, parse_completion
+from workers.engine.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.streams import Stream
 
-Parser = Callable[[fields.Body, Mapping[bytes, bytes], str, int], Generation]
+Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 class Generator:
     """`in_flight` counts requests being answered (for /load)."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(self, engine: Engine, config: ServerConfig, served: Served, handover: Handover | None = None) -> None:
         self._engine = engine
+        self._served = served
+        self._handover = handover
         self._config = config
         self.in_flight = 0
 
@@ -34,27 +38,42 @@ class Generator:
         await self._serve(exchange, parse_chat)
 
     async def _serve(self, exchange: Exchange, parse: Parser) -> None:
-        model, context = self._config.model, self._config.engine.max_model_len
-        asked = parse(await exchange.json(), exchange.headers, model, context)
-        stream = Stream(self._sequence(asked), asked.stops, asked.stream, asked.keep_stop)
-        self._engine.submit(stream)
-        form = (ChatFormat if asked.chat else CompletionFormat)(asked.name, model)
+        asked = parse(await exchange.json(), exchange.headers, self._served)
+        decoder = self._served.tokenizer.decoder()
+        stream = Stream(self._sequence(asked), asked.stops, asked.stream, asked.keep_stop, decoder)
+        form = (ChatFormat if asked.chat else CompletionFormat)(asked.name, self._served.model)
         watch = asyncio.ensure_future(exchange.disconnected())
         watch.add_done_callback(lambda _: self._engine.abort(stream.seq))
         self.in_flight += 1
         try:
+            await self._begin(stream, asked)
             await (self._stream(exchange, stream, form, asked) if asked.stream else self._whole(exchange, stream, form))
         finally:
             self.in_flight -= 1
             watch.cancel()
-            self._engine.abort(stream.seq)  # nothing to do unless the response failed half-way
+            self._give_up(stream.seq)  # nothing to do unless the response failed half-way
+
+    async def _begin(self, stream: Stream, asked: Generation) -> None:
+        """Raises ApiError before anything is queued."""
+        if (asked.offer or asked.hands_over) and self._handover is None:
+            raise ApiError("this engine has the role collocated and no KV transfer", FIELD)
+        if asked.offer is not None and self._handover is not None:
+            await self._handover.take_over(stream, asked.offer)
+        else:
+            self._engine.submit(stream)
+
+    def _give_up(self, seq: Seq) -> None:
+        self._engine.abort(seq)
+        if seq.keep_kv and self._handover is not None and not self._handover.keeps(seq):
+            self._engine.handle(Release(seq))
 
     def _sequence(self, asked: Generation) -> Seq:
         engine = self._engine
         seed = self._config.seed if asked.seed is None else asked.seed
+        now = engine.now()
         return Seq(
             id=engine.next_id(asked.name),
-            arrival=engine.now(),
+            arrival=now,
             prompt_tokens=len(asked.tokens),
             max_tokens=asked.max_tokens,
             priority=asked.priority,
@@ -63,6 +82,11 @@ class Generator:
             token_ids=asked.tokens,
             salt=asked.salt,
             seed=seed_of(seed, asked.tokens),
+            sampling=asked.sampling,
+            due=now + asked.ttft_s,
+            ttft_s=asked.ttft_s,
+            tpot_s=asked.tpot_s,
+            keep_kv=asked.hands_over,
         )
 
     async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
@@ -89,4 +113,7 @@ class Generator:
     async def _whole(self, exchange: Exchange, stream: Stream, form: Format) -> None:
         await stream.ready()
         finish = stream.finish or FinishReason.ABORT
-        await exchange.answer(form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason))
+        extra = {}
+        if stream.seq.keep_kv and self._handover is not None:
+            extra = {FIELD: self._handover.offer(stream.seq)}
+        await exchange.answer(form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from workers.engine import fields, tokenizer
+from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import ApiError
 from workers.engine.generate import Generator
 from workers.engine.http import Exchange, Handler
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
-from workers.engine.requests import messages_of, token_ids
+from workers.engine.requests import Served, messages_of, token_ids
 
 VERSION = "0.1.0+slackline"
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -22,9 +22,10 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 class Management:
     """Sleep and pause are always there (vLLM hides them behind its development mode). Both are instant here."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, generator: Generator) -> None:
+    def __init__(self, engine: Engine, config: ServerConfig, served: Served, generator: Generator) -> None:
         self._engine = engine
         self._config = config
+        self._tokenizer = served.tokenizer
         self._generator = generator
         self._created = int(time.time())
         self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
@@ -59,18 +60,20 @@ class Management:
         await exchange.reply({"version": VERSION})
 
     async def server_info(self, exchange: Exchange) -> None:
-        """What this engine is: its sizes and the latency it emulates (seconds, tokens)."""
-        profile = self._config.profile
+        """What this engine is: its sizes, and the latency it emulates or believes in (seconds, tokens)."""
+        config, profile = self._config, self._config.profile
+        known = profile and {"id": profile.id, "model": profile.model, "latency": profile.coefficients._asdict()}
         await exchange.reply(
             {
                 "version": VERSION,
-                "model": self._config.model,
-                "role": self._config.role,
-                "executor": "emulated",
-                "tokenizer": tokenizer.NAME,
-                "batching": self._config.batching.name,
-                "engine": asdict(self._config.engine),
-                "profile": {"id": profile.id, "model": profile.model, "latency": profile.coefficients._asdict()},
+                "model": config.model,
+                "role": config.role,
+                "executor": "torch" if config.torch else "emulated",
+                "tokenizer": self._tokenizer.name,
+                "batching": config.batching.name,
+                "engine": asdict(config.engine),
+                "preemption": config.preemption and asdict(config.preemption),
+                "profile": known,
             }
         )
 
@@ -86,31 +89,37 @@ class Management:
             "object": "model",
             "created": self._created,
             "owned_by": "slackline",
-            "root": self._config.profile.id,
+            "root": self._root(),
             "parent": None,
             "max_model_len": self._config.engine.max_model_len,
             "permission": [],
         }
         await exchange.reply({"object": "list", "data": [card]})
 
+    def _root(self) -> str:
+        config = self._config
+        if config.torch is not None:
+            return str(config.torch.folder)
+        return config.profile.id if config.profile else config.model
+
     async def tokenize(self, exchange: Exchange) -> None:
         body = await exchange.json()
         if "messages" in body:
-            tokens = tokenizer.encode_chat(messages_of(body))
+            tokens = self._tokenizer.encode_chat(messages_of(body))
         elif isinstance(body.get("prompt"), str):
-            tokens = tokenizer.encode(body["prompt"])
+            tokens = self._tokenizer.encode(body["prompt"])
         else:
             raise ApiError("prompt must be a string (or give messages)", "prompt")
         answer = {"count": len(tokens), "max_model_len": self._config.engine.max_model_len, "tokens": tokens}
         if fields.boolean(body, "return_token_strs"):
-            answer["token_strs"] = [tokenizer.decode([token]) for token in tokens]
+            answer["token_strs"] = [self._tokenizer.decode([token]) for token in tokens]
         await exchange.reply(answer)
 
     async def detokenize(self, exchange: Exchange) -> None:
         tokens = (await exchange.json()).get("tokens")
         if not isinstance(tokens, list):
             raise ApiError("tokens must be a list of token ids", "tokens")
-        await exchange.reply({"prompt": tokenizer.decode(token_ids(tokens, "tokens"))})
+        await exchange.reply({"prompt": self._tokenizer.decode(token_ids(tokens, "tokens", self._tokenizer))})
 
     # ---- sleep and pause ------------------------------------------------------------------------------------------
 

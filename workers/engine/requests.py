@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workers.engine import fields, tokenizer
+from controller.core.steps import Sampling
+from workers.engine import fields
 from workers.engine.errors import ApiError
+from workers.engine.handover import offer_in, wants_handover
+from workers.engine.kv_transfer import Offer
+from workers.engine.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ROLES = ("system", "user", "assistant", "developer", "tool")
@@ -18,9 +23,23 @@ UNSUPPORTED = ("echo", "logprobs", "suffix", "use_beam_search", "top_logprobs", 
 SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
+GREEDY_BELOW = 1e-5  # temperatures at which only the likeliest token is left
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What requests are checked against. `context`: tokens. `samples`: a real model, which draws as it is asked to; an
+    emulated one accepts sampling parameters without using them."""
+
+    model: str
+    context: int
+    tokenizer: Tokenizer
+    samples: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One valid request. `max_tokens` is already within the context."""
+    """One valid request. `max_tokens` is already within the context. Targets are seconds (inf: none asked for)."""
 
     name: str
     chat: bool
@@ -35,22 +54,27 @@ class Generation:
     salt: bytes
     stream: bool
     include_usage: bool
+    sampling: Sampling
+    ttft_s: float
+    tpot_s: float
+    hands_over: bool = False  # prefill only: its KV is kept for another engine
+    offer: Offer | None = None  # decode only: where its KV waits
 
 
-def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], model: str, context: int) -> Generation:
-    _check_model(body, model)
-    return _generation(body, headers, _prompt(body, context), "prompt", context)
+def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+    _check_model(body, served.model)
+    return _generation(body, headers, _prompt(body, served), "prompt", served)
 
 
-def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], model: str, context: int) -> Generation:
-    _check_model(body, model)
-    return _generation(body, headers, _chat_tokens(body, context), "messages", context)
+def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+    _check_model(body, served.model)
+    return _generation(body, headers, _chat_tokens(body, served), "messages", served)
 
 
 def _generation(
-    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, context: int
+    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: Served
 ) -> Generation:
-    chat = source == "messages"
+    chat, context = source == "messages", served.context
     _check_supported(body)
     if len(tokens) >= context:
         raise too_long(context, len(tokens), source)
@@ -73,7 +97,20 @@ def _generation(
         salt=_salt(body),
         stream=stream,
         include_usage=_include_usage(body, stream),
+        sampling=_sampling(body, served.samples),
+        ttft_s=fields.number(body, "target_ttft", math.inf, 0.0, 86_400.0),
+        tpot_s=fields.number(body, "target_tbt", math.inf, 0.0, 86_400.0),
+        hands_over=_hands_over(body, max_tokens, stream),
+        offer=offer_in(body),
     )
+
+
+def _hands_over(body: fields.Body, max_tokens: int, stream: bool) -> bool:
+    if not wants_handover(body):
+        return False
+    if max_tokens != 1 or stream:
+        raise ApiError("do_remote_decode needs max_tokens 1 and no stream", "kv_transfer_params.do_remote_decode")
+    return True
 
 
 def _check_model(body: fields.Body, model: str) -> None:
@@ -90,10 +127,19 @@ def _check_supported(body: fields.Body) -> None:
     for name in UNSUPPORTED:
         if body.get(name) not in (None, False, ""):
             raise ApiError(f"{name} is not supported by this engine", name)
-    fields.number(body, "temperature", 0.0, 1e9)
-    fields.number(body, "top_p", 0.0, 1.0)
-    fields.number(body, "presence_penalty", -2.0, 2.0)
-    fields.number(body, "frequency_penalty", -2.0, 2.0)
+
+
+def _sampling(body: fields.Body, used: bool) -> Sampling:
+    """vLLM's defaults: temperature 1, the whole vocabulary."""
+    temperature = fields.number(body, "temperature", 1.0, 0.0, 1e9)
+    top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
+    top_k = fields.integer(body, "top_k", 0, low=-1) or 0
+    for name in ("presence_penalty", "frequency_penalty"):
+        if fields.number(body, name, 0.0, -2.0, 2.0) and used:
+            raise ApiError(f"{name} is not supported by this engine", name)
+    if used and top_p == 0.0:
+        raise ApiError("top_p must be above 0", "top_p")
+    return Sampling(0.0 if temperature < GREEDY_BELOW else temperature, max(0, top_k), top_p)
 
 
 def too_long(context: int, tokens: int, param: str) -> ApiError:
@@ -104,34 +150,35 @@ def too_long(context: int, tokens: int, param: str) -> ApiError:
     )
 
 
-def _prompt(body: fields.Body, context: int) -> list[int]:
+def _prompt(body: fields.Body, served: Served) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a batch of one, as some clients always send
     if isinstance(prompt, str):
-        return text_tokens(prompt, context, "prompt")
+        return text_tokens(prompt, served, "prompt")
     if isinstance(prompt, list) and prompt:
-        return token_ids(prompt, "prompt")
+        return token_ids(prompt, "prompt", served.tokenizer)
     if prompt is None:
         raise ApiError("prompt is required", "prompt")
     raise ApiError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
 
 
-def text_tokens(text: str, context: int, param: str) -> list[int]:
+def text_tokens(text: str, served: Served, param: str) -> list[int]:
     """Tokens of a prompt; what cannot fit is refused before it is encoded."""
     if not text:
         raise ApiError(f"{param} must not be empty", param)
-    if tokenizer.estimate(text) >= context:
-        raise too_long(context, tokenizer.estimate(text), param)
-    return tokenizer.encode(text)
+    least = served.tokenizer.estimate(text)
+    if least >= served.context:
+        raise too_long(served.context, least, param)
+    return served.tokenizer.encode(text)
 
 
-def token_ids(values: list[Any], param: str) -> list[int]:
+def token_ids(values: list[Any], param: str, tokenizer: Tokenizer) -> list[int]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ApiError(f"{param} must hold token ids (integers) only; one request has one prompt", param)
-        if not 0 <= value < tokenizer.VOCAB_SIZE:
-            raise ApiError(f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.VOCAB_SIZE - 1})", param)
+        if not 0 <= value < tokenizer.vocab_size:
+            raise ApiError(f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.vocab_size - 1})", param)
     return list(values)
 
 
@@ -164,12 +211,12 @@ def _content(content: Any, where: str) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _chat_tokens(body: fields.Body, context: int) -> list[int]:
+def _chat_tokens(body: fields.Body, served: Served) -> list[int]:
     messages = messages_of(body)
-    estimate = sum(tokenizer.estimate(content) for _, content in messages)
-    if estimate >= context:
-        raise too_long(context, estimate, "messages")
-    return tokenizer.encode_chat(messages)
+    estimate = sum(served.tokenizer.estimate(content) for _, content in messages)
+    if estimate >= served.context:
+        raise too_long(served.context, estimate, "messages")
+    return served.tokenizer.encode_chat(messages)
 
 
 def _max_tokens(body: fields.Body, chat: bool, context: int, prompt_tokens: int) -> int:

@@ -11,19 +11,30 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
 
+from controller.core.errors import ConfigError, SlacklineError
+from controller.core.types import Role
+from controller.predict.boundaries import ComposedBoundaries, shape
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
 from workers.engine.generate import Generator
+from workers.engine.handover import Handover
 from workers.engine.http import App
+from workers.engine.kv_store import EmulatedKv
 from workers.engine.manage import Management
+from workers.engine.model_tokenizer import model_tokenizer
+from workers.engine.preemption import build_scheduler
+from workers.engine.requests import Served
+from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
 
 HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
 BACKLOG = 4096
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not send into one that closes
+EMULATED_SHAPE = "llama3-8b"  # whose operators the emulated device is thought to run
 logger = logging.getLogger("workers.engine")
 
 
@@ -40,21 +51,49 @@ class Server(uvicorn.Server):
         yield
 
 
-def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine]:
+def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine, Handover | None]:
     timer = LoopTimer(loop)
-    engine = Engine(config.model, config.engine, config.batching, timer.now)
-    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle))
-    generator = Generator(engine, config)
-    routes = Management(engine, config, generator).routes()
+    latency = config.profile.coefficients if config.profile else None
+    scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency)
+    engine = Engine(config.model, scheduler, timer.now)
+    engine.call_at = timer.call_at
+    tokenizer = _attach_executor(engine, config, timer, loop)
+    served = Served(config.model, config.engine.max_model_len, tokenizer, samples=config.torch is not None)
+    handover = None
+    if config.role is not Role.COLLOCATED:
+        store = EmulatedKv(config.kv.layers, config.kv.token_bytes)
+        kv = config.kv
+        handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)
+    generator = Generator(engine, config, served, handover)
+    routes = Management(engine, config, served, generator).routes()
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
-    return App(routes), engine
+    return App(routes), engine, handover
+
+
+def _attach_executor(
+    engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop
+) -> Tokenizer:
+    """The executor, and the tokenizer of what it runs."""
+    boundary = config.preemption.boundary if config.preemption else "none"
+    stops = boundary if boundary in ("operator", "layer") else None
+    if config.torch is not None:
+        from workers.engine.torch_serving import attach_torch
+
+        attach_torch(engine, config.program, loop, stops)
+        return model_tokenizer(config.torch.folder, config.torch.config.vocab_size)
+    assert config.profile is not None
+    boundaries = ComposedBoundaries(boundary, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
+    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries))
+    return ChunkTokenizer()
 
 
 async def serve(config: ServerConfig) -> int:
     """The exit status: 0 after a stop that was asked for."""
     loop = asyncio.get_running_loop()
-    app, engine = build(config, loop)
+    app, engine, handover = build(config, loop)
+    if handover is not None:
+        await handover.start(config.kv.port)
     server = Server(
         uvicorn.Config(
             app,
@@ -77,6 +116,8 @@ async def serve(config: ServerConfig) -> int:
     gc.freeze()  # what is loaded now stays: collections need not look at it again
     engine.on_failure = stop.give_up
     await server.serve()
+    if handover is not None:
+        handover.close()
     engine.close()
     return int(engine.failed)
 
@@ -113,8 +154,40 @@ def run(config: ServerConfig) -> None:
     if config.startup_delay:
         logger.info("loading %s for %.1f s", config.model, config.startup_delay)
         time.sleep(config.startup_delay)  # the port stays closed meanwhile, as a loading vLLM's does
+    try:
+        config = with_model(config)
+    except SlacklineError as error:
+        logger.error("%s", error)
+        sys.exit(1)
     logger.info(
         "%s, profile %s, %d KV blocks of %d tokens, %s batching",
-        *(config.model, config.profile.id, config.engine.kv_blocks, config.engine.block_size, config.batching.name),
+        *(config.model, config.profile.id if config.profile else "none"),
+        *(config.engine.kv_blocks, config.engine.block_size, config.batching.name),
     )
     sys.exit(uvloop.run(serve(config)))
+
+
+def with_model(config: ServerConfig) -> ServerConfig:
+    """The configuration with its model loaded, and measured where the scheduler must predict it.
+
+    Raises SlacklineError: then nothing was opened and nothing is served.
+    """
+    if config.torch is None:
+        return config
+    try:
+        from workers.engine.torch_serving import load_program, measure
+    except ImportError as error:
+        raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
+    options, engine = config.torch, config.engine
+    program = load_program(
+        *(options.folder, options.config),
+        device=options.device,
+        dtype=options.dtype,
+        blocks=engine.kv_blocks,
+        block_size=engine.block_size,
+        threads=options.threads,
+    )
+    profile = config.profile
+    if profile is None and config.preemption is not None:
+        profile = measure(program, config.model, engine.max_model_len)
+    return replace(config, program=program, profile=profile)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from controller.core.steps import FinishReason, Seq
-from workers.engine.tokenizer import StreamDecoder
+from workers.engine.tokenizer import Decoder, StreamDecoder
 
 
 class StopFilter:
@@ -38,12 +38,19 @@ class Stream:
 
     __slots__ = ("_decoder", "_every", "_filter", "_waiter", "finish", "last_at", "pieces", "seq")
 
-    def __init__(self, seq: Seq, stops: Sequence[str], wake_each: bool, keep_stop: bool = False) -> None:
+    def __init__(
+        self,
+        seq: Seq,
+        stops: Sequence[str],
+        wake_each: bool,
+        keep_stop: bool = False,
+        decoder: StreamDecoder | None = None,
+    ) -> None:
         self.seq = seq
         self.pieces: list[str] = []
         self.finish: FinishReason | None = None
         self.last_at: float | None = None  # when the newest token came
-        self._decoder = StreamDecoder()
+        self._decoder = decoder or Decoder()
         self._filter = StopFilter(stops, keep_stop) if stops else None
         self._every = wake_each
         self._waiter: asyncio.Future[None] | None = None

@@ -11,7 +11,8 @@ from __future__ import annotations
 import codecs
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 NAME = "utf8-chunk4"
 CHUNK = 4
@@ -61,13 +62,49 @@ def encode_chat(messages: Sequence[tuple[str, str]]) -> list[int]:
     return ids + encode("<assistant>")
 
 
-class StreamDecoder:
+class Decoder:
     """Text as tokens come: a character cut by a token boundary appears with its last byte."""
 
-    __slots__ = ("_decoder",)
+    __slots__ = ("_bytes_of", "_decoder")
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_of: Callable[[int], bytes] = token_bytes) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int, last: bool = False) -> str:
-        return self._decoder.decode(token_bytes(token), last)
+        return self._decoder.decode(self._bytes_of(token), last)
+
+
+class StreamDecoder(Protocol):
+    def feed(self, token: int, last: bool = False) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """What requests and streams need of one. `estimate` is a lower bound on the tokens of a text, without encoding."""
+
+    name: str
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Iterable[int]) -> str: ...
+
+    def estimate(self, text: str) -> int: ...
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]: ...
+
+    def decoder(self) -> StreamDecoder: ...
+
+
+class ChunkTokenizer:
+    """The functions of this module as a Tokenizer."""
+
+    name = NAME
+    vocab_size = VOCAB_SIZE
+    encode = staticmethod(encode)
+    decode = staticmethod(decode)
+    estimate = staticmethod(estimate)
+    encode_chat = staticmethod(encode_chat)
+
+    def decoder(self) -> Decoder:
+        return Decoder()

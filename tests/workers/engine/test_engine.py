@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core.steps import FinishReason, Seq, Step, StepDone
-from controller.engine import EngineConfig
+from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.engine import Engine
 from workers.engine.errors import ApiError
@@ -24,9 +24,8 @@ class ManualExecutor:
 
 
 def make_engine(**config: int) -> tuple[Engine, ManualExecutor]:
-    engine = Engine(
-        "m", EngineConfig(kv_blocks=64, max_model_len=64, **config), BATCHINGS["chunked_prefill"](), lambda: 1.0
-    )
+    sizes = EngineConfig(kv_blocks=64, max_model_len=64, **config)
+    engine = Engine("m", EngineScheduler(sizes, BATCHINGS["chunked_prefill"]()), lambda: 1.0)
     executor = ManualExecutor()
     engine.attach(executor)
     return engine, executor

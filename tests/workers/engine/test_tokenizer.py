@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine.tokenizer import EOS, VOCAB_SIZE, StreamDecoder, decode, encode, encode_chat, estimate, token_bytes
+from workers.engine.tokenizer import EOS, VOCAB_SIZE, Decoder, decode, encode, encode_chat, estimate, token_bytes
 
 
 @settings(deadline=None)
@@ -51,6 +51,6 @@ def test_a_growing_conversation_keeps_its_tokens():
 @settings(deadline=None)
 @given(st.text(min_size=1))
 def test_streamed_text_equals_the_whole(text):
-    decoder, ids = StreamDecoder(), encode(text)
+    decoder, ids = Decoder(), encode(text)
     pieces = [decoder.feed(token, last=index == len(ids) - 1) for index, token in enumerate(ids)]
     assert "".join(pieces) == text

@@ -1,0 +1,58 @@
+"""Which scheduler an engine runs: continuous batching, or FlowPrefill's with preemption inside a step."""
+
+from __future__ import annotations
+
+import argparse
+
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients
+from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
+from controller.policies.batching import Batching
+from controller.policies.batching.slo_aware_batching import SloAwareBatching
+from controller.predict.boundaries import BOUNDARIES
+
+BATCHING = SloAwareBatching.name
+
+
+def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--scheduler", default="continuous", choices=["continuous", "preemptive"], help="(%(default)s)")
+    add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be left (operator)")
+    add("--chunk-tokens", type=int, help="preemptive: most prompt tokens of one step (no bound)")
+
+
+def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
+    """None for the continuous scheduler. Predicted times are filled in by `build_scheduler`."""
+    if args.scheduler == "continuous":
+        for name in ("boundary", "chunk_tokens"):
+            if getattr(args, name) is not None:
+                raise ConfigError("needs --scheduler preemptive", name)
+        return None
+    if args.batching not in (None, BATCHING):
+        raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {args.batching}", "batching")
+    return PreemptionConfig(boundary=args.boundary or "operator", chunk_tokens=args.chunk_tokens)
+
+
+def build_scheduler(
+    config: EngineConfig,
+    batching: Batching,
+    preemption: PreemptionConfig | None,
+    latency: LatencyCoefficients | None,
+) -> EngineScheduler:
+    """`latency` is what the preemptive scheduler believes steps take; the continuous one does not ask."""
+    if preemption is None:
+        return EngineScheduler(config, batching)
+    if latency is None:
+        raise ConfigError("the preemptive scheduler needs a latency profile", "profile")
+    rules = SloAwareBatching.Config(
+        prefill_a=latency.prefill_a,
+        prefill_b=max(latency.prefill_b, 1e-9),
+        prefill_c=latency.prefill_c,
+        batch_tokens=config.max_num_batched_tokens,
+    )
+    believed = PreemptionConfig(
+        preemption.boundary,
+        preemption.chunk_tokens,
+        *(latency.decode_a, latency.decode_b, latency.decode_c, preemption.decode_margin_s),
+    )
+    return PreemptivePrefill(config, SloAwareBatching(rules), believed)

@@ -1,0 +1,120 @@
+"""From the command line to a loaded model behind the live engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from controller.core.errors import ConfigError
+from controller.core.steps import Chunk, Seq, Sink, Step
+from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
+from workers.engine.engine import Engine
+from workers.engine.profiles import Profile
+from workers.engine.torch_batch import segments_of
+from workers.engine.torch_cache import KVCache
+from workers.engine.torch_config import ModelConfig
+from workers.engine.torch_executor import TorchExecutor
+from workers.engine.torch_model import Model
+from workers.engine.torch_task import Boundary, Program, Task
+from workers.engine.torch_weights import load_weights
+
+BOUNDARIES = {"operator": Boundary.OPERATOR, "layer": Boundary.LAYER}
+PREFILL_LENGTHS = (16, 64, 256, 1024, 2048)
+DECODE_BATCHES = (1, 4, 16)
+DECODE_CONTEXT = 64
+logger = logging.getLogger("workers.engine")
+
+
+def load_program(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: str,
+    dtype: str,
+    blocks: int,
+    block_size: int,
+    threads: int | None = None,
+) -> Program:
+    """Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available", "device")
+    place, kind = torch.device(device), getattr(torch, dtype)
+    began = time.monotonic()
+    model = Model(config, place, kind)
+    size = load_weights(model.slots(), folder)
+    cache = KVCache(config, blocks, block_size, place, kind)
+    seconds = time.monotonic() - began
+    held = cache.memory.nbytes / 1e6
+    logger.info("loaded %.1f MB from %s in %.2f s; KV cache %.1f MB, %s", size / 1e6, folder, seconds, held, dtype)
+    return Program(model, cache)
+
+
+def attach_torch(
+    engine: Engine, program: Program, loop: asyncio.AbstractEventLoop, boundary: Literal["operator", "layer"] | None
+) -> None:
+    """`boundary` None: steps run whole."""
+    sink: Sink = engine.handle
+    where = BOUNDARIES[boundary] if boundary else None
+    engine.attach(TorchExecutor(program, sink, loop.call_soon_threadsafe, engine.fail, boundary=where))
+
+
+# ---- how long steps take ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Sequences over the first blocks of a cache that nobody uses yet."""
+
+    program: Program
+    tokens: int  # that the cache holds
+
+    def seconds(self, step: Step) -> float:
+        task = Task(0, self.program, segments_of(step))
+        began = time.perf_counter()
+        while not task.over:
+            task.advance()
+        if self.program.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def seq(self, tokens: int, first_block: int, computed: int) -> Seq:
+        size = self.program.cache.block_size
+        blocks = list(range(first_block, first_block + -(-tokens // size)))
+        return Seq("scratch", 0.0, tokens, 1, token_ids=[7] * tokens, computed=computed, blocks=blocks)
+
+
+@torch.inference_mode()
+def measure(program: Program, name: str, longest: int) -> Profile:
+    """Time prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
+
+    Each is run twice and the second counts. The cache must be unused; it is left with garbage that no block names.
+    """
+    capacity = program.cache.memory.shape[2] * program.cache.block_size
+    scratch = _Scratch(program, capacity)
+    prefills = [n for n in PREFILL_LENGTHS if n <= min(longest, capacity)] or [min(longest, capacity)]
+    prefill = [PrefillSample(n, n * n, _prefill_s(scratch, n)) for n in prefills]
+    context = min(DECODE_CONTEXT, longest, capacity)
+    batches = [b for b in DECODE_BATCHES if b * (context + program.cache.block_size) <= capacity] or [1]
+    decode = [DecodeSample(b, b * context, _decode_s(scratch, b, context)) for b in batches]
+    found = fit(prefill, decode)
+    logger.info("measured %s: median error of the fit %.0f %%", found.coefficients, 100 * found.prefill_median_error)
+    return Profile("measured", name, found.coefficients, capacity)
+
+
+def _prefill_s(scratch: _Scratch, tokens: int) -> float:
+    step = Step(0, (Chunk(scratch.seq(tokens, 0, 0), 0, tokens, last=True),), (), 0)
+    return [scratch.seconds(step) for _ in range(2)][-1]
+
+
+def _decode_s(scratch: _Scratch, batch: int, context: int) -> float:
+    each = -(-context // scratch.program.cache.block_size)
+    seqs = tuple(scratch.seq(context, index * each, context - 1) for index in range(batch))
+    return [scratch.seconds(Step(0, (), seqs, batch * context)) for _ in range(2)][-1]
