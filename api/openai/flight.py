@@ -38,6 +38,7 @@ class Flight:
         "keep_usage",
         "output_tokens",
         "phase",
+        "prefill_instance",
         "prefilled",
         "prompt_chars",
         "request",
@@ -77,6 +78,7 @@ class Flight:
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.phase = Phase.QUEUED
         self.instance = ""
+        self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
         self.task: asyncio.Task[None] | None = None
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
@@ -114,6 +116,7 @@ class Flight:
     def restart(self) -> None:
         """Back to the queue after a failure before the first token."""
         self.phase = Phase.QUEUED
+        self.prefill_instance = ""
         self.times = None
         self.output_tokens = 0
         self.usage = None

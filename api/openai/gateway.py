@@ -24,7 +24,7 @@ from api.openai.telemetry import Monitor, TelemetryBoard
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request
-from controller.dispatch import StageDispatcher, build_dispatcher
+from controller.dispatch import StageDispatcher, build_dispatcher, build_migrator
 from controller.slo.classes import Applied, SloError
 from workers.backends.base import Limits
 
@@ -58,7 +58,12 @@ class Gateway:
         self.fleet = Fleet(session, options.limits, self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock)
         self.runtime = Runtime(
-            self.dispatcher, self.fleet.backends, self.ledger, suspect=self.monitor.probe, heard=self.fleet.heard
+            self.dispatcher,
+            self.fleet.backends,
+            self.ledger,
+            suspect=self.monitor.probe,
+            heard=self.fleet.heard,
+            migrator=build_migrator(options.policy, dict(options.overrides)),
         )
         self.fleet.bind(self.runtime)
         self.arrivals = ModelRates()

@@ -11,17 +11,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from api.openai.errors import ApiError
 from api.openai.flight import Flight, Phase
+from api.openai.handoff import Handoff
 from api.openai.relay import end_with_engine_error, end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.records import ENGINE_REJECTED
 from controller.core.types import Outcome
-from workers.backends.base import Backend, EngineError
+from controller.dispatch import Migrator
+from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,9 @@ class Runtime:
         suspect: Callable[[str], None] = lambda instance_id: None,
         heard: Callable[[str, float], None] = lambda instance_id, now: None,
         clock: Callable[[], float] = time.monotonic,
+        migrator: Migrator | None = None,
     ) -> None:
+        """`migrator`: without one, instances that only prefill or decode are of no use."""
         self.dispatcher = dispatcher
         self.flights: dict[str, Flight] = {}
         self.decided: Counter[tuple[str, str]] = Counter()  # (kind, reason)
@@ -73,6 +77,7 @@ class Runtime:
         self._later: asyncio.TimerHandle | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.handoff = Handoff(migrator, backends, self) if migrator is not None else None
 
     # ---- what the gateway tells -----------------------------------------------------------------------------------
 
@@ -135,7 +140,9 @@ class Runtime:
         self._stop(flight)
         if error.unreachable:
             self._suspect(flight.instance)
-        if flight.phase == Phase.STARTED:
+        if flight.prefill_instance and flight.phase == Phase.SENT and self.handoff is not None:
+            self.handoff.decode_lost(flight, error)
+        elif flight.phase == Phase.STARTED:
             self.push(ev.Failed(flight.request.id, False, str(error)))
             message = "The engine failed during the answer; it is incomplete."
             self._refuse(flight, Outcome.CUT, ApiError("engine_failed", message), started=True)
@@ -154,18 +161,22 @@ class Runtime:
         now = self.clock()
         events = self._collect()
         self._wake = None
+        handoff = self.handoff
+        told = events if handoff is None else handoff.for_dispatcher(events)
         try:
-            reply = self.dispatcher.handle(events, now)
+            reply = self.dispatcher.handle(told, now)
         except Exception:  # a bug in a policy must not leave clients waiting for ever
             log.exception("the dispatcher failed on %d events", len(events))
-            reply = self._salvage(events, now)
+            reply = self._salvage(told, now)
         if reply.wake_at is not None:
             delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
             self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
         for action in reply.actions:
             self._act(action, now)
+        if handoff is not None:
+            handoff.take(events, reply.actions, now)
 
-    def _salvage(self, events: list[ev.Event], now: float) -> ev.Reply:
+    def _salvage(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """What happened must not be lost with the pass: fed again, one by one. Whoever waits nowhere is answered.
 
         Events are safe to hear twice. Arrivals are not: those that did not get into the queue end here, as do requests
@@ -216,7 +227,7 @@ class Runtime:
         flight = self.flights.get(action.request.id)
         if flight is None:  # it ended in this very iteration; its Cancelled is in the next batch
             return
-        self._note(flight, action.decision)
+        self.note(flight, action.decision)
         if isinstance(action, ev.Send):
             self._send(flight, action, now)
         elif isinstance(action, ev.Refuse):
@@ -233,7 +244,7 @@ class Runtime:
             message = f"Not scheduled within its waiting time ({waited:.1f} s): {_said(action.decision)}"
             self._refuse(flight, Outcome.EXPIRED, ApiError("waiting_time_exceeded", message), started=False)
 
-    def _note(self, flight: Flight, decision: Decision) -> None:
+    def note(self, flight: Flight, decision: Decision) -> None:
         flight.note(decision)
         self.decided[decision.kind, decision.reason] += 1
 
@@ -246,16 +257,27 @@ class Runtime:
             self.push(ev.Failed(flight.request.id, True, f"no instance {action.instance_id}"))
             return
         flight.phase = Phase.SENT
-        flight.task = self.spawn(relay(flight, backend, flight.call(action.rank), self))
+        call = flight.call(action.rank)
+        if self.handoff is not None and self.handoff.prefills(action.instance_id):
+            self.handoff.begin(flight, backend, call)
+            return
+        self.plainly(flight, backend, call)
         if not flight.streamed:
             prefilled = ev.FirstToken(flight.request.id, assumed=True)
             flight.prefilled = asyncio.get_running_loop().call_later(action.prefill_s, self.push, prefilled)
+
+    def plainly(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
+        """The whole answer from one engine."""
+        flight.task = self.spawn(relay(flight, backend, call, self))
 
     def _abort(self, action: ev.Abort) -> None:
         """Asked for by the dispatcher: the request ends as cancelled, unless it has ended already."""
         if flight := self.flights.get(action.request_id):
             error = ApiError("cancelled", "The request was cancelled.")
             self._refuse(flight, Outcome.REFUSED, error, started=flight.phase == Phase.STARTED)
+
+    def refuse(self, flight: Flight, outcome: Outcome, error: ApiError) -> None:
+        self._refuse(flight, outcome, error, started=flight.phase == Phase.STARTED)
 
     def _refuse(self, flight: Flight, outcome: Outcome, error: ApiError, *, started: bool) -> None:
         self._end(flight, outcome, code=error.code, status=200 if started else error.status)
@@ -264,6 +286,8 @@ class Runtime:
     def _end(self, flight: Flight, outcome: Outcome, *, code: str = "", status: int = 200) -> None:
         self._stop(flight)
         flight.phase = Phase.DONE
+        if self.handoff is not None:
+            self.handoff.forget(flight)
         del self.flights[flight.request.id]
         self._outcomes.ended(flight, outcome, self.clock(), code=code, status=status)
 

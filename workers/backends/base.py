@@ -38,6 +38,7 @@ class Capabilities:
     sleep: bool = False  # frees and restores device memory
     set_role: bool = False  # switches prefill and decode at run time
     profile: bool = False  # tells its latency coefficients in /server_info
+    handover: bool = False  # prefills for another engine, and goes on from KV that another one computed
 
 
 class Usage(NamedTuple):
@@ -45,6 +46,14 @@ class Usage(NamedTuple):
 
     prompt_tokens: int
     completion_tokens: int
+
+
+class Prefilled(NamedTuple):
+    """A prompt's KV waits at the engine that computed it. `offer`: JSON that only another engine of its kind reads, b""
+    where the engines find it by themselves. `done`: the first token was the last, nothing is left to decode."""
+
+    offer: bytes
+    done: bool
 
 
 ChunkKind = Literal["accepted", "data", "body"]
@@ -78,6 +87,7 @@ class UpstreamCall:
     rank: int  # lower is more urgent
     streamed: bool
     keep_usage: bool  # the client asked for the usage event itself
+    offer: bytes = b""  # of a prefilled prompt: decode from its KV
 
 
 class EngineError(SlacklineError):
@@ -110,6 +120,10 @@ class Backend(Protocol):
 
     def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
         """First an `accepted` chunk, then data until `done`, or one body. Closing the iterator aborts the call."""
+        ...
+
+    async def prefill(self, call: UpstreamCall) -> Prefilled:
+        """Compute the prompt and keep its KV for another engine."""
         ...
 
     async def abort(self, request_id: str) -> None: ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from controller.core.types import InstanceSpec, Load
-from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, UpstreamCall, Usage
+from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,14 @@ class Script:
     unreachable: bool = False  # nobody listens
     cut_after: int | None = None  # 0: accepted, then lost before the first token
     hang_after: int | None = None
+    prefill_done: bool = False  # a prefill whose first token is the last
 
 
 @BACKENDS.register("fake")
 class FakeBackend:
     """Remembers every call in `calls` and every abort in `aborted`."""
 
-    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True)
+    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True, handover=True)
 
     def __init__(
         self,
@@ -72,6 +73,13 @@ class FakeBackend:
             self.running -= 1
             if not ended:
                 self.aborted.append(call.request_id)
+
+    async def prefill(self, call: UpstreamCall) -> Prefilled:
+        """The next script, up to its first token."""
+        script = replace(self.scripts[0], tokens=1)
+        async for _ in self.generate(replace(call, streamed=False)):
+            pass
+        return Prefilled(b'{"from":"%s"}' % self.spec.id.encode(), script.prefill_done)
 
     async def _answer(self, call: UpstreamCall, script: Script) -> AsyncIterator[Chunk]:
         usage = Usage(script.prompt_tokens, script.tokens)

@@ -10,4 +10,4 @@ from workers.backends.vllm import VllmBackend
 class ReferenceBackend(VllmBackend):
     """Same requests, same metric names; only what may be asked of it differs."""
 
-    capabilities = Capabilities(priority=True, sleep=True, profile=True)
+    capabilities = Capabilities(priority=True, sleep=True, profile=True, handover=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import aiohttp
 from yarl import URL
 
 from controller.core.types import InstanceSpec, Load
-from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, UpstreamCall
+from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall
 from workers.backends.events import EventReader, parse_usage
 from workers.backends.exposition import parse_load
+from workers.backends.handover import parse_prefilled, prefill_head
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _MAX_ERROR_BYTES = 64 << 10
@@ -25,7 +27,7 @@ _MAX_ERROR_BYTES = 64 << 10
 class VllmBackend:
     """One vLLM server. `sleep` and `wake` need its development mode; a server without answers 404."""
 
-    capabilities = Capabilities(priority=True, sleep=True)
+    capabilities = Capabilities(priority=True, sleep=True, handover=True)
 
     def __init__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> None:
         self.spec = spec
@@ -58,6 +60,14 @@ class VllmBackend:
             del self._open[call.request_id]
             response.close() if not response.content.at_eof() else response.release()
 
+    async def prefill(self, call: UpstreamCall) -> Prefilled:
+        """The pull connectors' first leg: one token, no stream; the answer says where the KV waits."""
+        unary = replace(call, head=prefill_head(call.head), streamed=False, keep_usage=False)
+        async for chunk in self.generate(unary):
+            if chunk.kind == "body":
+                return parse_prefilled(chunk.raw)
+        raise EngineError("the engine ended the prefill without an answer")
+
     async def abort(self, request_id: str) -> None:
         """Harmless when the call is over."""
         if response := self._open.get(request_id):
@@ -84,6 +94,8 @@ class VllmBackend:
     def body_of(self, call: UpstreamCall) -> bytes:
         """Our fields go last: the client's own `request_id` or `priority` were stripped before."""
         tail = b'"priority":%d,"request_id":"%s"}' % (call.rank, call.request_id.encode())
+        if call.offer:
+            tail = b'"kv_transfer_params":%s,' % call.offer + tail
         return call.head + (b"" if call.head.endswith(b"{") else b",") + tail
 
     async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:

@@ -1,0 +1,157 @@
+"""Prefill on one engine, decode on another, through the gateway; and everything that can break between the two."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from controller.core.snapshot import GatewaySnapshot
+from controller.core.types import InstanceSpec, Role
+from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from workers.backends.fake import Script
+
+STREAMED = completion(stream=True)
+
+
+def fleet(**roles: str) -> GatewaySnapshot:
+    """fleet(p="prefill", d="decode")"""
+    specs = tuple(InstanceSpec(name, "demo", backend="fake", role=Role(role)) for name, role in roles.items())
+    return replace(snapshot(()), instances=specs)
+
+
+def kinds(bed: TestBed) -> list[tuple[str, str]]:
+    (record,) = bed.sink.records
+    return [(step["kind"], step["reason"]) for step in record.decisions]
+
+
+async def test_a_prompt_is_prefilled_here_and_decoded_there() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        answer = await bed.ask(STREAMED)
+        assert answer.status == 200
+        assert [event for event in answer.events if "t3" in event]
+        (first,), (second,) = bed.backend("p").calls, bed.backend("d").calls
+        assert (first.offer, second.offer) == (b"", b'{"from":"p"}')
+        assert first.request_id == second.request_id
+        assert answer.headers["x-slackline-instance"] == "d"
+        (record,) = bed.sink.records
+        assert (record.outcome, record.instance, record.output_tokens) == ("ok", "d", 4)
+        assert [kind for kind, _ in kinds(bed)] == ["slo", "dispatch", "prefill", "place", "transfer"]
+        assert bed.gateway.runtime.handoff.moved == 1
+
+
+async def test_a_whole_answer_goes_the_same_way() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        answer = await bed.ask(completion())
+        assert (answer.status, b"t0 t1 t2 t3" in answer.body) == (200, True)
+        assert len(bed.backend("d").calls) == 1
+
+
+async def test_decode_instances_get_no_prompts_and_collocated_ones_no_handover() -> None:
+    async with TestBed(fleet(c="collocated", d="decode")) as bed:
+        for _ in range(3):
+            await bed.ask(STREAMED)
+        assert len(bed.backend("c").calls) == 3
+        assert not bed.backend("d").calls
+
+
+async def test_one_token_needs_no_second_engine() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.every(Script(tokens=1))
+        answer = await bed.ask(completion(stream=True, max_tokens=1))
+        assert answer.status == 200
+        assert (len(bed.backend("p").calls), len(bed.backend("d").calls)) == (1, 0)
+
+
+async def test_an_answer_that_ends_with_its_first_token_stays_where_it_is() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("p", Script(tokens=1, prefill_done=True))
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, len(bed.backend("d").calls)) == (200, 0)
+        assert bed.sink.records[0].instance == "p"
+
+
+async def test_a_decode_engine_without_room_is_asked_again() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(refuse_status=503), Script())
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, len(bed.backend("d").calls)) == (200, 2)
+        assert len(bed.backend("p").calls) == 1
+
+
+async def test_a_decode_engine_that_fails_before_the_first_byte_is_replaced() -> None:
+    async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
+        bed.backend("d", Script(cut_after=0))
+        bed.backend("e", Script(cut_after=0), Script())
+        answer = await bed.ask(STREAMED)
+        assert answer.status == 200
+        assert len(bed.backend("p").calls) == 1, "the KV is still there: no second prefill"
+        assert answer.headers["x-slackline-instance"] == "e"
+
+
+async def test_a_whole_answer_whose_decode_engine_fails_is_prefilled_again() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(cut_after=0), Script())
+        answer = await bed.ask(completion())
+        assert (answer.status, len(bed.backend("p").calls), len(bed.backend("d").calls)) == (200, 2, 2)
+        assert ("place", "decode_failed") in kinds(bed)
+
+
+async def test_after_the_first_token_a_failure_ends_the_stream_with_an_error() -> None:
+    async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
+        bed.every(Script(cut_after=2))
+        bed.backend("p", Script())
+        answer = await bed.ask(STREAMED)
+        assert "engine_failed" in answer.events[-1]
+        assert bed.sink.records[0].outcome == "cut"
+
+
+async def test_kv_lost_with_its_prefill_engine_is_computed_again() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
+        bed.backend("d", Script(hang_after=0), Script())
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("d").running == 1)
+        held = next(name for name in "pq" if bed.backend(name).calls)
+        bed.gateway.runtime.instance_down(held, "test")
+        answer = await client.done()
+        assert answer.status == 200
+        assert ("place", "kv_lost") in kinds(bed)
+        assert len(bed.backend("p").calls) + len(bed.backend("q").calls) == 2
+
+
+async def test_a_prefill_engine_that_dies_at_work_is_replaced() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
+        bed.backend("p", Script(cut_after=0), Script())
+        bed.backend("q", Script(cut_after=0), Script())
+        answer = await bed.ask(STREAMED)
+        assert answer.status == 200
+        assert len(bed.backend("p").calls) + len(bed.backend("q").calls) == 3
+
+
+async def test_no_decode_engine_that_works_ends_with_an_error_not_with_waiting() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(refuse_status=500))
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, "no_capacity" in answer.body.decode()) == (503, True)
+        assert bed.sink.records[0].outcome == "failed"
+
+
+async def test_a_client_that_hangs_up_during_the_transfer_is_cancelled_at_the_decode_engine() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("d", Script(hang_after=0))
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("d").running == 1)
+        await client.hang_up()
+        await until(lambda: bed.backend("d").running == 0)
+        assert bed.sink.records[0].outcome == "cancelled"
+        await asyncio.sleep(0)
+        assert not bed.gateway.runtime.flights
+        assert bed.gateway.runtime.handoff.migrator.waiting() == 0
+
+
+async def test_many_at_once_are_all_answered_once() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode", e="decode")) as bed:
+        clients = [bed.send(completion(stream=bool(i % 2))) for i in range(40)]
+        answers = [await client.done() for client in clients]
+        assert {answer.status for answer in answers} == {200}
+        assert len(bed.sink.records) == 40
+        assert sum(len(bed.backend(name).calls) for name in "de") == 40

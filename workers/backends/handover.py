@@ -1,0 +1,39 @@
+"""The two legs of prefill/decode disaggregation in vLLM's dialect: what is asked for, and what the answer says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from workers.backends.base import EngineError, Prefilled
+
+# vLLM's pull connectors want every one of these named.
+REMOTE_DECODE: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+NOT_FOR_PREFILL = ("stream_options", "min_tokens", "stop", "stop_token_ids", "max_completion_tokens")
+
+
+def prefill_head(head: bytes) -> bytes:
+    """The body (without its closing brace) of the first leg: the same prompt, one token, nothing streamed."""
+    body = orjson.loads(head + b"}")
+    for name in NOT_FOR_PREFILL:
+        body.pop(name, None)
+    return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE})[:-1]
+
+
+def parse_prefilled(raw: bytes) -> Prefilled:
+    """A prompt that ended by length has more to come; one that stopped with its first token has not."""
+    try:
+        answer = orjson.loads(raw)
+        done = answer["choices"][0]["finish_reason"] != "length"
+        params = answer.get("kv_transfer_params")
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"the engine answered a prefill with something else: {error!r}") from error
+    return Prefilled(orjson.dumps(params) if params else b"", done)
