@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.core.types import LatencyCoefficients
-from controller.dispatch import POLICY_SETS, StageDispatcher, build_dispatcher
+from controller.core.types import LatencyCoefficients, Role
+from controller.dispatch import POLICY_SETS, Migrator, StageDispatcher, build_dispatcher, build_migrator
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
+from controller.simulator.links import SCOPES, LinkFailure, LinkSettings
 from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
@@ -21,20 +22,31 @@ ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy set with its settings, under a label of its own; `engine` changes fields of every instance for it."""
+    """A policy set with its settings, under a label of its own; `engine` changes fields of every instance for it, and
+    `prefill_engine` and `decode_engine` after it of those with the role."""
 
     label: str
     policy_set: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    prefill_engine: Mapping[str, Any] = field(default_factory=dict)
+    decode_engine: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> StageDispatcher:
         """A fresh one for each run: dispatchers learn."""
         return build_dispatcher(self.policy_set, {key: dict(value) for key, value in self.overrides.items()})
 
+    def build_migrator(self) -> Migrator:
+        """Of the decode stages, where instances have roles; a fresh one for each run."""
+        return build_migrator(self.policy_set, self.overrides)
+
     def settings(self, common: SimulationSettings) -> SimulationSettings:
         """Raises ConfigError for an engine setting that is wrong."""
-        return replace(common, instances=tuple(replace(each, **self.engine) for each in common.instances))
+        return replace(common, instances=tuple(self._instance(each) for each in common.instances))
+
+    def _instance(self, common: InstanceSettings) -> InstanceSettings:
+        by_role = {Role.PREFILL: self.prefill_engine, Role.DECODE: self.decode_engine}
+        return replace(common, **{**self.engine, **by_role.get(Role(common.role), {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +109,20 @@ def contender(raw: Any, where: str = "policies") -> Contender:
     overrides = item.any("overrides", {})
     if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
         raise ConfigError(f"{where}.overrides must be settings by part", field=f"{where}.overrides")
-    engine = item.object("engine")
-    changes = {key: engine.any(key) for key in ENGINE_FIELDS}
-    engine.done()
-    made = Contender(label, name, overrides, {key: value for key, value in changes.items() if value is not None})
+    engines = (_engine(item.object(f"{part}engine")) for part in ("", "prefill_", "decode_"))
+    made = Contender(label, name, overrides, *engines)
     item.done()
     try:
         made.build()
     except ConfigError as error:
         raise ConfigError(str(error), field=f"{where}.overrides.{error.field}") from None
     return made
+
+
+def _engine(item: Fields) -> Mapping[str, Any]:
+    changes = {key: item.any(key) for key in ENGINE_FIELDS if key != "role"}
+    item.done()
+    return {key: value for key, value in changes.items() if value is not None}
 
 
 def _check_engine(each: Contender, settings: SimulationSettings, where: str) -> None:
@@ -149,6 +165,8 @@ def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
     values: dict[str, Any] = {"latency": _coefficients(profile, item.name("profile"))}
     if profile.get("kv_capacity_tokens"):
         values["kv_tokens"] = int(profile["kv_capacity_tokens"])
+    if profile.get("kv_bytes_per_token"):
+        values["kv_bytes_per_token"] = int(profile["kv_bytes_per_token"])
     believed = item.any("believed")
     if believed is not None:
         values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))
@@ -195,12 +213,39 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     for name in ("know_output", "leaps"):
         changes[name] = item.flag(name, getattr(settings, name))
     changes["elastic"] = _elastic(item.object("elastic"), instances[0].model) if "elastic" in item else None
+    if "links" in item:
+        changes["links"] = _links(item.object("links"))
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
     item.done()
     try:
         return replace(settings, **changes)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _links(item: Fields) -> LinkSettings:
+    common = LinkSettings()
+    made = LinkSettings(
+        bandwidth_gb_s=item.number("bandwidth_gb_s", common.bandwidth_gb_s, above=0),
+        latency_s=item.number("latency_s", common.latency_s, above=-1e-12),
+        scope=item.text("scope", common.scope, valid=SCOPES),
+        overlap=item.flag("overlap", common.overlap),
+        layers=item.integer("layers", common.layers),
+        failures=tuple(
+            _link_failure(Fields(raw, f"{item.name('failures')}[{i}]"))
+            for i, raw in enumerate(item.list("failures", []))
+        ),
+    )
+    item.done()
+    return made
+
+
+def _link_failure(item: Fields) -> LinkFailure:
+    made = LinkFailure(
+        item.integer("instance", least=0), item.number("at", above=-1e-12), item.number("for_s", above=0)
+    )
+    item.done()
+    return made
 
 
 def _elastic(item: Fields, model: str) -> ElasticSettings:

@@ -27,7 +27,9 @@ def run_once(
     demands = experiment.workload.demands(rate, seed)
     if not demands:
         raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
-    simulation = Simulation(contender.settings(experiment.settings), contender.build(), demands)
+    settings = contender.settings(experiment.settings)
+    migrator = contender.build_migrator() if settings.disaggregated else None
+    simulation = Simulation(settings, contender.build(), demands, migrator=migrator)
     at = f" at {rate:.3g}/s" if rate else ""
     return simulation.run(lambda done, of: progress(f"{contender.label}{at}, seed {seed}", done, of))
 
