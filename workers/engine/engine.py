@@ -112,7 +112,9 @@ class Engine:
             raise ApiError("no room for the KV of this request now", "kv_transfer_params", status=503)
 
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
-        self.handle(Aborted(seq, reason))
+        """Harmless for a sequence that was never let in or has ended."""
+        if seq.id in self._streams:
+            self.handle(Aborted(seq, reason))
 
     def abort_all(self, names: Sequence[str] = ()) -> None:
         """Abort by the id a client saw ("cmpl-x") or gave ("x"); no names: everything."""
