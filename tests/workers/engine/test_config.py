@@ -28,7 +28,7 @@ def test_the_prefill_threshold_reaches_the_policy():
     ("options", "complaint"),
     [
         (["--profile", "nope"], "--profile: unknown profile 'nope'; valid: "),
-        (["--role", "prefill"], "--role: 'prefill' needs KV transfer"),
+        (["--role", "prefill"], "--role: prefill moves KV between engines: set FLEET_TOKEN"),
         (["--max-model-len", "99999999"], "--max-model-len: max_model_len (99999999) must fit"),
         (["--max-num-seqs", "0"], "--max-num-seqs: "),
         (["--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),

@@ -105,7 +105,7 @@ async def test_a_source_that_is_gone_is_an_error_and_frees_the_blocks(http):
 
 
 async def test_no_room_is_said_at_once(http):
-    offer = (await prefill(http, prompt=[1] * 500))["kv_transfer_params"]
+    offer = (await prefill(http, prompt=[99] * 500))["kv_transfer_params"]
     running = [
         asyncio.create_task(complete(http["decode"], prompt=[n] * 400, max_tokens=100, ignore_eos=True))
         for n in range(12)
@@ -113,7 +113,7 @@ async def test_no_room_is_said_at_once(http):
     async with asyncio.timeout(5):
         while (await samples(http["decode"]))["vllm:kv_cache_usage_perc", ""] < 0.7:
             await asyncio.sleep(0.01)
-    body = {"prompt": [1] * 500, "max_tokens": 3, "kv_transfer_params": offer}
+    body = {"prompt": [99] * 500, "max_tokens": 3, "kv_transfer_params": offer}
     status, answer = await post(http["decode"], COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (503, "kv_transfer_params")
     await asyncio.gather(*running)
