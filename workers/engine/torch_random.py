@@ -46,6 +46,10 @@ def config_of(args: argparse.Namespace) -> dict[str, Any]:
         "eos_token_id": args.eos,
         "dtype": args.dtype,
     }
+    if args.rope_factor:
+        scaled = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": args.rope_factor, "low_freq_factor": 1.0}
+        scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": args.rope_original}
+        config["rope_parameters"] = scaled
     if args.architecture == "MixtralForCausalLM":
         config |= {"num_local_experts": args.experts, "num_experts_per_tok": args.experts_per_token}
     elif args.architecture == "Qwen3MoeForCausalLM":
@@ -121,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--experts", type=int, default=8)
     add("--experts-per-token", type=int, default=2)
     add("--eos", type=int, help="id of the token that ends a sequence (none)")
+    add("--rope-factor", type=float, default=0.0, help="stretch long wavelengths as Llama 3.1 does (no)")
+    add("--rope-original", type=int, default=8192, help="context before that stretching, tokens")
     add("--tied", action="store_true", help="the output layer is the embedding")
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     add("--shard-mb", type=int, default=4096, help="largest weights file (%(default)s)")
