@@ -24,7 +24,7 @@ class ScalingConfig:
     lower: float = 0.3  # below, for sustain_s: scale in
     sustain_s: float = 15.0
     cooldown_s: float = 10.0  # after any change, before the next
-    interval_s: float = 1.0  # one tick; beat ticks once a second, so not less
+    interval_s: float = 1.0  # one tick; beat ticks once a second, so a stored policy has no less
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model", "names the model whose instances are scaled")
@@ -35,7 +35,7 @@ class ScalingConfig:
         _require(0 <= self.lower < self.upper, "lower", "must be 0 or more, and below upper")
         _require(math.isfinite(self.sustain_s) and self.sustain_s >= 0, "sustain_s", "must be 0 s or more")
         _require(math.isfinite(self.cooldown_s) and self.cooldown_s >= 0, "cooldown_s", "must be 0 s or more")
-        _require(1 <= self.interval_s <= 60, "interval_s", "must be from 1 to 60 s")
+        _require(0.05 <= self.interval_s <= 60, "interval_s", "must be from 0.05 to 60 s")
 
 
 def _require(holds: bool, field: str, what: str) -> None:

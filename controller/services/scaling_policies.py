@@ -13,6 +13,7 @@ from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
 
+SHORTEST_INTERVAL_S = 1.0  # beat's tick
 EDITABLE = (
     "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "enabled",
 )  # fmt: skip
@@ -89,6 +90,9 @@ def scaler_state_save(*, policy: ScalingPolicy, state: Mapping[str, Any]) -> Sca
 
 
 def _check(row: ScalingPolicy) -> None:
+    if row.interval_s < SHORTEST_INTERVAL_S:
+        message = f"interval_s must be at least {SHORTEST_INTERVAL_S:g} s, which is how often policies are looked at"
+        raise ValidationError({"interval_s": message})
     try:
         scaling_config(row)
     except ConfigError as error:

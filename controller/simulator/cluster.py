@@ -9,7 +9,7 @@ from controller.core.types import Role
 from controller.simulator.instance import Instance
 from controller.simulator.preemptive_instance import PreemptiveInstance
 from controller.simulator.results import InstanceUse
-from controller.simulator.settings import SimulationSettings
+from controller.simulator.settings import InstanceSettings, SimulationSettings
 
 
 class Cluster:
@@ -23,6 +23,7 @@ class Cluster:
         self._gone: list[InstanceUse] = []
         self._occupants: Counter[int] = Counter()
         self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
+        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start or are up
         self.draining: set[str] = set()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -42,16 +43,26 @@ class Cluster:
     def in_slot(self, slot: int) -> Instance | None:
         return self._live.get(self._slots.get(slot, ""))
 
-    def ask(self, slot: int, now: float) -> str:
-        """An instance is wanted there; its id. It costs from now on, and is up when `bring_up` is called."""
+    def ask(self, slot: int, now: float, role: Role | None = None) -> str:
+        """An instance is wanted there; its id. It costs from now on, and is up when `bring_up` is called.
+
+        A slot beyond the settings' own gets one like the first of the role, or like the first.
+        """
         occupant = self._occupants[slot]
         self._occupants[slot] += 1
         name = f"engine-{slot}" + (f"-{occupant}" if occupant else "")
         self.starting[name] = (slot, now)
+        kinds = self._settings.instances
+        alike = next((kind for kind in kinds if role is None or kind.role == role), kinds[0])
+        self._kinds[name] = kinds[slot] if slot < len(kinds) else alike
         return name
 
-    def ask_for_one_more(self, now: float) -> str:
-        return self.ask(max(self._occupants) + 1, now)
+    def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
+        return self.ask(max(self._occupants) + 1, now, role)
+
+    def role_of(self, name: str) -> Role:
+        """Of one that starts or is up."""
+        return Role(self._kinds[name].role)
 
     def bring_up(self, name: str) -> Instance | None:
         """None if it is not wanted any more."""
@@ -59,8 +70,7 @@ class Cluster:
         if wanted is None:
             return None
         slot, since = wanted
-        kinds = self._settings.instances
-        wanted_kind = kinds[slot if slot < len(kinds) else 0]
+        wanted_kind = self._kinds[name]
         kind = PreemptiveInstance if wanted_kind.engine_kind == "preemptive_prefill" else Instance
         instance = kind(name, wanted_kind, since, self._settings.leaps)
         self._live[name] = instance
@@ -70,11 +80,12 @@ class Cluster:
     def give_up(self, name: str, now: float) -> None:
         """One that still starts is not wanted any more; what it cost so far stays."""
         _, since = self.starting.pop(name)
-        cost = self._settings.instances[0].unit_cost
+        cost = self._kinds.pop(name).unit_cost
         self._gone.append(InstanceUse(name, now - since, 0.0, 0, 0, 0, 0, 0, cost))
 
     def remove(self, instance: Instance, now: float) -> None:
         del self._live[instance.id]
+        self._kinds.pop(instance.id, None)
         self.draining.discard(instance.id)
         instance.up, instance.due = False, None
         self._gone.append(_use(instance, now))

@@ -1,18 +1,23 @@
 """Scaling in a simulation: the Scaler that runs in production, once a tick, on what the gateway would publish.
 
-A new instance serves after the load time of its weights' source; it costs from the moment it is asked for. A drained
-one stops when it is empty.
+With prefill and decode on instances of their own each stage has a scaler of its own, on its own load, and one may give
+an instance to the other (scale.roles). A new instance serves after the load time of its weights' source, and costs from
+the moment it is asked for; one that changes its role keeps its weights and serves again when it is empty. A drained one
+stops when it is empty.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.messages import QUEUE_ROWS_PUBLISHED
+from controller.core.snapshot import FleetState
+from controller.core.types import Role
 from controller.dispatch import StageDispatcher
 from controller.scale import (
     Drain,
@@ -22,10 +27,13 @@ from controller.scale import (
     ScaleOut,
     Scaler,
     ScalerState,
+    ScalingConfig,
     processing_rate,
 )
 from controller.scale.load import RATE_WINDOW_S
+from controller.scale.roles import SwitchRole, spare, switch
 from controller.simulator.cluster import Cluster
+from controller.simulator.handoff import Handoff
 from controller.simulator.settings import ElasticSettings
 
 
@@ -34,81 +42,156 @@ class Host(Protocol):
 
     cluster: Cluster
     dispatcher: StageDispatcher
+    handoff: Handoff | None
 
     def tell_dispatcher(self, *events: ev.Event) -> None: ...
 
     def bring_up_later(self, name: str, at: float) -> None: ...
 
 
+class Stage:
+    """One role: its scaler's memory, and the windows behind its observation. `enters` and `leaves` are counted."""
+
+    def __init__(self, config: ScalingConfig, enters: type, leaves: type) -> None:
+        self.config = config
+        self.role = Role(config.role)
+        self.state = ScalerState()
+        self._enters, self._leaves = enters, leaves
+        self._entered: deque[float] = deque()
+        self._left: deque[float] = deque()
+
+    def heard(self, event: ev.Event, now: float) -> None:
+        if type(event) is self._enters:
+            self._entered.append(now)
+        elif type(event) is self._leaves:
+            self._left.append(now)
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Requests/s that came to the stage and that left it."""
+        return _rate(self._entered, now), _rate(self._left, now)
+
+
 class Elastic:
-    """State of the scaler between ticks, and the windows behind its observation."""
+    """The scalers of a run."""
 
     def __init__(self, settings: ElasticSettings, host: Host) -> None:
         self.settings = settings
         self.decisions: list[Decision] = []
         self._host = host
         self._scaler = Scaler()
-        self._state = ScalerState()
-        self._arrived: deque[float] = deque()
-        self._finished: deque[float] = deque()
+        self._switching: dict[str, str] = {}  # draining instances that come back in another role
+        if settings.decode is None:
+            self.stages = [Stage(settings.scaling, ev.Arrived, ev.Finished)]
+        else:
+            first, second = settings.scaling, settings.decode
+            self.stages = [Stage(first, ev.Arrived, ev.FirstToken), Stage(second, ev.FirstToken, ev.Finished)]
 
-    def arrived(self, now: float) -> None:
-        self._arrived.append(now)
-
-    def finished(self, now: float) -> None:
-        self._finished.append(now)
+    def heard(self, events: Sequence[ev.Event], now: float) -> None:
+        """All that the deciders were told."""
+        for event in events:
+            for stage in self.stages:
+                stage.heard(event, now)
 
     def tick(self, now: float) -> None:
-        self._stop_drained(now)
-        seen = self.observe(now)
-        self._state, actions, decision = self._scaler.decide(self.settings.scaling, self._state, seen, now)
-        if decision is not None:
-            self.decisions.append(decision)
-        self._act(actions, now)
+        self._end_drained(now)
+        for stage in self.stages:
+            seen = self.observe(stage, now)
+            config = self._bounded(stage, seen, now)
+            stage.state, actions, decision = self._scaler.decide(config, stage.state, seen, now)
+            if decision is not None:
+                self.decisions.append(decision)
+            self._act(stage, seen.load, actions, now)
 
-    def observe(self, now: float) -> FleetObservation:
+    def observe(self, stage: Stage, now: float) -> FleetObservation:
+        entered, left = stage.rates(now)
+        waits, queued = self._waiting(stage, now)
         look = FleetObservation(
-            members=self._members(now),
+            members=self._members(stage, now),
             age_s=0.0,
-            period_s=self.settings.scaling.interval_s,
-            wait_over_slo=self._wait_over_slo(now),
-            arrival_rate=_rate(self._arrived, now),
-            queued=len(self._host.dispatcher.queue()),
+            period_s=stage.config.interval_s,
+            wait_over_slo=waits,
+            arrival_rate=entered,
+            queued=queued,
         )
-        finished = _rate(self._finished, now)
-        return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued))
+        return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued))
 
-    def _members(self, now: float) -> tuple[Member, ...]:
-        cluster = self._host.cluster
-        fleet = {state.id: state for state in self._host.dispatcher.fleet(now)}
-        members = [Member(name, "starting") for name in cluster.starting]
+    def _waiting(self, stage: Stage, now: float) -> tuple[float, int]:
+        """Largest wait over its SLO, and how many wait, before the stage."""
+        host = self._host
+        if stage.role is Role.DECODE and host.handoff is not None:
+            return host.handoff.migrator.longest_wait_over_tpot(now), host.handoff.migrator.waiting()
+        pressure = host.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now).values()
+        return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
+
+    def _fleet(self, now: float) -> dict[str, FleetState]:
+        host = self._host
+        states = host.dispatcher.fleet(now)
+        if host.handoff is not None:
+            states = states + host.handoff.migrator.fleet(now)
+        return {state.id: state for state in states}
+
+    def _members(self, stage: Stage, now: float) -> tuple[Member, ...]:
+        cluster, fleet = self._host.cluster, self._fleet(now)
+        members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
+        members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
         for instance in cluster:
-            known = fleet.get(instance.id)
-            load = (known.utilisation, known.running + known.waiting) if known else (0.0, 0)
-            members.append(Member(instance.id, "draining" if instance.id in cluster.draining else "ready", *load))
+            if instance.spec.role is stage.role and instance.id not in self._switching:
+                known = fleet.get(instance.id)
+                load = (known.utilisation, known.running + known.waiting) if known else (0.0, 0)
+                members.append(Member(instance.id, "draining" if instance.id in cluster.draining else "ready", *load))
         return tuple(sorted(members, key=lambda member: member.id))
 
-    def _wait_over_slo(self, now: float) -> float:
-        rows = self._host.dispatcher.queue().rows(QUEUE_ROWS_PUBLISHED, now)
-        return max((row["waited_s"] / row["ttft_s"] for row in rows if row["ttft_s"] > 0), default=0.0)
+    # ---- acting ----------------------------------------------------------------------------------------------------
 
-    def _act(self, actions: Sequence[ScaleAction], now: float) -> None:
+    def _bounded(self, stage: Stage, seen: FleetObservation, now: float) -> ScalingConfig:
+        """The stage may have what it has, what it may still start, and what the other stage can spare."""
+        if self.settings.most is None:
+            return stage.config
+        used = len(self._host.cluster) + len(self._host.cluster.starting)
+        free = max(0, self.settings.most - used)
+        given = any(spare(other.config, self.observe(other, now)) for other in self.stages if other is not stage)
+        count = len(seen.members) - len(seen.having("draining"))
+        most = min(stage.config.max_instances, count + max(free, int(given)))
+        return replace(stage.config, max_instances=max(1, most), min_instances=min(stage.config.min_instances, most))
+
+    def _act(self, stage: Stage, load: float, actions: Sequence[ScaleAction], now: float) -> None:
         cluster = self._host.cluster
         for action in actions:
             if isinstance(action, ScaleOut):
                 for _ in range(action.instances):
-                    self._host.bring_up_later(cluster.ask_for_one_more(now), now + self._load_s())
+                    self._one_more(stage, load, now)
             elif action.instance_id in cluster.starting:
                 cluster.give_up(action.instance_id, now)
             elif isinstance(action, Drain):
-                cluster.draining.add(action.instance_id)
-                self._host.tell_dispatcher(ev.InstanceDraining(action.instance_id))
+                self._drain(action.instance_id)
             else:
                 self._undrain(action.instance_id)
+
+    def _one_more(self, stage: Stage, load: float, now: float) -> None:
+        """From the other stage, else a new one."""
+        for other in self.stages:
+            found = (
+                switch(other.config, self.observe(other, now), stage.config, load, now) if other is not stage else None
+            )
+            if found is not None:
+                action, decision = found
+                self.decisions.append(decision)
+                self._switch(action)
+                return
+        name = self._host.cluster.ask_for_one_more(now, stage.role)
+        self._host.bring_up_later(name, now + self._load_s())
 
     def _load_s(self) -> float:
         source = self.settings.source
         return self.settings.load_s["disk" if source == "device" and not len(self._host.cluster) else source]
+
+    def _switch(self, action: SwitchRole) -> None:
+        self._switching[action.instance_id] = action.role
+        self._drain(action.instance_id)
+
+    def _drain(self, instance_id: str) -> None:
+        self._host.cluster.draining.add(instance_id)
+        self._host.tell_dispatcher(ev.InstanceDraining(instance_id))
 
     def _undrain(self, instance_id: str) -> None:
         instance = self._host.cluster.get(instance_id)
@@ -116,14 +199,19 @@ class Elastic:
             self._host.cluster.draining.discard(instance_id)
             self._host.tell_dispatcher(ev.InstanceUp(instance.spec))
 
-    def _stop_drained(self, now: float) -> None:
-        cluster = self._host.cluster
-        outstanding = {state.id: state.running + state.waiting for state in self._host.dispatcher.fleet(now)}
+    def _end_drained(self, now: float) -> None:
+        """What is empty stops, or comes back in its new role."""
+        cluster, handoff, fleet = self._host.cluster, self._host.handoff, self._fleet(now)
         for name in sorted(cluster.draining):
-            instance = cluster.get(name)
-            if instance is not None and instance.engine.idle and not outstanding.get(name):
-                cluster.remove(instance, now)
-                self._host.tell_dispatcher(ev.InstanceDown(name))
+            instance, state = cluster.get(name), fleet.get(name)
+            busy = state is not None and state.running + state.waiting > 0
+            if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
+                continue
+            cluster.remove(instance, now)
+            self._host.tell_dispatcher(ev.InstanceDown(name))
+            role = self._switching.pop(name, None)
+            if role is not None:
+                self._host.bring_up_later(cluster.ask_for_one_more(now, Role(role)), now + self.settings.switch_s)
 
 
 def _rate(times: deque[float], now: float) -> float:

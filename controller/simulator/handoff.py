@@ -90,6 +90,11 @@ class Handoff:
         self._undo(request_id)
         self._free(request_id)
 
+    def busy(self, instance_id: str) -> bool:
+        """Does it keep KV for somebody, or is KV on its way there?"""
+        kept = any(where == instance_id for where, _ in self._kept.values())
+        return kept or any(instance_id in (move.source, move.target) for move in self._moves.values())
+
     def died(self, instance: Instance) -> None:
         """All it kept and all that was on its way there or from there is gone; the migrator learns of the death."""
         for name in [name for name, move in self._moves.items() if instance.id in (move.source, move.target)]:
@@ -144,7 +149,8 @@ class Handoff:
         """Placed: the decode instance takes blocks, and the bytes begin to flow."""
         name, now = place.request.id, self._host.heap.now
         trip, instance = self._host.trip(name), self._host.cluster.get(place.target)
-        if trip is None or name not in self._kept:
+        source = self._host.cluster.get(place.source)
+        if trip is None or source is None or name not in self._kept:
             return
         if instance is None or self._dead(place.source) or self._dead(place.target):
             self._failed(name, place.target, "no_instance" if instance is None else "link_down")
@@ -156,7 +162,7 @@ class Handoff:
             return
         self._moves[name] = Move(seq, place.source, place.target, early)
         links = self._host.settings.links
-        size = float((seq.prompt_tokens - seq.cached) * instance.kv_bytes_per_token)
+        size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
         if links.overlap and early:
             size /= links.layers
         self.network.start(name, place.source, place.target, size, now)

@@ -159,13 +159,29 @@ LOAD_S: Mapping[str, float] = MappingProxyType({"device": 0.89, "host": 2.73, "d
 
 @dataclass(frozen=True, slots=True)
 class ElasticSettings:
-    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk"."""
+    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk".
+
+    `scaling`: of the collocated instances; where instances have roles, of those that prefill, and `decode` of those
+    that decode. `most`: instances of all roles together, None for the sum of what each may have. `switch_s`: from
+    empty in one role to serving in the other (weights stay; engines are role-agnostic, sec. 6).
+    """
 
     scaling: ScalingConfig
     source: str = "device"
     load_s: Mapping[str, float] = field(default_factory=lambda: dict(LOAD_S))
+    decode: ScalingConfig | None = None
+    most: int | None = None
+    switch_s: float = 0.0
 
     def __post_init__(self) -> None:
+        roles = ("collocated",) if self.decode is None else ("prefill", "decode")
+        for config, role in zip((self.scaling, self.decode), roles, strict=False):
+            if config is not None and config.role != role:
+                raise ConfigError(f"this scaling is of role {role}, not {config.role}", field="scaling.role")
+        if self.most is not None and self.most < 1:
+            raise ConfigError("most must be at least 1 instance", field="most")
+        if self.switch_s < 0:
+            raise ConfigError("switch_s must not be negative", field="switch_s")
         if set(self.load_s) != set(LOAD_S):
             raise ConfigError(f"load_s needs seconds for each of: {', '.join(sorted(LOAD_S))}", field="load_s")
         if self.source not in LOAD_S:
@@ -224,8 +240,19 @@ class SimulationSettings:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.cutoff_s is not None and self.cutoff_s <= 0:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
-        if self.elastic is not None and len(self.instances) > self.elastic.scaling.max_instances:
-            raise ConfigError("there are more instances than max_instances", field="elastic.max_instances")
+        if self.elastic is not None:
+            self._check_elastic(self.elastic)
         for failure in self.failures:
             if not 0 <= failure.instance < len(self.instances):
                 raise ConfigError(f"there is no instance {failure.instance}", field="failures.instance")
+
+    def _check_elastic(self, elastic: ElasticSettings) -> None:
+        if self.disaggregated != (elastic.decode is not None):
+            raise ConfigError(
+                "instances with roles need a scaling for decode, others have none", field="elastic.decode"
+            )
+        for config in (elastic.scaling, elastic.decode):
+            if config is not None and sum(each.role == config.role for each in self.instances) > config.max_instances:
+                raise ConfigError("there are more instances than max_instances", field="elastic.max_instances")
+        if elastic.most is not None and len(self.instances) > elastic.most:
+            raise ConfigError("there are more instances than `most`", field="elastic.most")

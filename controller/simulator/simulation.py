@@ -134,6 +134,7 @@ class Simulation:
 
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
+        self.result.moved_bytes = self.handoff.network.moved_bytes if self.handoff is not None else 0.0
         if self._programs is not None:
             self.result.programs = self._programs.finished(self.heap.now)
         self.result.instances = self.cluster.uses(self.heap.now)
@@ -159,8 +160,6 @@ class Simulation:
                 self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
         self._pending.append(ev.Arrived(trip.request))
-        if self._elastic is not None:
-            self._elastic.arrived(self.heap.now)
 
     def _request(self, demand: Demand) -> Request:
         model = self.settings.instances[0].model
@@ -190,6 +189,8 @@ class Simulation:
         """Everything of this instant in one batch, as the gateway's loop does."""
         events, self._pending = self._pending, []
         now = self.heap.now
+        if self._elastic is not None:
+            self._elastic.heard(events, now)
         told = events
         if self.handoff is not None:  # decode instances are the migrator's
             told = [e for e in events if not (isinstance(e, ev.InstanceUp) and e.spec.role is Role.DECODE)]
@@ -312,8 +313,6 @@ class Simulation:
         self._pending.append(ev.Finished(seq.id, seq.output_tokens))
         request = trip.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
-        if self._elastic is not None:
-            self._elastic.finished(self.heap.now)
         record = self._end(trip, Outcome.OK, "", self._as_seen(trip.head + times))
         if self._mapped is not None and request.level is not None:
             self._mapped.ended(request.level, record, self.heap.now)

@@ -1,0 +1,56 @@
+"""Role transitions: an instance of the stage that has too little to do joins the one that has too much.
+
+HyperFlexis sec. 6 sizes prefill and decode apart and reassigns workers across roles when their demand diverges, which
+avoids starting one instance while another is stopped. The paper gives no rule. Ours: when a stage's scaler asks for an
+instance, the other stage gives one if it can spare it, by the same test as for giving it up (`spare`); it is drained,
+changes its role when it is empty, and only if nobody can spare one is a new instance started. Cost: O(instances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from controller.core.decisions import Decision, Figure
+from controller.scale.config import ScalingConfig
+from controller.scale.load import FleetObservation, Member
+
+
+class SwitchRole(NamedTuple):
+    """Drain the instance and bring it back in `role`."""
+
+    instance_id: str
+    role: str
+
+
+def spare(config: ScalingConfig, seen: FleetObservation) -> Member | None:
+    """The instance that a stage can do without: the one with least to do, if the rest stays below `upper`.
+
+    None while one of its instances starts or drains (the last change has not shown yet), at the minimum, on stale
+    telemetry, and where all are somebody else's.
+    """
+    ready = seen.having("ready")
+    if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
+        return None
+    if seen.load * len(ready) / (len(ready) - 1) > config.upper:
+        return None
+    ours = [member for member in ready if not member.fixed]
+    return min(ours, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
+
+
+def switch(
+    giving: ScalingConfig, giving_seen: FleetObservation, wanting: ScalingConfig, wanting_load: float, now: float
+) -> tuple[SwitchRole, Decision] | None:
+    """The role transition that `wanting` gets from `giving`, and its Decision; None if it can spare none."""
+    member = spare(giving, giving_seen)
+    if member is None:
+        return None
+    figures: Mapping[str, Figure] = {
+        **giving_seen.figures(),
+        "from": giving.role,
+        "to": wanting.role,
+        "wanting_load": round(wanting_load, 4) if wanting_load < float("inf") else None,
+        "instance": member.id,
+    }
+    action = SwitchRole(member.id, wanting.role)
+    return action, Decision("role_change", "demand_diverged", f"{giving.model}/{giving.role}", now, figures)

@@ -1,0 +1,106 @@
+"""Scaling with prefill and decode on instances of their own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.types import Outcome
+from controller.scale import ScalingConfig
+from controller.simulator import Demand, ElasticSettings, SimulationSettings
+from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate
+
+P, D = (replace(SMALL, role=role, kv_tokens=16_384) for role in ("prefill", "decode"))
+PREFILL = ScalingConfig("model", role="prefill", min_instances=1, max_instances=6, sustain_s=2.0, cooldown_s=1.0)
+DECODE = replace(PREFILL, role="decode")
+
+
+def rush(prompt, output, count=300, rate=60.0, calm_s=0):
+    at = np.cumsum(np.random.default_rng(5).exponential(1 / rate, count))
+    busy = [Demand(f"r{i}", float(t), prompt, output, PATIENT, max_tokens=output) for i, t in enumerate(at)]
+    return [*busy, *(Demand(f"calm{i}", at[-1] + 5.0 + i, 50, 5, PATIENT, max_tokens=5) for i in range(calm_s))]
+
+
+def run(demands, instances=(P, P, D, D), policy="slackline", most=8, **elastic):
+    settings = ElasticSettings(PREFILL, decode=DECODE, most=most, **elastic)
+    return simulate(demands, policy, instances, elastic=settings)
+
+
+def roles(result):
+    found = {}
+    for use in result.instances:
+        found[use.role] = found.get(use.role, 0) + 1
+    return found
+
+
+def kinds(result, kind):
+    return [decision for decision in result.decisions if decision.kind == kind]
+
+
+def test_the_stage_that_has_too_much_grows_alone():
+    grown = run(rush(700, 2))
+    assert {decision.subject for decision in kinds(grown, "scale_out")} == {"model/prefill"}
+    assert roles(grown)["prefill"] > 2
+    assert all(record.outcome is Outcome.OK for record in grown.records)
+    still = simulate(rush(700, 2), "slackline", (P, P, D, D))
+    assert sum(r.attained for r in grown.records) > sum(r.attained for r in still.records)
+
+
+def test_all_stages_together_never_have_more_than_most():
+    result = run(rush(700, 40, rate=90.0), most=5)
+    assert max(sample.instances for sample in result.samples) <= 5
+    assert len(result.records) == 300
+
+
+def test_an_idle_decode_instance_becomes_a_prefill_instance():
+    result = run(rush(900, 2, count=500), (P, D, D, D), most=4)
+    changes = kinds(result, "role_change")
+    assert changes
+    assert {decision.subject for decision in changes} <= {"model/decode", "model/prefill"}
+    assert changes[0].figures["to"] == "prefill"
+    assert max(sample.instances for sample in result.samples) <= 4
+    assert roles(result)["prefill"] >= 2
+    assert all(record.outcome is Outcome.OK for record in result.records)
+    fixed = simulate(rush(900, 2, count=500), "slackline", (P, D, D, D))
+    assert sum(r.attained for r in result.records) > sum(r.attained for r in fixed.records)
+
+
+def test_a_switch_costs_no_second_instance():
+    """Its two lives follow each other: provisioned time is that of four instances, not of five."""
+    result = run(rush(900, 2, count=500), (P, D, D, D), most=4)
+    assert sum(use.provisioned_s for use in result.instances) <= 4 * result.ended_at + 1e-6
+
+
+def test_it_shrinks_when_it_is_over():
+    result = run(rush(700, 30, calm_s=40))
+    last = result.samples[-1].instances
+    assert last < max(sample.instances for sample in result.samples)
+    assert all(record.outcome is Outcome.OK for record in result.records)
+
+
+def test_the_same_run_twice_is_the_same():
+    assert facts(run(rush(700, 20))) == facts(run(rush(700, 20)))
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: ElasticSettings(DECODE), "scaling.role"),
+        (lambda: ElasticSettings(PREFILL, decode=PREFILL), "scaling.role"),
+        (lambda: ElasticSettings(PREFILL, decode=DECODE, most=0), "most"),
+        (lambda: ElasticSettings(PREFILL, decode=DECODE, switch_s=-1), "switch_s"),
+        (lambda: SimulationSettings((P, D), elastic=ElasticSettings(ScalingConfig("model"))), "elastic.decode"),
+        (lambda: SimulationSettings((P, D), elastic=ElasticSettings(PREFILL, decode=DECODE, most=1)), "elastic.most"),
+        (
+            lambda: SimulationSettings(
+                (P, P, D), elastic=ElasticSettings(replace(PREFILL, max_instances=1), decode=DECODE)
+            ),
+            "elastic.max_instances",
+        ),
+    ],
+)
+def test_wrong_settings_name_their_field(build, field):
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert caught.value.field == field
