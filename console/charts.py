@@ -117,3 +117,81 @@ def _with_gaps(points: Sequence[tuple[float, float]]) -> tuple[list[float], list
         x.append(at)
         y.append(value)
     return x, y
+
+
+MARKS = {"scale_out": ("triangle-up", "ok"), "scale_in": ("triangle-down", "accent"), "scale_hold": ("x", "warn")}
+
+
+def scaling_load(
+    load: Sequence[tuple[float, float | None]],
+    ready: Sequence[tuple[float, float]],
+    events: Sequence[tuple[float, str, float | None, str]],
+    thresholds: tuple[float, float],
+    window: tuple[float, float],
+) -> Spec:
+    """The load metric with its two thresholds, ready instances, and what the scaler did, with its sentence on hover.
+
+    `events`: (epoch seconds, kind, load at it, sentence); one without a load stands on the upper threshold.
+    """
+    upper, lower = thresholds
+    x, y = [at for at, _ in load], [value for _, value in load]
+    traces = [_line("load", "load", x, y, 0, "load %{y:.2f}")]
+    ready_line = _line("ready", "ready instances", [at for at, _ in ready], [n for _, n in ready], 3, "%{y:d} ready")
+    traces.append(ready_line | {"yaxis": "y2", "line": {**ready_line["line"], "dash": "dot", "shape": "hv"}})
+    for kind, (symbol, color) in MARKS.items():
+        mine = [event for event in events if event[1] == kind and event[0] >= window[0]]
+        if mine:
+            traces.append(_marks(kind, mine, symbol, color, upper))
+    lines = [
+        {"y": upper, "color": "bad", "text": f"out above {upper:g}"},
+        {"y": lower, "color": "accent", "text": f"in below {lower:g}"},
+    ]
+    highest = max([value for value in y if value is not None] + [upper * 1.2])
+    yaxis = {"range": [0, min(highest, 4 * upper) * 1.08], "rangemode": "normal"}
+    layout = {"y_title": "load", "y2_title": "instances", "yaxis": yaxis, "lines": lines, "x_range": list(window)}
+    return {"traces": traces, "layout": layout}
+
+
+def _marks(
+    kind: str, events: Sequence[tuple[float, str, float | None, str]], symbol: str, color: str, without: float
+) -> dict[str, Any]:
+    return {
+        "key": kind,
+        "name": kind.replace("_", " "),
+        "type": "scatter",
+        "mode": "markers",
+        "x": [at for at, *_ in events],
+        "y": [without if load is None else load for _, _, load, _ in events],
+        "text": [said for *_, said in events],
+        "marker": {"symbol": symbol, "size": 11, "color": color},
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def measured(
+    points: Sequence[tuple[float, float | None]],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    x_title: str,
+    y_title: str,
+) -> Spec:
+    """Measured points, and a fitted model's lines by name. Empty without points."""
+    if not points:
+        return {"traces": [], "layout": {}}
+    dots = {
+        "key": "measured",
+        "name": "measured",
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "marker": {"size": 5, "color": "series-8", "opacity": 0.6},
+        "hovertemplate": "%{x} tokens, %{y:.4f} s<extra></extra>",
+    }
+    fits = [
+        _line(name, name, [x for x, _ in line], [y for _, y in line], index, "%{y:.4f} s")
+        for index, (name, line) in enumerate(lines.items())
+    ]
+    return {
+        "traces": [dots, *fits],
+        "layout": {"x_type": "linear", "x_title": x_title, "y_title": y_title, "legend": True},
+    }

@@ -173,6 +173,7 @@ class RequestSearch(forms.Form):
     tenant = forms.CharField(max_length=64, required=False)
     slo_class = forms.CharField(max_length=64, required=False, label="Class")
     model = forms.CharField(max_length=120, required=False)
+    instance = forms.CharField(max_length=64, required=False)
     outcome = forms.ChoiceField(
         required=False,
         choices=[("", "any"), *((name, name) for name in ("ok", "refused", "expired", "failed", "cut", "cancelled"))],

@@ -17,7 +17,8 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove")),
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit")),
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),
-    ("fleet", "Fleet and scaling", ()),
+    ("fleet", "Fleet", ("instance",)),
+    ("scaling", "Scaling", ("scaling-new", "scaling-edit")),
     ("audit", "Audit", ("decision",)),
 )
 

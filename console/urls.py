@@ -9,7 +9,20 @@ from django.urls import include, path
 from django.views.generic.base import RedirectView
 
 from api.schema import DocsView, SchemaView
-from console.views import audit, classes, fleet, health, mappings, metrics, overview, queue, requests, tenants
+from console.views import (
+    audit,
+    classes,
+    fleet,
+    health,
+    mappings,
+    metrics,
+    overview,
+    patterns,
+    queue,
+    requests,
+    scaling,
+    tenants,
+)
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
@@ -33,6 +46,12 @@ urlpatterns = [
     path("keys/<int:key_id>/rotate/", tenants.key_rotate, name="key-rotate"),
     path("keys/<int:key_id>/revoke/", tenants.key_revoke, name="key-revoke"),
     path("fleet/", fleet.fleet, name="fleet"),
+    path("fleet/act/", fleet.instance_act, name="instance-act"),
+    path("fleet/instances/<path:instance_id>/", fleet.instance_detail, name="instance"),
+    path("scaling/", scaling.scaling_page, name="scaling"),
+    path("scaling/new/", scaling.scaling_new, name="scaling-new"),
+    path("scaling/<int:policy_id>/", scaling.scaling_edit, name="scaling-edit"),
+    path("patterns/", patterns.patterns, name="patterns"),
     path("audit/", audit.decision_list, name="audit"),
     path("audit/export/", audit.decision_export, name="audit-export"),
     path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),

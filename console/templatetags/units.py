@@ -64,6 +64,17 @@ def money(value: float | None) -> str:
 
 
 @register.filter
+def bytes_per_s(value: float | None) -> str:
+    """Bandwidth in decimal units, as networks count: 1.25e10 is "12.5 GB/s"."""
+    if value is None or value == "":
+        return DASH
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} B/s"
+
+
+@register.filter
 def when(at: datetime | float | None, form: str = "second") -> SafeString | str:
     """A <time> element in UTC; script shows the reader's own time and keeps UTC on hover. Takes epoch seconds too."""
     if at is None or at == "":

@@ -1,21 +1,29 @@
-"""Fleet and scaling: what is wished and what is there, the policies, and what the scaler did."""
+"""Fleet: hosts, devices, links and instances as one picture; one instance with its figures; its actions."""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
 from typing import Any
 
+from django.contrib import messages
+from django.core.exceptions import BadRequest, ValidationError
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_GET
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_GET, require_POST
 
+from console import charts
 from console.access import allows
 from console.live_view import merge_instances
-from console.sentences import figures_line, sentence
+from console.sentences import sentence
 from console.views.overview import read_fleets
 from controller.models import Instance
-from controller.selectors import catalogue, decisions
-from controller.selectors import fleet as selectors
+from controller.selectors import catalogue, decisions, measured, topology
 from controller.selectors.roles import Role
+from controller.services.actors import Actor
+from controller.services.change import VersionConflict
+from controller.services.instances import instance_drain, instance_stop, instance_undrain
+from workers.notices import announce_config
 
 BADGES = {
     "ready": "ok",
@@ -26,24 +34,130 @@ BADGES = {
     "failed": "bad",
     "stopped": "idle",
 }
-SCALE_EVENTS = 25
+ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
+# What an operator may wish: the service, and what is said of it afterwards.
+ACTIONS = {
+    "drain": (instance_drain, "finishes what it has; nothing new is sent there"),
+    "undrain": (instance_undrain, "takes requests again"),
+    "stop": (instance_stop, "is stopped, whatever runs there"),
+}
+DECISIONS = 25
+LENGTHS = 40  # points of a model's line
 
 
 @require_GET
 @allows(Role.VIEWER)
 def fleet(request: HttpRequest) -> HttpResponse:
     live = {each["id"]: each for each in merge_instances(read_fleets())}
-    events = decisions.search(subject_type="scaling_policy")[:SCALE_EVENTS]
-    context = {
-        "instances": [
-            row_of(each, live.get(each.pk)) for each in selectors.instances_live().order_by("model__name", "role", "id")
-        ],
-        "policies": catalogue.scaling_policies(),
-        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events],
-    }
+    links = topology.links()
+    places = [
+        {
+            "place": place,
+            "instances": [row_of(each, live.get(each.pk)) for each in place.instances],
+            "links": links.get(place.host.name, []) if place.host else [],
+        }
+        for place in topology.places()
+    ]
+    rows = [row for place in places for row in place["instances"]]
+    context = {"places": places, "instances": rows, "roles": summary(rows), "links": [*chain(*links.values())]}
     return render(request, "console/fleet.html", context)
 
 
 def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
     """The wish and the observation from the database, the load from a gateway where one reports it."""
-    return {"row": instance, "badge": BADGES.get(instance.observed_state, "idle"), "live": seen}
+    badge = BADGES.get(instance.observed_state, "idle")
+    load = seen["utilisation"] if seen else None
+    status = badge if badge != "ok" or load is None else "bad" if load > 0.95 else "warn" if load > 0.8 else "ok"
+    return {"row": instance, "badge": badge, "live": seen, "status": status, "letter": ROLES.get(instance.role, "?")}
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By model and role: how many, in which states, at what cost a second."""
+    found = []
+    for model, role in sorted({(each["row"].model.name, each["row"].role) for each in rows}):
+        mine = [each for each in rows if (each["row"].model.name, each["row"].role) == (model, role)]
+        states = Counter(each["row"].observed_state for each in mine)
+        loads = [each["live"]["utilisation"] for each in mine if each["live"]]
+        found.append(
+            {
+                "model": model,
+                "role": role,
+                "letter": ROLES.get(role, "?"),
+                "count": len(mine),
+                "states": ", ".join(f"{count} {state}" for state, count in states.most_common()),
+                "load": sum(loads) / len(loads) if loads else None,
+                "cost": sum(each["row"].unit_cost for each in mine if each["row"].observed_state != "pending"),
+            }
+        )
+    return found
+
+
+@require_GET
+@allows(Role.VIEWER)
+def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
+    row = get_object_or_404(catalogue.instances(), pk=instance_id)
+    live = next((each for each in merge_instances(read_fleets()) if each["id"] == row.pk), None)
+    profile, points = measured.profile_of(row), measured.measurements(row.pk)
+    rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
+    context = {
+        "each": row_of(row, live),
+        "row": row,
+        "profile": profile,
+        "points": len(points),
+        "charts": charts_of(row, profile, points),
+        "decisions": [(decision, sentence(decision)) for decision in rows],
+        "actions": wishes(row),
+    }
+    return render(request, "console/instance.html", context)
+
+
+def wishes(row: Instance) -> list[str]:
+    """What may be wished of it now; a stopped one stays stopped."""
+    by_wish = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
+    return by_wish.get(Instance.Desired(row.desired_state), [])
+
+
+def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> dict[str, Any]:
+    """Measured points under the model's lines: an idle engine, and for decoding a full batch too."""
+    longest = max((point.prompt_tokens for point in points), default=0)
+    lengths = [max(1, longest * step // LENGTHS) for step in range(LENGTHS + 1)] if longest else []
+    decoded = [(p.prompt_tokens + p.output_tokens / 2, p.tpot_s) for p in points if p.tpot_s is not None]
+    furthest = int(max((context for context, _ in decoded), default=0))
+    contexts = [max(1, furthest * step // LENGTHS) for step in range(LENGTHS + 1)] if furthest else []
+    prefill, decode = {}, {}
+    if profile is not None and lengths:
+        prefill["model, idle engine"] = list(zip(lengths, measured.prefill_line(profile, lengths), strict=True))
+    if profile is not None and contexts:
+        for batch in (1, row.max_num_seqs):
+            line = measured.decode_line(profile, contexts, batch)
+            decode[f"model, batch of {batch}"] = list(zip(contexts, line, strict=True))
+    return {
+        "prefill": charts.measured(
+            [(point.prompt_tokens, point.prefill_s) for point in points],
+            prefill,
+            "prompt tokens",
+            "seconds to first token",
+        ),
+        "decode": charts.measured(decoded, decode, "tokens of context", "seconds a token"),
+    }
+
+
+@require_POST
+@allows(Role.OPERATOR)
+def instance_act(request: HttpRequest) -> HttpResponse:
+    """`action` of ACTIONS on `instance`, if it still is as the person saw it (`version`)."""
+    row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
+    service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
+    version = request.POST.get("version", "")
+    if service is None or not version.isdigit():
+        raise BadRequest("action: drain, undrain or stop; version: the one you saw")
+    try:
+        service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=int(version))
+    except VersionConflict:
+        messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
+    except ValidationError as error:
+        messages.error(request, f"Nothing was done. {' '.join(error.messages)}")
+    else:
+        announce_config()
+        messages.success(request, f"{row.pk} {said}.")
+    return redirect("instance", row.pk)

@@ -21,7 +21,7 @@ from controller.selectors import requests as records
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
-EXACT = ("id", "tenant", "model", "outcome")
+EXACT = ("id", "tenant", "model", "instance", "outcome")
 ATTAINED = {"yes": True, "no": False}
 # Label, field and unit ("s" a time in seconds, "n" a count, "" as it is) of what a comparison shows.
 COMPARED = (

@@ -5,8 +5,8 @@ export const SERIES = 8; // colours in tokens.css
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-function themed(trace) {
-  const drawn = { ...trace, x: trace.x.map((at) => new Date(at * 1000)) };
+function themed(trace, linear) {
+  const drawn = { ...trace, x: linear ? trace.x : trace.x.map((at) => new Date(at * 1000)) };
   if (trace.line) drawn.line = { ...trace.line, color: token(trace.line.color) };
   if (trace.marker) drawn.marker = { ...trace.marker, color: token(trace.marker.color) };
   if (trace.fillcolor) drawn.fillcolor = `${token(trace.fillcolor)}22`;
@@ -23,11 +23,18 @@ function layoutOf(spec) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("font"), size: 12, color: token("ink-2") },
-    hovermode: "x unified",
+    hovermode: given.x_type === "linear" ? "closest" : "x unified",
     hoverlabel: { bgcolor: token("surface"), bordercolor: token("line-strong"), font: { color: token("ink") } },
-    showlegend: false, // the page has one legend for all of them
-    xaxis: { ...axis, type: "date", tickformat: "%H:%M", nticks: 6, range: given.x_range?.map((at) => new Date(at * 1000)) },
+    showlegend: Boolean(given.legend), // most pages have one legend for all of their charts
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
+    xaxis: given.x_type === "linear"
+      ? { ...axis, rangemode: "tozero", nticks: 6, title: { text: given.x_title, standoff: 4, font: { size: 11 } } }
+      : { ...axis, type: "date", tickformat: "%H:%M", nticks: 6, range: given.x_range?.map((at) => new Date(at * 1000)) },
     yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, title: { text: given.y_title, standoff: 4, font: { size: 11 } } },
+    ...(given.y2_title && {
+      yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", tickformat: "d",
+        title: { text: given.y2_title, standoff: 4, font: { size: 11 } } },
+    }),
     shapes: (given.lines || []).map((line) => ({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y,
       line: { color: token(line.color), width: 1.5, dash: "dash" },
@@ -49,7 +56,7 @@ export function draw(element, spec) {
   if (!hasData) return;
   const plot = element.querySelector(".plot");
   const config = { responsive: true, displaylogo: false, displayModeBar: false };
-  window.Plotly.react(plot, spec.traces.map(themed), layoutOf(spec), config);
+  window.Plotly.react(plot, spec.traces.map((trace) => themed(trace, spec.layout?.x_type === "linear")), layoutOf(spec), config);
 }
 
 /** One live point at the right end: {trace key: {name, value}} at `at` (epoch seconds). */

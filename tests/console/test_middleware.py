@@ -15,7 +15,7 @@ def test_a_page_without_its_database_answers_503_in_words(viewer, live_store, mo
     def away():
         raise error
 
-    monkeypatch.setattr(fleet.selectors, "instances_live", away)
+    monkeypatch.setattr(fleet.topology, "places", away)
     answer = viewer.get("/fleet/")
     assert (answer.status_code, answer["retry-after"]) == (503, "3")
     assert b"The database is away" in answer.content
@@ -36,6 +36,6 @@ def test_other_errors_stay_errors(viewer, live_store, monkeypatch):
     def broken():
         raise ZeroDivisionError(NOON)
 
-    monkeypatch.setattr(fleet.selectors, "instances_live", broken)
+    monkeypatch.setattr(fleet.topology, "places", broken)
     with pytest.raises(ZeroDivisionError):
         viewer.get("/fleet/")

@@ -1,0 +1,47 @@
+"""Why the fleet is as large as it is, in one sentence, from what the scaler recorded."""
+
+from __future__ import annotations
+
+from controller.models import ScalingPolicy, ScalingSample
+
+# Wants to, but may not: the scaler's own word for it, and ours.
+HELD = {
+    "at_max": "load {load} is above {upper:g}, but {max} instances are the limit",
+    "settling": "load {load} asks for a change, but the last one has not settled: {cooldown:.0f} s of cool-down left, "
+    "{starting} starting, {draining} draining",
+    "telemetry_stale": "no current figures of the fleet: nothing is changed on old ones",
+    "nothing_to_start": "it wants another instance, but there is no instance to make it like",
+    "nothing_to_stop": "it wants one instance less, but all are run by somebody else",
+    "rest_would_exceed_upper": "load {load} is low, but with one instance less it would rise above {upper:g}",
+}
+
+
+def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
+    """Why nothing was (or something was) scaled at the moment of the sample."""
+    if not policy.enabled:
+        return "the policy is switched off"
+    known = {
+        "load": "unknown" if sample.load is None else f"{sample.load:.2f}",
+        "upper": policy.upper,
+        "max": policy.max_instances,
+        "cooldown": sample.cooldown_left_s,
+        "starting": sample.starting,
+        "draining": sample.draining,
+    }
+    if sample.mind in HELD:
+        return HELD[sample.mind].format_map(known)
+    return _steady(policy, sample)
+
+
+def _steady(policy: ScalingPolicy, sample: ScalingSample) -> str:
+    load = sample.load
+    if load is None:
+        return "the load is not known: requests arrive and none is finished"
+    if load > policy.upper:
+        return f"load {load:.2f} is above {policy.upper:g}: it acted in this look"
+    if load >= policy.lower:
+        return f"load {load:.2f} lies between {policy.lower:g} and {policy.upper:g}: nothing to do"
+    if sample.ready <= policy.min_instances:
+        return f"load {load:.2f} is below {policy.lower:g}, but {policy.min_instances} is the least allowed"
+    low = min(sample.low_for_s, policy.sustain_s)
+    return f"load {load:.2f} is below {policy.lower:g} for {low:.0f} s; after {policy.sustain_s:g} s one instance goes"

@@ -1,0 +1,6 @@
+// Charts that are drawn once from what the page brought.
+
+import { draw } from "../charts.js";
+
+const specs = JSON.parse(document.getElementById("charts").textContent);
+for (const [name, spec] of Object.entries(specs)) draw(document.querySelector(`[data-chart="${name}"]`), spec);

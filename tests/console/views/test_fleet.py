@@ -1,0 +1,124 @@
+"""Fleet: the topology, one instance with its measurements, and its actions."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import connection
+from django.urls import reverse
+
+from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link
+from controller.services.records import records_write
+from tests import factories
+from tests.console.live_data import fleet, instance
+
+
+@pytest.fixture(autouse=True)
+def no_notices(monkeypatch):
+    monkeypatch.setattr("console.views.fleet.announce_config", lambda: None)
+
+
+def test_hosts_devices_links_and_instances_are_one_picture(viewer, live_store):
+    near, far = factories.host(name="rack-1"), factories.host(name="rack-2")
+    Link.objects.create(source=near, target=far, medium="rdma", bandwidth_bytes_s=12.5e9)
+    devices = [Device.objects.create(host=near, index=n, kind="gpu", memory_bytes=8 * 2**30) for n in range(2)]
+    row = factories.instance(id="engine-here", host=near)
+    InstanceDevice.objects.create(instance=row, device=devices[0])
+    factories.instance(id="engine-nowhere", model=row.model, role="decode")
+    live_store.fleets = [fleet(at=time.time(), instances=[instance(id="engine-here", utilisation=0.97)])]
+    answer = viewer.get(reverse("fleet"))
+    places = {each["place"].host.name if each["place"].host else None: each for each in answer.context["places"]}
+    assert [cell["row"].pk for cell in places["rack-1"]["instances"]] == ["engine-here"]
+    assert places["rack-1"]["place"].free == 1
+    assert places["rack-1"]["instances"][0]["status"] == "bad"
+    assert [cell["row"].pk for cell in places[None]["instances"]] == ["engine-nowhere"]
+    html = answer.content.decode()
+    assert "12.5 GB/s" in html
+    assert {each["letter"] for each in answer.context["roles"]} == {"P+D", "D"}
+
+
+def test_two_hundred_instances_cost_as_many_queries_as_two(viewer, live_store, django_assert_max_num_queries):
+    model = factories.served_model()
+    hosts = [factories.host() for _ in range(25)]
+    for number in range(200):
+        factories.instance(model=model, host=hosts[number % 25])
+    with django_assert_max_num_queries(10):
+        answer = viewer.get(reverse("fleet"))
+    assert answer.content.decode().count('class="cell ') == 200
+
+
+def test_an_instance_shows_what_it_took_beside_its_fit(viewer, live_store):
+    row = factories.instance(device_kind="gpu", max_num_seqs=8)
+    LatencyProfile.objects.create(
+        model=row.model, device_kind="gpu", samples=40,
+        coefficients=dict.fromkeys(("prefill_c", "decode_b"), 0.0)
+        | {"prefill_a": 0.01, "prefill_b": 0.001, "decode_a": 0.02, "decode_c": 0.001},
+    )  # fmt: skip
+    connection.ensure_connection()
+    records = [factories.record(instance=row.pk, prompt_tokens=100 * n, queue_s=0.1, ttft_s=0.1 + n) for n in (1, 2)]
+    records_write(connection=connection.connection, records=records)
+    charts = viewer.get(reverse("instance", args=[row.pk])).context["charts"]
+    dots, line = charts["prefill"]["traces"]
+    assert sorted(zip(dots["x"], dots["y"], strict=True)) == [(100, pytest.approx(1.0)), (200, pytest.approx(2.0))]
+    assert (line["x"][-1], line["y"][-1]) == (200, pytest.approx(0.21))
+    assert [trace["name"] for trace in charts["decode"]["traces"][1:]] == ["model, batch of 1", "model, batch of 8"]
+    assert charts["decode"]["traces"][2]["y"][0] == pytest.approx(0.028)
+
+
+def test_an_instance_without_a_fit_or_measurements_is_a_page(viewer, live_store):
+    answer = viewer.get(reverse("instance", args=[factories.instance(id="a/b:c").pk]))
+    assert answer.status_code == 200
+    assert b"No fit is stored" in answer.content
+    assert viewer.get(reverse("instance", args=["nobody"])).status_code == 404
+
+
+def test_actions_are_wishes_and_audited(operator, live_store):
+    row = factories.instance()
+    act = {"instance": row.pk, "version": row.version}
+    answer = operator.post(reverse("instance-act"), {**act, "action": "drain"}, follow=True)
+    assert b"nothing new is sent there" in answer.content
+    row.refresh_from_db()
+    assert row.desired_state == "draining"
+    stale = operator.post(reverse("instance-act"), {**act, "action": "stop"}, follow=True)
+    assert b"was changed meanwhile" in stale.content
+    row.refresh_from_db()
+    assert row.desired_state == "draining"
+    operator.post(reverse("instance-act"), {**act, "version": row.version, "action": "stop"})
+    row.refresh_from_db()
+    assert row.desired_state == "stopped"
+    again = {**act, "version": row.version, "action": "undrain"}
+    assert b"a new instance gets a new id" in operator.post(reverse("instance-act"), again, follow=True).content
+    assert Decision.objects.filter(subject=row.pk).count() == 2
+
+
+@pytest.mark.parametrize("bad", [{"action": "explode"}, {"version": ""}, {"version": "x"}])
+def test_nonsense_does_nothing(operator, bad):
+    row = factories.instance()
+    data = {"instance": row.pk, "version": row.version, "action": "stop", **bad}
+    assert operator.post(reverse("instance-act"), data).status_code == 400
+    row.refresh_from_db()
+    assert row.desired_state == "running"
+
+
+def test_a_viewer_is_refused_and_recorded(viewer):
+    row = factories.instance()
+    answer = viewer.post(reverse("instance-act"), {"instance": row.pk, "version": 1, "action": "stop"})
+    assert answer.status_code == 403
+    assert Decision.objects.filter(kind="access_refused").count() == 1
+
+
+def test_every_component_is_on_the_patterns_page(viewer):
+    html = viewer.get(reverse("patterns")).content.decode()
+    for part in (
+        "banner stale",
+        "badge bad",
+        "tiles",
+        "meter",
+        "timeline",
+        'class="fields"',
+        "empty",
+        "verdict",
+        "chart",
+    ):
+        assert part in html
