@@ -19,6 +19,7 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),
     ("fleet", "Fleet", ("instance",)),
     ("scaling", "Scaling", ("scaling-new", "scaling-edit")),
+    ("experiments", "Experiments", ("experiment", "experiment-new", "traces")),
     ("audit", "Audit", ("decision",)),
 )
 

@@ -12,6 +12,7 @@ from api.schema import DocsView, SchemaView
 from console.views import (
     audit,
     classes,
+    experiments,
     fleet,
     health,
     mappings,
@@ -22,6 +23,7 @@ from console.views import (
     requests,
     scaling,
     tenants,
+    traces,
 )
 
 urlpatterns = [
@@ -52,6 +54,18 @@ urlpatterns = [
     path("scaling/new/", scaling.scaling_new, name="scaling-new"),
     path("scaling/<int:policy_id>/", scaling.scaling_edit, name="scaling-edit"),
     path("patterns/", patterns.patterns, name="patterns"),
+    path("experiments/", experiments.experiment_list, name="experiments"),
+    path("experiments/new/", experiments.experiment_new, name="experiment-new"),
+    path("experiments/check/", experiments.experiment_check, name="experiment-check"),
+    path("experiments/ask/", experiments.experiment_ask, name="experiment-ask"),
+    path("experiments/<str:slug>/", experiments.experiment_detail, name="experiment"),
+    path("experiments/<str:slug>/change/", experiments.experiment_change, name="experiment-change"),
+    path("experiments/<str:slug>/cancel/", experiments.experiment_stop, name="experiment-cancel"),
+    path("experiments/<str:slug>/remove/", experiments.experiment_delete, name="experiment-remove"),
+    path("experiments/<str:slug>/csv/", experiments.experiment_file, {"form": "csv"}, name="experiment-csv"),
+    path("experiments/<str:slug>/json/", experiments.experiment_file, {"form": "json"}, name="experiment-json"),
+    path("traces/", traces.trace_list, name="traces"),
+    path("traces/<str:slug>/remove/", traces.trace_delete, name="trace-remove"),
     path("audit/", audit.decision_list, name="audit"),
     path("audit/export/", audit.decision_export, name="audit-export"),
     path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),

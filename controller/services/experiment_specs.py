@@ -14,6 +14,7 @@ The simulator is imported when it is needed: numpy would cost every process memo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -267,7 +268,8 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
         try:
             each = parse_experiment(raw, _no_profile, _first_row if dry else _trace_rows)
         except ConfigError as error:
-            raise ConfigError(_moved(str(error), index), field=_moved(error.field or "", index)) from None
+            own = isinstance(policy, Mapping) and "instances" in policy
+            raise ConfigError(_moved(str(error), index, own), field=_moved(error.field or "", index, own)) from None
         except (TypeError, ValueError, OverflowError) as error:  # a value no check of the simulator foresaw
             raise ConfigError(f"this cannot be simulated: {error}", field=f"policies[{index}]") from error
         if window is not None and not dry:
@@ -285,9 +287,10 @@ def _own(policy: Any, common: Any) -> tuple[Any, Any]:
     return plain, policy.get("instances", common)
 
 
-def _moved(text: str, index: int) -> str:
-    """Each policy is read as the only one; its errors name its place in the list."""
-    return text.replace("policies[0]", f"policies[{index}]")
+def _moved(text: str, index: int, own_instances: bool) -> str:
+    """Each policy is read as the only one; its errors name its place in the list, and its own instances."""
+    moved = text.replace("policies[0]", f"policies[{index}]")
+    return re.sub(r"^instances", f"policies[{index}].instances", moved) if own_instances else moved
 
 
 def _no_profile(name: str) -> Mapping[str, Any]:

@@ -1,0 +1,66 @@
+// Live validation: a form is sent to an address that only checks it; errors appear at their fields. What was not touched
+// yet is not complained about.
+
+const PAUSE_MS = 400;
+
+/** The list of errors under a field, as the server renders it after a post. */
+function showErrors(input, texts) {
+  const holder = input.closest(".field");
+  if (!holder) return;
+  const id = `${input.id}_error`;
+  let list = document.getElementById(id);
+  if (!texts.length) {
+    list?.remove();
+    input.removeAttribute("aria-invalid");
+    return;
+  }
+  if (!list) {
+    list = document.createElement("ul");
+    list.className = "error";
+    list.id = id;
+    holder.append(list);
+  }
+  list.replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+  input.setAttribute("aria-invalid", "true");
+}
+
+function showAll(form, errors, touched) {
+  for (const input of form.querySelectorAll("input[id], select[id]")) {
+    const texts = touched.has(input.name) ? errors[input.name] || [] : [];
+    if (input.type !== "hidden") showErrors(input, texts);
+  }
+}
+
+/**
+ * Posts the form to `address` a moment after it changed and hands the answer to `then`. Answers that were overtaken are
+ * dropped. Returns a function that checks at once.
+ */
+export function liveCheck(form, address, then) {
+  const touched = new Set();
+  let timer = 0;
+  let newest = 0;
+  async function check() {
+    const mine = ++newest;
+    const head = { accept: "application/json" };
+    let said;
+    try {
+      const answer = await fetch(address, { method: "POST", body: new FormData(form), headers: head });
+      if (!answer.ok) return;
+      said = await answer.json();
+    } catch {
+      return; // the console is away: the form itself still works, and says so when it is sent
+    }
+    if (mine !== newest) return;
+    showAll(form, said.errors, touched);
+    const other = Object.keys(said.errors).filter((name) => name !== "__all__" && !touched.has(name));
+    const general = said.errors.__all__ || [];
+    then({ ...said, summary: general.join(" ") || (other.length ? "" : said.summary) });
+  }
+  form.addEventListener("input", (event) => {
+    touched.add(event.target.name);
+    clearTimeout(timer);
+    timer = setTimeout(check, PAUSE_MS);
+  });
+  check();
+  return check;
+}

@@ -1,0 +1,37 @@
+// The form that asks for an experiment: shows what the chosen traffic needs, and says what is wrong while one types.
+
+import { liveCheck } from "../check.js";
+
+const form = document.querySelector("[data-experiment-form]");
+const HOUR_MS = 3600 * 1000;
+
+/** `data-part="kind:window"`: shown while that field has that value. */
+function showParts() {
+  for (const part of form.querySelectorAll("[data-part]")) {
+    const [name, value] = part.dataset.part.split(":");
+    part.hidden = form.elements[name].value !== value;
+  }
+}
+
+const asUtc = (date) => date.toISOString().slice(0, 19);
+
+function setWindow(wanted) {
+  const now = new Date();
+  let [since, until] = [new Date(now.getTime() - Number(wanted) * 1000), now];
+  if (wanted === "yesterday") {
+    until = new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth(), now.getUTCDate()));
+    since = new Date(until.getTime() - 24 * HOUR_MS);
+  }
+  form.elements.since.value = asUtc(since);
+  form.elements.until.value = asUtc(until);
+  form.elements.until.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+const presets = form.querySelector("[data-presets]");
+presets.hidden = false;
+presets.addEventListener("click", (event) => event.target.dataset.window && setWindow(event.target.dataset.window));
+form.addEventListener("change", showParts);
+showParts();
+liveCheck(form, form.dataset.check, (said) => {
+  form.querySelector("[data-estimate]").textContent = said.summary;
+});

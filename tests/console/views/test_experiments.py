@@ -1,0 +1,203 @@
+"""Experiments page: asked in two clicks or by the form, watched, drawn, exported, named, cancelled, removed."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from console.views.experiments import window_of
+from controller.models import Decision, Experiment, Trace
+from tests import experiment_data as data
+from workers import experiments as worker
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
+
+
+def typed(**changes):
+    """The form as a browser sends it: a mix on a shipped profile, two policies."""
+    contenders = changes.pop("contenders", [("slackline", "0"), ("round_robin", "-1")])
+    rows = {}
+    for place in range(4):
+        policy, change = contenders[place] if place < len(contenders) else ("", "0")
+        rows |= {f"contenders-{place}-policy": policy, f"contenders-{place}-change": change}
+    return {
+        "name": "", "kind": "mix", "mix": "4-task", "rate": "20", "duration_s": "3", "cv": "1",
+        "fleet": "profile", "profile": "llama-3.1-8b-a100", "count": "2", "rates": "", "seeds": "1",
+        "contenders-TOTAL_FORMS": "4", "contenders-INITIAL_FORMS": "0", **rows, **changes,
+    }  # fmt: skip
+
+
+def done(**changes):
+    row = data.experiment(**changes)
+    worker.next_experiment()
+    return Experiment.objects.get(pk=row.pk)
+
+
+def test_the_form_asks_and_leads_to_the_experiment(operator):
+    answer = operator.post("/experiments/new/", typed())
+    row = Experiment.objects.get()
+    assert (answer.status_code, answer["location"]) == (302, f"/experiments/{row.slug}/")
+    assert row.name == "HyperFlexis 4-task (Table 1): slackline against round robin, 1 instance less"
+    assert [each["instances"][0]["count"] for each in row.spec["policies"]] == [2, 1]
+    page = operator.get(answer["location"]).content.decode()
+    assert "Waits for the worker." in page
+    worker.next_experiment()
+    page = operator.get(answer["location"]).content.decode()
+    assert "Time to first token" in page
+    assert 'id="experiment-charts"' in page
+    assert "round robin, 1 instance less" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"rate": "-1"}, "rate", "greater than or equal"),
+        ({"rate": ""}, "rate", "needed here"),
+        ({"kind": "window", "since": "2026-11-21T10:00:00", "until": "2026-11-21T09:00:00"}, "until", "after the"),
+        ({"kind": "window", "since": "x", "until": "2026-11-21T09:00:00"}, "since", "valid date"),
+        ({"kind": "trace", "trace": "nobody", "trace_ttft_s": "1", "trace_tpot_s": "1"}, "trace", "not one of"),
+        ({"rates": "1, two"}, "rates", "&#x27;two&#x27; is not a rate"),
+        ({"seeds": "9"}, "seeds", "less than or equal to 5"),
+        ({"contenders": [("slackline", "-2")]}, "contenders-0-change", "at least 1"),
+        ({"contenders": [("slackline", "0"), ("slackline", "0")]}, "contenders-1-policy", "same as one above"),
+        ({"contenders": []}, "contenders-0-policy", "Choose at least one"),
+        ({"fleet": "today"}, "fleet", "no instance serves"),
+        ({"mix": "own"}, "prompt_mean", "needed here"),
+        ({"duration_s": "86400", "rate": "50"}, None, "at most 100,000"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_stands_at_its_field_on_the_page_and_while_one_types(operator, changes, field, words):
+    data.factories.served_model(name="demo")
+    form = typed(**changes)
+    answer = operator.post("/experiments/new/", form)
+    page = answer.content.decode()
+    assert answer.status_code == 422, page
+    assert words in page
+    assert field is None or f'id="id_{field}_error"' in page
+    said = operator.post("/experiments/check/", form).json()
+    assert (field or "__all__") in said["errors"]
+    assert not Experiment.objects.exists()
+
+
+def test_checking_says_how_much_work_it_is_and_stores_nothing(operator):
+    said = operator.post("/experiments/check/", typed(rates="10,20", seeds="2")).json()
+    assert said == {"errors": {}, "summary": "8 runs of about 60 requests; at most 100,000 in one run."}
+    assert not Experiment.objects.exists()
+
+
+def test_yesterday_is_the_calendar_day_in_utc():
+    now = datetime(2026, 11, 21, 15, 30, tzinfo=UTC)
+    since, until = window_of("yesterday", now)
+    assert (since.isoformat(), until.isoformat()) == ("2026-11-20T00:00:00+00:00", "2026-11-21T00:00:00+00:00")
+
+
+def test_yesterday_with_one_instance_less_is_one_click_from_the_list(operator):
+    data.fleet()
+    assert "Yesterday (UTC) with one instance less" in operator.get("/experiments/").content.decode()
+    midnight = time.time() // 86_400 * 86_400
+    data.traffic(30, ending=midnight - 3600)
+    answer = operator.post("/experiments/ask/", {"window": "yesterday", "change": "less"})
+    row = Experiment.objects.get()
+    assert answer["location"] == f"/experiments/{row.slug}/"
+    assert row.name == "Yesterday (UTC) with 1 instance less"
+    worker.next_experiment()
+    row.refresh_from_db()
+    assert [(each["policy"], each["instances"]) for each in row.result["entries"]] == [
+        ("today's fleet", 2), ("1 instance less", 1),
+    ]  # fmt: skip
+    assert row.result["entries"][0]["first_seed"]["requests"] == 30
+
+
+def test_a_question_without_an_answer_says_why(operator):
+    data.fleet(instances=1)
+    page = operator.post("/experiments/ask/", {"window": "hour", "change": "less"}, follow=True).content.decode()
+    assert "would leave 0" in page
+    page = operator.post("/experiments/ask/", {"window": "hour", "change": "more"}, follow=True).content.decode()
+    assert "no request for demo is on record" in page
+    assert not Experiment.objects.exists()
+
+
+def test_charts_have_units_and_slo_lines(viewer):
+    row = done(rates=[10, 40], seeds=[1, 2])
+    page = viewer.get(f"/experiments/{row.slug}/").content.decode()
+    text = page.split('id="experiment-charts" type="application/json">')[1].split("</script>")[0]
+    charts = json.loads(text)
+    assert set(charts["over_rates"]) == {"attainment_rates", "goodput_rates"}
+    first = charts["by_rate"]["0"]
+    assert set(first) == {"attainment", "goodput", "ttft", "tpot", "cost", "queue"}
+    assert all(spec["layout"]["y_title"] for spec in (first["attainment"], first["goodput"], first["cost"]))
+    assert first["ttft"]["wikisql"]["layout"]["lines"] == [{"x": 20.0, "color": "bad", "text": "SLO 20 s"}]
+    assert first["attainment"]["layout"]["lines"][0]["text"] == "SLO 90 %"
+    assert [trace["name"] for trace in first["cost"]["traces"]] == ["slackline", "round_robin"]
+
+
+def test_exports_are_files(viewer):
+    row = done()
+    csv = viewer.get(f"/experiments/{row.slug}/csv/")
+    assert csv["content-disposition"] == f'attachment; filename="{row.slug}.csv"'
+    assert csv.content.decode().count("\n") == 11
+    whole = viewer.get(f"/experiments/{row.slug}/json/").json()
+    assert whole["result"]["entries"][0]["policy"] == "slackline"
+    assert viewer.get(f"/experiments/{data.experiment().slug}/csv/").status_code == 404
+
+
+def test_named_kept_cancelled_removed(operator):
+    row = data.experiment()
+    path = f"/experiments/{row.slug}/"
+    operator.post(f"{path}change/", {"name": "Mine <b>", "kept": "on", "version": "1"})
+    row.refresh_from_db()
+    assert (row.name, row.kept) == ("Mine <b>", True)
+    late = operator.post(f"{path}change/", {"name": "Late", "version": "1"}, follow=True).content.decode()
+    assert "Somebody else changed it meanwhile" in late
+    assert "Mine &lt;b&gt;" in late
+    operator.post(f"{path}cancel/")
+    row.refresh_from_db()
+    assert row.state == "cancelled"
+    operator.post(f"{path}remove/")
+    assert not Experiment.objects.exists()
+
+
+def test_a_failed_one_says_why_and_where(viewer):
+    row = data.experiment()
+    Experiment.objects.filter(pk=row.pk).update(state="failed", error="It broke", error_field="settings.cutoff_s")
+    page = viewer.get(f"/experiments/{row.slug}/").content.decode()
+    assert "It broke" in page
+    assert "settings.cutoff_s" in page
+    assert "It broke" in viewer.get("/experiments/?state=failed").content.decode()
+
+
+def test_a_viewer_changes_nothing_and_that_is_audited(viewer):
+    row = data.experiment()
+    for path in ("new/", "check/", "ask/", f"{row.slug}/change/", f"{row.slug}/cancel/", f"{row.slug}/remove/"):
+        assert viewer.post(f"/experiments/{path}").status_code == 403
+    assert viewer.post("/traces/").status_code == 403
+    assert Decision.objects.filter(kind="access_refused").count() == 7
+    page = viewer.get("/experiments/").content.decode()
+    assert "one instance less" not in page
+    assert "New experiment" not in page
+
+
+def test_traces_are_handed_in_and_removed(operator):
+    file = SimpleUploadedFile("t.csv", b"input_tokens,output_tokens\n10,x\n")
+    wrong = operator.post("/traces/", {"name": "mine", "file": file})
+    assert (wrong.status_code, b"line 2, output_tokens" in wrong.content) == (422, True)
+    file = SimpleUploadedFile("t.csv", b"input_tokens,output_tokens\n10,2\n")
+    page = operator.post("/traces/", {"name": "mine", "file": file}, follow=True).content.decode()
+    assert "mine is registered: 1 requests" in page
+    trace = Trace.objects.get()
+    form = typed(kind="trace", trace=trace.slug, trace_ttft_s="1", trace_tpot_s="0.1")
+    assert operator.post("/experiments/new/", form).status_code == 302
+    operator.post(f"/traces/{trace.slug}/remove/")
+    assert Trace.objects.exists(), "an experiment waits for it"
+    Experiment.objects.update(state="cancelled")
+    operator.post(f"/traces/{trace.slug}/remove/")
+    assert not Trace.objects.exists()
