@@ -22,6 +22,7 @@ from controller.services.instances import (
     instance_drain,
     instance_register,
     instance_remove,
+    instance_set_role,
     instance_stop,
     instance_undrain,
     instance_update,
@@ -108,6 +109,12 @@ class InstanceWish(InstanceAction):
     """The state an instance shall be in."""
 
     desired_state = serializers.ChoiceField(choices=Instance.Desired.choices)
+
+
+class InstanceRole(InstanceAction):
+    """The stage of requests an instance shall serve."""
+
+    role = serializers.ChoiceField(choices=Role.choices)
 
 
 class InstanceOutput(serializers.ModelSerializer):
@@ -198,6 +205,21 @@ class InstanceStop(_InstanceWishView):
     @operation("instance_stop", "Stop an instance", body=InstanceAction, answer=InstanceOutput, errors=CHANGED)
     def post(self, request: Request, pk: str) -> Response:
         return self.wish(instance_stop, pk, self.body(InstanceAction))
+
+
+class InstanceSetRole(ControlView):
+    """From now on only this stage of requests is sent there; what runs there ends where it is."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    @operation(
+        "instance_set_role", "Set the role of an instance", body=InstanceRole, answer=InstanceOutput, errors=CHANGED
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        data = self.body(InstanceRole)
+        version = stated_version(self.request, data)
+        instance_set_role(actor=self.actor, instance_id=pk, role=data["role"], version=version)
+        return self.one(self.found(instances(), pk), InstanceOutput)
 
 
 class InstanceDesiredState(_InstanceWishView):

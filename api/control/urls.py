@@ -47,6 +47,7 @@ urlpatterns = [
     path("instances/<str:pk>", instances.InstanceDetail.as_view()),
     path("instances/<str:pk>/drain", instances.InstanceDrain.as_view()),
     path("instances/<str:pk>/stop", instances.InstanceStop.as_view()),
+    path("instances/<str:pk>/set-role", instances.InstanceSetRole.as_view()),
     path("instances/<str:pk>/desired-state", instances.InstanceDesiredState.as_view()),
     path("scaling-policies", scaling_policies.ScalingPolicyList.as_view()),
     path("scaling-policies/<int:pk>", scaling_policies.ScalingPolicyDetail.as_view()),

@@ -80,15 +80,18 @@ class Handoff:
     # ---- what the runtime says ------------------------------------------------------------------------------------
 
     def for_dispatcher(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
-        """Learn of roles; decode instances are the migrator's alone."""
+        """Learn of roles; decode instances are the migrator's alone. One that becomes one is gone for the dispatcher."""
+        if not any(isinstance(event, ev.InstanceUp) for event in events):
+            return events
+        told: list[ev.Event] = []
         for event in events:
             if isinstance(event, ev.InstanceUp):
                 self._set(event.spec.id, event.spec.role)
-            elif isinstance(event, ev.RoleChanged):
-                self._set(event.instance_id, event.role)
-        if Role.DECODE not in self._roles.values():
-            return events
-        return [e for e in events if not (isinstance(e, ev.InstanceUp) and e.spec.role is Role.DECODE)]
+                gone = event.spec.role is Role.DECODE
+                told.append(ev.InstanceDown(event.spec.id) if gone else event)
+            else:
+                told.append(event)
+        return told
 
     def _set(self, instance_id: str, role: Role) -> None:
         if role is Role.COLLOCATED:

@@ -135,6 +135,31 @@ def instance_stop(*, actor: Actor, instance_id: str, version: int | None = None)
     return _wish_state(actor, instance_id, Desired.STOPPED, "stopped", version)
 
 
+def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Instance:
+    """What is sent there from now on; what runs there ends where it is. Cost is counted in the new role from now on.
+
+    For engines that take either stage of a request at any time (the reference engine, vLLM with `kv_both`).
+    """
+    if role not in Role.values:
+        raise ValidationError({"role": f"Unknown role {role!r}; valid: {', '.join(Role.values)}."})
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        before = row.role
+        if before == role:
+            return row
+        if row.desired_state == Desired.STOPPED:
+            raise ValidationError({"role": f"{row} was stopped."})
+        at = timezone.now()
+        row.role, row.version = role, row.version + 1
+        row.save(update_fields=["role", "version", "updated_at"])
+        if row.intervals.filter(ended_at__isnull=True).exists():
+            _interval_close(row, at)
+            _interval_open(row, at)
+        change.audit(actor, "instance", "role_set", row, {"before": {"role": before}, "after": {"role": role}})
+        config_raise()
+    return row
+
+
 def instance_observe(
     *,
     instance_id: str,

@@ -56,7 +56,7 @@ class Generator:
     async def _begin(self, stream: Stream, asked: Generation) -> None:
         """Raises ApiError before anything is queued."""
         if (asked.offer or asked.hands_over) and self._handover is None:
-            raise ApiError("this engine has the role collocated and no KV transfer", FIELD)
+            raise ApiError("this engine moves no KV: it was started without FLEET_TOKEN", FIELD)
         if asked.offer is not None and self._handover is not None:
             await self._handover.take_over(stream, asked.offer)
         else:

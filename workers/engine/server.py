@@ -16,7 +16,6 @@ from dataclasses import replace
 import uvicorn
 
 from controller.core.errors import ConfigError, SlacklineError
-from controller.core.types import Role
 from controller.predict.boundaries import ComposedBoundaries, shape
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
@@ -60,7 +59,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     tokenizer = _attach_executor(engine, config, timer, loop)
     served = Served(config.model, config.engine.max_model_len, tokenizer, samples=config.torch is not None)
     handover = None
-    if config.role is not Role.COLLOCATED:
+    if config.kv.token and config.torch is None:  # what a real model computes is not moved yet
         store = EmulatedKv(config.kv.layers, config.kv.token_bytes)
         kv = config.kv
         handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)

@@ -22,7 +22,7 @@ PYTHON = (sys.executable, "-m")
 
 
 def environment(
-    settings: Settings, database_url: str, redis_url: str, secret_key: str, base: Mapping[str, str]
+    settings: Settings, database_url: str, redis_url: str, secrets: Mapping[str, str], base: Mapping[str, str]
 ) -> dict[str, str]:
     """What every process of ours is told. Deadlines, keys and ports travel here, never in command lines."""
     return {
@@ -35,7 +35,7 @@ def environment(
         "CONSOLE_PORT": str(settings.console_port),
         "GATEWAY_URL": f"http://{HOST}:{settings.gateway_port}",
         "CONSOLE_URL": f"http://{HOST}:{settings.console_port}",
-        "SECRET_KEY": secret_key,
+        **secrets,
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }

@@ -11,6 +11,8 @@ from controller.core.errors import ConfigError
 
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
+# SECRET_KEY signs sessions; engines give their KV and weights only to those who know FLEET_TOKEN.
+SECRETS = ("SECRET_KEY", "FLEET_TOKEN")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
@@ -50,11 +52,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     )
 
 
-def secret_key(data_dir: Path, environ: Mapping[str, str]) -> str:
-    """Sessions survive a restart: the key is made once and kept in the data folder, readable by its owner only."""
-    if environ.get("SECRET_KEY"):
-        return environ["SECRET_KEY"]
-    path = data_dir / "secret_key"
+def kept_secret(name: str, data_dir: Path, environ: Mapping[str, str]) -> str:
+    """Made once and kept in the data folder, readable by its owner only: what it protects survives a restart."""
+    if environ.get(name):
+        return environ[name]
+    path = data_dir / name.lower()
     if not path.exists():
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(48))

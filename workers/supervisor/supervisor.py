@@ -20,7 +20,7 @@ from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers
 from workers.supervisor.ports import require_free, write_json
 from workers.supervisor.services import Service
-from workers.supervisor.settings import Settings, secret_key
+from workers.supervisor.settings import SECRETS, Settings, kept_secret
 
 PERIOD_S = 0.25
 ROTATE_EVERY_S = 15.0
@@ -108,8 +108,8 @@ class Supervisor:
         else:
             redis_url = require_redis(settings.redis_url)
         write_json(settings.data_dir / "ports.json", self._ports())
-        key = secret_key(settings.data_dir, self.environ)
-        return plan.environment(settings, database_url, redis_url, key, self.environ)
+        secrets = {name: kept_secret(name, settings.data_dir, self.environ) for name in SECRETS}
+        return plan.environment(settings, database_url, redis_url, secrets, self.environ)
 
     def _ports(self) -> dict[str, int]:
         ports = {"gateway": self.settings.gateway_port, "console": self.settings.console_port}

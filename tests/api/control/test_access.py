@@ -71,6 +71,7 @@ RULES = {
     ("post", "/instances" + NO_SUCH + "/drain"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/stop"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/desired-state"): OPERATORS,
+    ("post", "/instances" + NO_SUCH + "/set-role"): OPERATORS,
     ("get", "/scaling-policies"): PEOPLE,
     ("post", "/scaling-policies"): OPERATORS,
     ("get", "/scaling-policies" + NO_SUCH): PEOPLE,

@@ -1,9 +1,10 @@
 """Instances: wishes with an audit record, and what may not be wished."""
 
 import pytest
+from django.utils import timezone
 
 from api.control.instances import BACKENDS, PROVISIONERS
-from controller.models import Decision, Instance
+from controller.models import Decision, Instance, InstanceInterval
 from tests import factories
 from tests.api.control.conftest import ROOT
 from workers.backends.registry import BACKENDS as ADAPTERS
@@ -135,3 +136,24 @@ def test_the_list_is_narrowed(viewer):
     assert ids(model=model.name) == ids(host="h1") == ids(live="true") == ids(observed_state="ready") == [here.pk]
     assert ids(live="false") == ids(desired_state="stopped") == [gone.pk]
     assert ids(host="") == [gone.pk]
+
+
+def test_a_role_is_set_with_a_record_and_its_own_cost(operator):
+    row = factories.instance(observed_state="ready")
+    InstanceInterval.objects.create(instance=row, role=row.role, unit_cost=2.0, started_at=timezone.now())
+    answer = operator.post(f"/instances/{row.pk}/set-role", {"role": "prefill", "version": 1})
+    assert (answer.status_code, answer.data["role"], answer.data["version"]) == (200, "prefill", 2)
+    assert Decision.objects.filter(kind="instance_role_set", subject=row.pk).count() == 1
+    assert [(each.role, each.ended_at is None) for each in row.intervals.order_by("id")] == [
+        ("collocated", False),
+        ("prefill", True),
+    ]
+    again = operator.post(f"/instances/{row.pk}/set-role", {"role": "prefill"})
+    assert again.data["version"] == 2
+
+
+def test_a_wrong_role_and_an_old_version_are_refused(operator, viewer):
+    row = factories.instance()
+    assert operator.post(f"/instances/{row.pk}/set-role", {"role": "leader"}).status_code == 400
+    assert operator.post(f"/instances/{row.pk}/set-role", {"role": "decode", "version": 9}).status_code == 409
+    assert viewer.post(f"/instances/{row.pk}/set-role", {"role": "decode"}).status_code == 403

@@ -155,3 +155,28 @@ async def test_many_at_once_are_all_answered_once() -> None:
         assert {answer.status for answer in answers} == {200}
         assert len(bed.sink.records) == 40
         assert sum(len(bed.backend(name).calls) for name in "de") == 40
+
+
+async def test_roles_change_without_a_restart_and_nothing_is_lost() -> None:
+    async with TestBed(fleet(p="prefill", d="decode", c="collocated")) as bed:
+        clients = [bed.send(STREAMED) for _ in range(6)]
+        await asyncio.sleep(0)
+        bed.gateway.configure(fleet(p="decode", d="prefill", c="decode"))
+        clients += [bed.send(STREAMED) for _ in range(6)]
+        answers = [await client.done() for client in clients]
+        assert {answer.status for answer in answers} == {200}
+        before = len(bed.backend("p").calls), len(bed.backend("d").calls), len(bed.backend("c").calls)
+        await bed.ask(STREAMED)
+        after = len(bed.backend("p").calls), len(bed.backend("d").calls), len(bed.backend("c").calls)
+        assert after[1] == before[1] + 1, "d prefills now"
+        assert after[0] + after[2] == before[0] + before[2] + 1, "p or c decodes"
+
+
+async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.gateway.configure(fleet(p="collocated", d="collocated"))
+        await asyncio.sleep(0)
+        answer = await bed.ask(STREAMED)
+        assert answer.status == 200
+        assert not bed.gateway.runtime.handoff.active
+        assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1

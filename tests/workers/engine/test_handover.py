@@ -24,16 +24,16 @@ KV = ("--kv-layers", "3", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[dict[str, EngineProcess]]:
-    os.environ["FLEET_TOKEN"] = "fleet-secret"
-    try:
-        with (
-            EngineProcess(*OPTIONS, *KV, "--role", "prefill", "--kv-lease", "1") as prefill,
-            EngineProcess(*OPTIONS, *KV, "--role", "decode", "--kv-timeout", "2") as decode,
-            EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as collocated,
-        ):
-            yield {"prefill": prefill, "decode": decode, "collocated": collocated}
-    finally:
-        del os.environ["FLEET_TOKEN"]
+    with EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as alone:
+        os.environ["FLEET_TOKEN"] = "fleet-secret"
+        try:
+            with (
+                EngineProcess(*OPTIONS, *KV, "--role", "prefill", "--kv-lease", "1") as prefill,
+                EngineProcess(*OPTIONS, *KV, "--role", "decode", "--kv-timeout", "2") as decode,
+            ):
+                yield {"prefill": prefill, "decode": decode, "alone": alone}
+        finally:
+            del os.environ["FLEET_TOKEN"]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def prefill(http: dict[str, aiohttp.ClientSession], **body: Any) -> dict[s
 
 
 async def test_a_handed_over_answer_is_the_one_a_single_engine_gives(http):
-    whole = await complete(http["collocated"], prompt=PROMPT, max_tokens=12, ignore_eos=True)
+    whole = await complete(http["alone"], prompt=PROMPT, max_tokens=12, ignore_eos=True)
     first = await prefill(http)
     chunks = await streamed(
         http["decode"],
@@ -119,9 +119,9 @@ async def test_no_room_is_said_at_once(http):
     await asyncio.gather(*running)
 
 
-async def test_a_collocated_engine_says_it_cannot(http):
+async def test_an_engine_without_the_fleets_token_says_it_cannot(http):
     body = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    status, answer = await post(http["collocated"], COMPLETIONS, body)
+    status, answer = await post(http["alone"], COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (400, "kv_transfer_params")
 
 

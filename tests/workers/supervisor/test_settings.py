@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core.errors import ConfigError
-from workers.supervisor.settings import secret_key, settings_from
+from workers.supervisor.settings import SECRETS, kept_secret, settings_from
 
 
 def test_defaults(tmp_path, monkeypatch):
@@ -35,9 +35,10 @@ def test_nonsense_is_refused_by_name(environ, field):
     assert error.value.field == field
 
 
-def test_the_secret_key_is_made_once_for_its_owner_only(tmp_path):
-    first = secret_key(tmp_path, {})
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_made_once_for_its_owner_only(tmp_path, name):
+    first = kept_secret(name, tmp_path, {})
     assert len(first) > 40
-    assert secret_key(tmp_path, {}) == first
-    assert (tmp_path / "secret_key").stat().st_mode & 0o077 == 0
-    assert secret_key(tmp_path, {"SECRET_KEY": "given"}) == "given"
+    assert kept_secret(name, tmp_path, {}) == first
+    assert (tmp_path / name.lower()).stat().st_mode & 0o077 == 0
+    assert kept_secret(name, tmp_path, {name: "given"}) == "given"
