@@ -22,8 +22,6 @@ import torch
 from workers.engine.torch_ranks import Alone, Ranks
 from workers.engine.torch_task import Boundary, Task
 
-NEVER = 1 << 60  # a rank without a running task is beyond every operator
-
 
 class ExecutionPool:
     """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
@@ -52,6 +50,7 @@ class ExecutionPool:
         self._aside: dict[int, Task] = {}
         self._signal = False
         self._closed = False
+        self._ranks.wanted = lambda: self._signal
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
         self._worker.start()
@@ -64,14 +63,15 @@ class ExecutionPool:
         self._commands.put(lambda: self._run(task))
 
     def preempt(self, task_id: int) -> None:
-        """Signal the running task. No error if it has just ended; then its end is the answer."""
+        """Signal the running task. No error if it has just ended; then its end is the answer.
+
+        Among several ranks the signal of another may have stopped it already.
+        """
         with self._lock:
-            if task_id in self._aside:
+            if task_id in self._aside and self._ranks.world == 1:
                 raise RuntimeError(f"step {task_id} is suspended already")
             if self._running is not None and self._running.id == task_id:
                 self._signal = True
-            else:  # the other ranks may still run it and count on our answer
-                self._commands.put(self._stand_aside)
 
     def resume(self, task_id: int) -> None:
         with self._lock:
@@ -112,46 +112,34 @@ class ExecutionPool:
     def _run(self, task: Task) -> None:
         began = time.perf_counter()
         if self._boundary is None:
-            self._go_on(task, task.length)
+            while not task.over:
+                task.advance()
         else:
             self._run_checked(task, self._boundary)
+        if self._cuda:
+            torch.cuda.synchronize()
         task.seconds += time.perf_counter() - began
         if self._closed:
             return
         with self._lock:
-            signalled, self._signal, self._running = self._signal, False, None
+            self._signal, self._running = False, None
             if not task.over:
                 self._aside[task.id] = task
-        if signalled and not task.agreed:
-            self._stand_aside()
-        task.agreed = False
         (self._ended if task.over else self._suspended)(task)
 
     def _run_checked(self, task: Task, boundary: Boundary) -> None:
-        """Up to the end, or to the boundary that all ranks agree on."""
-        queued: deque[torch.cuda.Event] = deque()
-        while task.done < task.length:
+        ranks, queued = self._ranks, deque[torch.cuda.Event]()
+        while not task.over:
+            sums = ranks.sums
             if task.advance() < boundary:
                 continue
             if self._cuda:
                 self._wait_behind(queued)
-            if self._signal or self._closed:
-                task.agreed = True
-                self._go_on(task, min(self._agree(task.done), task.length))
+            if ranks.world > 1:
+                if ranks.stop and ranks.sums > sums:
+                    return
+            elif self._signal or self._closed:
                 return
-        self._settle()
-
-    def _go_on(self, task: Task, end: int) -> None:
-        while task.done < end:
-            task.advance()
-        self._settle()
-
-    def _stand_aside(self) -> None:
-        """Tell the other ranks that nothing runs here."""
-        self._agree(NEVER)
-
-    def _agree(self, done: int) -> int:
-        return done if self._closed else self._ranks.agree(done)
 
     def _wait_behind(self, queued: deque[torch.cuda.Event]) -> None:
         event = torch.cuda.Event()
@@ -159,7 +147,3 @@ class ExecutionPool:
         queued.append(event)
         if len(queued) > self._lead:
             queued.popleft().synchronize()
-
-    def _settle(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()

@@ -51,7 +51,6 @@ class Task:
         self.length = len(program.stages)
         self.done = 0
         self.seconds = 0.0  # on the device, without suspensions
-        self.agreed = False  # in this run the ranks have exchanged their counts
         self.sampled: list[tuple[Segment, int]] = []
         self._program, self._segments = program, segments
         self._pass: Pass | None = None  # intermediate results: all that a suspension keeps

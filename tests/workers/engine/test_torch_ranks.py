@@ -1,0 +1,64 @@
+"""Two tensor-parallel ranks in two processes: the same tokens as one, and one place to stop at."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tests.workers.engine.test_torch_pool import Pool, step_of
+from tests.workers.engine.torch_bench import folder, program
+from workers.engine.torch_config import read_config
+from workers.engine.torch_model import Model
+from workers.engine.torch_ranks import Alone
+
+pytestmark = pytest.mark.torch
+TIMES = 1000
+
+
+def run_ranks(tmp_path, path, times, boundary):
+    command = [sys.executable, "-m", "tests.workers.engine.torch_rank", str(path)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(tmp_path / "store"), str(times), boundary], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [json.loads(rank.communicate(timeout=240)[0].splitlines()[-1]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def commands_of(commands, step_id):
+    length = commands.randint(2, 60)
+    return [commands.randrange(500) for _ in range(length)]
+
+
+@pytest.mark.parametrize(("boundary", "times"), [("OPERATOR", TIMES), ("LAYER", 100)])
+def test_ranks_stop_at_the_same_operator_and_never_wait_for_each_other(tmp_path, boundary, times):
+    first, second = run_ranks(tmp_path, folder(), times, boundary)
+    assert len(first["stops"]) >= times
+    assert first == second
+    stops = [stop for stop in first["stops"] if stop is not None]
+    assert len(stops) > times / 10
+    assert set(stops) == ({5, 10} if boundary == "LAYER" else {3, 5, 8, 10})  # behind the sums
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
+def test_two_ranks_sample_what_one_does(tmp_path, architecture):
+    first, second = run_ranks(tmp_path, folder(architecture), 30, "OPERATOR")
+    assert first["tokens"] == second["tokens"]
+    with Pool(program(folder(architecture), 200)) as pool:
+        pool.executor.start(step_of(1, commands_of(random.Random(99), 1)))
+        assert first["tokens"]["1"] == pool.next().sampled[0].token
+
+
+def test_a_model_that_cannot_be_split_is_refused():
+    class Three(Alone):
+        world = 3
+
+    with pytest.raises(ValueError, match="kv_heads=4 cannot be split over 3 ranks"):
+        Model(read_config(folder()), program(folder()).model.device, program(folder()).model.dtype, Three())
