@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SERIES = 8  # colours in tokens.css; further series start again with a dotted line
+SHORTEST_S = 600.0  # of a chart
 DASHES = ("solid", "dot", "dashdot")
 
 Spec = dict[str, Any]
@@ -26,6 +27,12 @@ class Minute:
     finished: int
     attained: int
     goodput_tokens: int
+
+
+def shortest_window(times: Iterable[float], until: float, longest_s: float) -> tuple[float, float]:
+    """What a chart shows: `longest_s`, less where nothing is older, but ten minutes at least."""
+    first = min(times, default=until)
+    return max(until - longest_s, min(first, until - SHORTEST_S)), until
 
 
 def by_key(rows: Iterable[Minute]) -> dict[str, list[Minute]]:

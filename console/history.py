@@ -21,7 +21,6 @@ from controller.selectors.attainment import Attainment, attainment, attainment_s
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 RATE_WINDOW = timedelta(minutes=5)
-SHORTEST_CHART = timedelta(minutes=10)
 TARGET_WITHOUT_CLASS = 0.95
 NO_CLASS = "(none)"  # how a link says "requests without a class"
 
@@ -78,10 +77,8 @@ def overview_history(now: datetime) -> dict[str, Any]:
 
 
 def chart_window(rows: Sequence[charts.Minute], now: datetime) -> tuple[float, float]:
-    """The last hour; less where nothing is older, but ten minutes at least."""
-    first = min((row.at for row in rows), default=now.timestamp())
-    until = now.timestamp()
-    return max((now - HOUR).timestamp(), min(first, until - SHORTEST_CHART.total_seconds())), until
+    """The last hour, or less where nothing is older."""
+    return charts.shortest_window([row.at for row in rows], now.timestamp(), HOUR.total_seconds())
 
 
 def _minute(row: Attainment) -> charts.Minute:

@@ -11,6 +11,7 @@ from controller.models import RequestRecord
 
 ROOM = 1.03  # so that the last mark is not on the edge
 TICKS = 6  # at most
+FARTHEST = 3.0  # times what was measured: loose targets must not squeeze it into a sliver
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +53,12 @@ def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
 
 
 def span_s(row: RequestRecord) -> float:
-    """The width of the picture: whatever is latest, measured or due."""
-    times = (
-        row.e2e_s,
-        row.ttft_s,
-        row.queue_s,
-        row.target_ttft_s,
-        row.target_deadline_s,
-        due_s(row, row.output_tokens),
-    )
-    return max([value for value in times if value is not None] or [0.0]) * ROOM or 1.0
+    """The width of the picture: whatever is latest, measured or due; a due time far beyond is told, not drawn."""
+    measured = (row.e2e_s, row.ttft_s, row.queue_s)
+    due = (row.target_ttft_s, row.target_deadline_s, due_s(row, row.output_tokens))
+    latest = max([value for value in (*measured, *due) if value is not None] or [0.0])
+    happened = max([value for value in measured if value is not None] or [0.0])
+    return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * ROOM or 1.0
 
 
 def due_s(row: RequestRecord, token: int) -> float:
@@ -90,6 +87,14 @@ def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> Bar:
     return Bar(at_s / whole, 0.0, kind, title)
 
 
+def _due(track: Track, at_s: float, whole: float, what: str) -> None:
+    """An upright mark, or a note where it lies beyond the picture."""
+    if at_s <= whole:
+        track.bars.append(_mark(at_s, whole, f"{what} after {at_s:.4g} s"))
+    else:
+        track.note = "; ".join(part for part in (track.note, f"{what} after {at_s:.4g} s") if part)
+
+
 def _decisions(row: RequestRecord, whole: float) -> Track | None:
     """When each recorded step was taken, by its number in the list below the picture."""
     bars = [
@@ -106,8 +111,8 @@ def _queue(row: RequestRecord, whole: float) -> Track:
     if waited is not None:
         kind = "queue" if row.queue_s is not None else "bad"
         track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway's queue"))
-    if row.waiting_time_s is not None and row.waiting_time_s <= whole:
-        track.bars.append(_mark(row.waiting_time_s, whole, f"gives up after {row.waiting_time_s:g} s"))
+    if row.waiting_time_s is not None:
+        _due(track, row.waiting_time_s, whole, "gives up")
     return track
 
 
@@ -117,7 +122,7 @@ def _prefill(row: RequestRecord, whole: float) -> Track:
     track = Track("Prefill", first - sent, note="engine's queue included")
     kind = "" if row.ttft_met else "bad"
     track.bars.append(_bar(sent, first, whole, kind, f"first token after {first:.3f} s"))
-    track.bars.append(_mark(row.target_ttft_s, whole, f"first token due after {row.target_ttft_s:g} s"))
+    _due(track, row.target_ttft_s, whole, "first token due")
     return track
 
 
@@ -132,8 +137,7 @@ def _decode(row: RequestRecord, whole: float) -> Track:
         late = at > due
         title = f"token {number} after {at:.3f} s, due {due:.3f} s"
         track.bars.append(_mark(at, whole, title, "late" if late else "tick"))
-    last_due = due_s(row, row.output_tokens)
-    track.bars.append(_mark(last_due, whole, f"last token due after {last_due:.3f} s"))
+    _due(track, due_s(row, row.output_tokens), whole, "last token due")
     return track
 
 
@@ -142,8 +146,7 @@ def _engine(row: RequestRecord, whole: float) -> Track:
     sent, ended = row.queue_s or 0.0, row.e2e_s or 0.0
     track = Track("Engine", ended - sent, note="first token not seen")
     track.bars.append(_bar(sent, ended, whole, "" if row.attained else "bad", f"{ended - sent:.3f} s in the engine"))
-    due = due_s(row, row.output_tokens)
-    track.bars.append(_mark(due, whole, f"whole answer due after {due:.3f} s (TTFT and TPOT)"))
+    _due(track, due_s(row, row.output_tokens), whole, "answer due by TTFT and TPOT")
     return track
 
 
@@ -157,5 +160,5 @@ def _answer(row: RequestRecord, whole: float) -> Track:
         kind = "engine" if row.attained else "bad"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
     if row.target_deadline_s is not None:
-        track.bars.append(_mark(row.target_deadline_s, whole, f"deadline {row.target_deadline_s:g} s"))
+        _due(track, row.target_deadline_s, whole, "deadline")
     return track

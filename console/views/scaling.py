@@ -81,7 +81,7 @@ def card(
             [(row.at.timestamp(), float(row.ready)) for row in seen],
             [(event.at.timestamp(), event.kind, event.inputs.get("load"), sentence(event)) for event in mine],
             (policy.upper, policy.lower),
-            ((now - WINDOW).timestamp(), now.timestamp()),
+            charts.shortest_window([row.at.timestamp() for row in seen], now.timestamp(), WINDOW.total_seconds()),
         ),
     }
 
