@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
+from django.utils.html import format_html
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import LevelFormSet, MappingForm
-from console.views.classes import show_errors
+from console.views.classes import restore_link, show_errors
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
-from controller.models import PriorityMapping
-from controller.selectors import catalogue
+from controller.models import Decision, PriorityMapping
+from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
@@ -37,7 +40,9 @@ def mapping_list(request: HttpRequest) -> HttpResponse:
 def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form = MappingForm(request.POST or None, existing=row)
-    levels = level_forms(request, row)
+    before = restored(request) if request.method == "GET" else {}
+    form.initial |= {name: before[name] for name in SETTINGS if name in before}
+    levels = level_forms(request, before.get("levels", row.levels))
     conflict: list[Difference] = []
     if request.method == "POST" and all([form.is_valid(), levels.is_valid()]):
         try:
@@ -52,18 +57,33 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
                 else level_conflict(form, row, levels)
             )
         else:
-            same = stored.version == row.version
-            messages.success(
-                request, "Nothing was different." if same else f"Saved: {stored}. Gateways use it within a second."
-            )
+            say_saved(request, row.version, stored)
             return saved("mappings")
-    context = {"form": form, "levels": levels, "row": row, "conflict": conflict}
+    context = {"form": form, "levels": levels, "row": row, "conflict": conflict, "restoring": bool(before)}
     bad = form.errors or any(levels.errors) or levels.non_form_errors()
     return render(request, "console/mapping_form.html", context, status=409 if conflict else 422 if bad else 200)
 
 
-def level_forms(request: HttpRequest, row: PriorityMapping) -> Any:
-    initial = None if request.method == "POST" else row.levels
+def say_saved(request: HttpRequest, before: int, stored: PriorityMapping) -> None:
+    if stored.version == before:
+        messages.info(request, "Nothing was different.")
+        return
+    decision = decisions.search(kind="priority_mapping_updated", subject=str(stored)).first()
+    undo = restore_link("Undo", reverse("mapping-edit", args=[stored.pk]), decision)
+    messages.success(request, format_html("Saved: {}. Gateways use it within a second.{}", stored, undo))
+
+
+def restored(request: HttpRequest) -> dict[str, Any]:
+    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
+    wanted = request.GET.get("restore", "")
+    known = Decision.objects.filter(pk=wanted, subject_type="priority_mapping") if wanted.isdigit() else None
+    decision = known.first() if known is not None else None
+    before = decision.inputs.get("before", {}) if decision else {}
+    return {name: before[name] for name in (*SETTINGS, "levels") if name in before}
+
+
+def level_forms(request: HttpRequest, stored: Sequence[dict[str, float]]) -> Any:
+    initial = None if request.method == "POST" else stored
     # A level left empty is an error, not "no level": their number is what the person chose.
     return LevelFormSet(request.POST or None, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
 

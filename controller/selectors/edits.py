@@ -169,7 +169,7 @@ def edit_of_json(raw: Mapping[str, Any]) -> Edit:
 def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]:
     """The records re-judged, by tenant and class, in one query of the database.
 
-    Counts of what is not cancelled: `requests`, `attained` and `would`, `ttft` and `would_ttft`, `tpot` and
+    Counts of what is not cancelled: `requests`, `was` and `would` attained, `ttft` and `would_ttft`, `tpot` and
     `would_tpot` (met before and after), `lost` (attained only before), `won` (only after). What was refused, expired,
     failed or cut is a miss before and after: only a simulation can tell what would have become of it.
     """
@@ -190,7 +190,7 @@ def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]
         rows.values("tenant", "slo_class")
         .annotate(
             requests=Count("id"),
-            attained=Count("id", filter=Q(attained=True)),
+            was=Count("id", filter=Q(attained=True)),
             would=Count("id", filter=Q(met=1)),
             ttft=Count("id", filter=Q(ttft_met=True)),
             would_ttft=Count("id", filter=Q(met_ttft=1)),

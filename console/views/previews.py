@@ -1,0 +1,122 @@
+"""Before it is saved: what an edit of a class or a mapping would do, shown beside its form.
+
+One address does three things with what is typed: says what is wrong with it, re-judges the last hour in the database,
+and (asked by `simulate`) has the newest requests simulated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
+
+from console.access import allows
+from console.forms import MappingForm, SLOClassForm
+from console.views.mappings import as_levels, level_forms
+from console.words import class_name
+from controller.core.errors import ConfigError
+from controller.core.snapshot import LevelBounds
+from controller.models import Experiment
+from controller.selectors import catalogue, experiments, previews
+from controller.selectors.edits import ClassEdit, Edit, MappingEdit
+from controller.selectors.roles import Role
+from controller.services.actors import Actor
+from controller.services.previews import EDITED, RECORDED, preview_ask
+
+
+@require_POST
+@allows(Role.OPERATOR)
+def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
+    row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
+    form = SLOClassForm(request.POST, existing=row)
+    if not form.is_valid():
+        return wrong(form.errors)
+    data = form.cleaned_data
+    targets = {name: data[name] for name in ("ttft_s", "tpot_s", "deadline_s", "waiting_time_s")}
+    return answer(request, f"class {row.name}", ClassEdit(row.name, previews.class_owners(row), **targets))
+
+
+@require_POST
+@allows(Role.OPERATOR)
+def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
+    row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
+    form, levels = MappingForm(request.POST, existing=row), level_forms(request, row.levels)
+    if not all([form.is_valid(), levels.is_valid()]):
+        by_level = {
+            f"{levels.prefix}-{place}-{name}": texts
+            for place, errors in enumerate(levels.errors)
+            for name, texts in errors.items()
+        }
+        return wrong({**form.errors, **by_level})
+    bounds = tuple(LevelBounds(**level) for level in as_levels(levels))
+    return answer(request, str(row), MappingEdit(previews.mapping_owners(row), bounds))
+
+
+def wrong(errors: Any) -> JsonResponse:
+    """Nothing can be previewed; 200, since a half-typed number is nobody's fault."""
+    return JsonResponse({"errors": {name: [str(text) for text in texts] for name, texts in errors.items()}})
+
+
+def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
+    said: dict[str, Any] = {"errors": {}, "summary": ""}
+    if request.POST.get("simulate"):
+        try:
+            row = preview_ask(
+                actor=Actor.person(request.user.get_username()),
+                name=f"Edit of {name}",
+                edit=edit,
+                policy=settings.DISPATCH_POLICY,
+                overrides=settings.DISPATCH_OVERRIDES,
+                now=timezone.now(),
+            )
+        except ConfigError as error:
+            return JsonResponse({**said, "refused": f"Nothing to simulate: {error}."})
+        return JsonResponse({**said, "slug": row.slug})
+    found = previews.last_hour(edit, timezone.now())
+    context = {"judged": found, "mapping": isinstance(edit, MappingEdit)}
+    html = render_to_string("console/partials/_judged.html", context, request=request)
+    return JsonResponse({**said, "html": html})
+
+
+@require_GET
+@allows(Role.OPERATOR)
+def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
+    """A piece of page: the figures of a preview that ended, or why there are none."""
+    row = experiments.experiment(slug)
+    if row is None or row.kind != Experiment.Kind.PREVIEW or row.created_by != request.user.get_username():
+        raise Http404(f"no preview {slug}")
+    context = {"row": row, "rows": compared(row.result) if row.result else []}
+    return render(request, "console/partials/_preview.html", context)
+
+
+def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """All traffic first, then by class: recorded beside edited."""
+    by_label = {entry["policy"]: entry["first_seed"] for entry in result["entries"]}
+    before, after = by_label[RECORDED], by_label[EDITED]
+    rows = [figures("all traffic", before, after)]
+    names = sorted(set(before["by_class"]) | set(after["by_class"]))
+    nothing: dict[str, Any] = {"ttft_s": {}, "tpot_s": {}}
+    for name in names:
+        rows.append(
+            figures(class_name(name), before["by_class"].get(name, nothing), after["by_class"].get(name, nothing))
+        )
+    return rows
+
+
+def figures(name: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "requests": after.get("requests"),
+        "before": before.get("attainment"),
+        "after": after.get("attainment"),
+        "worse": (after.get("attainment") or 0) < (before.get("attainment") or 0) - 0.005,
+        "ttft_before": before["ttft_s"].get("p95"),
+        "ttft_after": after["ttft_s"].get("p95"),
+        "tpot_before": before["tpot_s"].get("p95"),
+        "tpot_after": after["tpot_s"].get("p95"),
+    }

@@ -1,0 +1,52 @@
+"""An edit that is not saved yet, simulated: the newest traffic once as it was promised and once as edited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from controller.core.errors import ConfigError
+from controller.models import Experiment
+from controller.selectors import traffic
+from controller.selectors.edits import Edit, edit_as_json
+from controller.selectors.fleet_model import default_model, fleet_today
+from controller.services.actors import Actor
+from controller.services.experiments import preview_create
+
+WINDOW = timedelta(hours=1)
+REQUESTS = 10_000
+RECORDED, EDITED = "as recorded", "as edited"
+
+
+def preview_ask(
+    *, actor: Actor, name: str, edit: Edit, policy: str, overrides: Mapping[str, Any], now: datetime
+) -> Experiment:
+    """All traffic of the last hour on today's fleet, since classes compete; the worker takes what ten seconds allow.
+
+    Raises ConfigError where there is nothing to simulate: no traffic, no fleet, no fitted latency.
+    """
+    since = now - WINDOW
+    model = traffic.busiest_model(since, now) or default_model()
+    if model is None:
+        raise ConfigError("there is no model", field="workload.model")
+    window = traffic.Window(since, now, model)
+    if not traffic.rows_of(window).exists():
+        raise ConfigError(f"no request for {model} is on record in the last hour", field="workload.since")
+    each = {"name": policy, **({"overrides": dict(overrides)} if overrides else {})}
+    spec = {
+        "name": name,
+        "instances": fleet_today(model),
+        "seeds": [1],
+        "workload": {
+            "kind": "window",
+            "since": since.isoformat(),
+            "until": now.isoformat(),
+            "model": model,
+            "requests": REQUESTS,
+            "newest": REQUESTS,
+            "sources": True,
+        },
+        "policies": [{**each, "label": RECORDED}, {**each, "label": EDITED, "retarget": edit_as_json(edit)}],
+    }
+    return preview_create(actor=actor, name=name, spec=spec, notes=[])
