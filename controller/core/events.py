@@ -205,7 +205,8 @@ class Abort(NamedTuple):
 class Place(NamedTuple):
     """The decode stage of the request runs at `target`; its KV goes there from `source`.
 
-    Answered by TransferStarted and TransferDone, or by TransferFailed. An Abort of the request at `target` undoes it.
+    Answered by TransferStarted and TransferDone, or by TransferFailed. An Abort of the request at `target` undoes it,
+    even if its KV has landed there; a driver then drops answers that are still on their way.
     """
 
     request: Request

@@ -30,15 +30,16 @@ MIGRATION_RANKS = ("none", "tpot")
 @dataclass(frozen=True, slots=True)
 class MigratorConfig:
     """`placed_timeout_s`: until blocks are reserved; `moving_timeout_s`: until the KV is there. `retry_s`: before a
-    request that found no room at an engine is placed again. `max_failures`: broken transfers of one request before it
-    is given up. `hold_s`: a request that no placement wants for that long is given up where there is no decode instance
-    at all, else it goes where there is room, whatever its TPOT. `engine_rank`: what the engine is told about urgency.
+    request that found no room at an engine is placed again, and doubled with each failure where all instances failed
+    it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
+    wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
+    its TPOT. `engine_rank`: what the engine is told about urgency.
     """
 
     placed_timeout_s: float = 5.0
     moving_timeout_s: float = 30.0
     retry_s: float = 0.05
-    max_failures: int = 4
+    max_failures: int = 6
     hold_s: float = 60.0
     engine_rank: str = "tpot"
 
@@ -332,6 +333,8 @@ class Migrator:
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
         transfer.excluded.add(transfer.target)
+        if all(worker.id in transfer.excluded for worker in self._decoders(transfer.request)):
+            transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self._withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:
             self._give_up(transfer, reason, now, actions)

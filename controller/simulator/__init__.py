@@ -5,6 +5,7 @@ with `simulation.py`.
 """
 
 from controller.simulator.demand import Demand
+from controller.simulator.links import LinkFailure, LinkSettings
 from controller.simulator.results import SimulationResult
 from controller.simulator.settings import ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
@@ -14,6 +15,8 @@ __all__ = [
     "ElasticSettings",
     "Failure",
     "InstanceSettings",
+    "LinkFailure",
+    "LinkSettings",
     "Simulation",
     "SimulationResult",
     "SimulationSettings",

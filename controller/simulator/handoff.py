@@ -134,6 +134,7 @@ class Handoff:
             self._free(action.request_id)
         elif isinstance(action, ev.Abort):
             self._undo(action.request_id)
+            self._recall(action)
         elif isinstance(action, ev.PrefillAgain):
             trip = host.trip(action.request.id)
             if trip is not None:
@@ -191,7 +192,13 @@ class Handoff:
         del self._moves[name]
         trip.go_on(instance.id, move.seq, self._host.heap.now)
         self._host.tell_engine(instance, [Landed(move.seq)])
-        self._report(ev.TransferDone(name, instance.id))
+        self._host.later(partial(self._heard_done, move, name))
+
+    def _heard_done(self, move: Move, name: str) -> None:
+        """What was recalled while the news was on its way is not reported."""
+        trip = self._host.trip(name)
+        if trip is not None and trip.seq is move.seq:
+            self._heard(ev.TransferDone(name, move.target))
 
     def _failed(self, name: str, target: str, reason: str) -> None:
         self._report(ev.TransferFailed(name, target, reason))
@@ -220,6 +227,15 @@ class Handoff:
         instance = self._host.cluster.get(move.target)
         if instance is not None:
             self._host.tell_engine(instance, [Aborted(move.seq)])
+
+    def _recall(self, abort: ev.Abort) -> None:
+        """It landed before the migrator knew: the engine lets go of it again."""
+        trip, instance = self._host.trip(abort.request_id), self._host.cluster.get(abort.instance_id)
+        if trip is None or trip.landed_at is None or instance is None or trip.instance != instance.id:
+            return
+        if trip.seq is not None:
+            seq, trip.seq, trip.landed_at = trip.seq, None, None
+            self._host.tell_engine(instance, [Aborted(seq)])
 
     def _free(self, name: str) -> None:
         where, seq = self._kept.pop(name, ("", None))

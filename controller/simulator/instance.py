@@ -6,7 +6,18 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from controller.core.steps import EngineAction, EngineEvent, Landed, Release, Reserve, Seq, Start, Step, StepsDone
+from controller.core.steps import (
+    EngineAction,
+    EngineEvent,
+    Landed,
+    Release,
+    Reserve,
+    Seq,
+    SeqState,
+    Start,
+    Step,
+    StepsDone,
+)
 from controller.core.types import Load
 from controller.policies.batching import Pausing
 from controller.predict.latency import LatencyModel
@@ -78,18 +89,20 @@ class Instance:
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
     def _track(self, step: Step, started: Sequence[Seq], now: float) -> None:
-        """Whose tokens the next entries of `step_ends` are."""
+        """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
         if self._pausing:
             for seq in step.decodes:
-                if seq not in self._flowing:
+                if seq not in self._flowing and seq.state is not SeqState.FINISHED:
                     self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
             self._flowing = {*started, *step.decodes}
         elif not self._steady:
             for seq in (*started, *step.decodes):
-                self.tracks[seq.id].add(now)
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].add(now)
         elif self._landing:
             for seq in self._landing.intersection(step.decodes):
-                self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
             self._landing.difference_update(step.decodes)
 
     def token_times(self, seq: Seq) -> array[float]:
