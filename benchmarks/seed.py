@@ -29,13 +29,15 @@ def seed(wish: dict[str, Any]) -> dict[str, str]:
         served_models.latency_profile_set(
             actor=actor, model=model, device_kind="cpu", coefficients=LatencyCoefficients(**wish["coefficients"])
         )
-    for index, url in enumerate(wish["urls"]):
+    roles = wish["roles"] or ["collocated"] * len(wish["urls"])
+    for index, (url, role) in enumerate(zip(wish["urls"], roles, strict=True)):
         row = instances.instance_register(
             actor=actor,
             id=f"engine-{index}",
             model=model,
             url=url,
             backend=wish["backend"],
+            role=role,
             device_kind="cpu",
             max_num_seqs=wish["max_num_seqs"],
             spec=spec,

@@ -50,6 +50,7 @@ class Fleet:
     coefficients: Mapping[str, float] | None = None
     context_tokens: int = 4096
     kv_capacity_tokens: int | None = None
+    roles: Sequence[str] = ()  # one an url; empty: all collocated
 
 
 class Stack:

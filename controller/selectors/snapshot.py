@@ -129,9 +129,15 @@ def _instance(row: Instance, speeds: Speeds) -> InstanceSpec:
         kv_capacity_tokens=row.spec.get("kv_capacity_tokens"),
         max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,
-        latency=speeds.get((row.model_id, row.device_kind, row.tp, row.role)),
+        latency=_speed(row, speeds),
         labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
     )
+
+
+def _speed(row: Instance, speeds: Speeds) -> LatencyCoefficients | None:
+    """The fit of its role; without one that of a collocated engine, which is the same model on the same device."""
+    key = (row.model_id, row.device_kind, row.tp)
+    return speeds.get((*key, row.role)) or speeds.get((*key, Role.COLLOCATED.value))
 
 
 def _drains(row: Instance) -> bool:

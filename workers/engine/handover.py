@@ -12,6 +12,8 @@ import logging
 import time
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Gauge
+
 from controller.core.steps import FinishReason, Landed, Release, Seq
 from workers.engine import fields
 from workers.engine.engine import Engine
@@ -39,6 +41,20 @@ class Handover:
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
         self.expired = 0
         self.server = KvServer(store, token, self._find, self.release)
+
+    def expose(self, registry: CollectorRegistry) -> None:
+        """Under names of our own: vLLM has none for this."""
+        for name, text, read in (
+            ("kv_sent_bytes", "KV bytes other engines pulled from here.", lambda: self.traffic.sent_bytes),
+            ("kv_received_bytes", "KV bytes pulled from other engines.", lambda: self.traffic.received_bytes),
+            ("kv_receiving_seconds", "Time of the pulls that ended well.", lambda: self.traffic.receiving_s),
+            ("kv_sent", "Prompts whose KV another engine has taken.", lambda: self.traffic.sent),
+            ("kv_received", "Prompts taken over.", lambda: self.traffic.received),
+            ("kv_failed", "Transfers that ended early.", lambda: self.traffic.failed),
+            ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
+            ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
+        ):
+            Gauge(f"slackline_{name}", text, registry=registry).set_function(read)
 
     async def start(self, port: int) -> None:
         await self.server.start(self._host, port)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -47,6 +48,7 @@ class Traffic:
     sent: int = 0
     received: int = 0
     failed: int = 0
+    receiving_s: float = 0.0  # of pulls that ended well, added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,11 @@ async def pull(offer: Offer, seq: Seq, store: KvStore, token: str, traffic: Traf
 
     Raises KvTransferError; then what is in the blocks is worthless.
     """
+    began = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
             await _pull(offer, seq, store, token, traffic)
+        traffic.receiving_s += time.monotonic() - began
     except TimeoutError:
         traffic.failed += 1
         raise KvTransferError(f"KV of {offer.request} did not come within {timeout_s:g} s", "timeout") from None

@@ -63,6 +63,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         store = EmulatedKv(config.kv.layers, config.kv.token_bytes)
         kv = config.kv
         handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)
+        handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
     routes = Management(engine, config, served, generator).routes()
     routes["/v1/completions"] = {"POST": generator.completions}

@@ -1,0 +1,244 @@
+"""`make bench-pd`: prefill and decode apart, against the same engines collocated, and against one-shot placement.
+
+Four reference engines (emulated: they spend the time of Qwen2.5-7B on A100, in real time) behind the gateway: all
+collocated at the chunk size that simulates best; two that prefill and two that decode, the decode stage placed by the
+Migrator when the prefill ends; and the same with the decode engine chosen when the prefill is sent. KV really moves,
+as bytes of the emulated size over TCP. Two kinds of requests: long documents with a tight TPOT, and short prompts with
+long answers and a loose one. The simulator runs the same arrivals on the same settings.
+
+Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `by_mode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import secrets
+import statistics
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import ROOT, Engine, reference_engines, stop_on_sigterm
+from benchmarks.loadgen import gateway_target, run_plan
+from benchmarks.scoring import Score, score
+from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.trials import Bench, note, wait_idle
+from benchmarks.workloads import Task, burst
+from controller.core.types import Targets
+from controller.simulator.__main__ import read_profile, read_trace
+from controller.simulator.arrivals import Lengths
+from controller.simulator.experiment import Experiment, parse_experiment
+from controller.simulator.mixes import PATIENT_S
+from controller.simulator.report import report
+from controller.simulator.runner import run_once
+from workers.engine.profiles import load_profile
+
+PROFILE = "qwen2.5-7b-a100"
+MODEL = "qwen2.5-7b"
+KV_TOKENS, SEQS, CONTEXT = 262_144, 64, 8192
+LAYERS, LAYER_TOKEN_BYTES = 28, 512  # a quarter of the model's real KV: two cores move it all
+CHUNKS = (512, 1024, 2048)
+PREFILL_TOKENS = 8192
+FIRST_SEED = 500
+METRIC = re.compile(r"(?m)^slackline_(kv_\w+) ([0-9.e+]+)")
+
+TASKS = (
+    Task("document", Targets(1.0, 0.02, None, PATIENT_S), Lengths(1800, 1200, 64, 6000, "lognormal"),
+         Lengths(100, 25, 8, 300)),
+    Task("story", Targets(1.0, 0.04, None, PATIENT_S), Lengths(120, 40, 16, 400), Lengths(200, 50, 16, 400)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage."""
+
+    name: str
+    roles: tuple[str, ...]
+    chunk: int
+    migration: str = "tpot_budget"
+
+
+APART = ("prefill", "prefill", "decode", "decode")
+PD, ONE_SHOT = Mode("pd", APART, PREFILL_TOKENS), Mode("one_shot", APART, PREFILL_TOKENS, "one_shot")
+
+
+def collocated(chunk: int) -> Mode:
+    return Mode("collocated", ("collocated",) * 4, chunk)
+
+
+# ---- simulated ------------------------------------------------------------------------------------------------------
+
+
+def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> Experiment:
+    engine = {
+        "profile": f"{ROOT / 'workers/engine/profiles.json'}#{PROFILE}",
+        "kv_tokens": KV_TOKENS,
+        "max_num_seqs": SEQS,
+        "max_num_batched_tokens": mode.chunk,
+        "max_model_len": CONTEXT,
+        "prefix_caching": False,
+        "kv_bytes_per_token": LAYERS * LAYER_TOKEN_BYTES,
+    }
+    settings: dict[str, Any] = {"cutoff_s": 25.0}
+    if mode.roles == APART:
+        settings["links"] = {"bandwidth_gb_s": link_gb_s, "latency_s": 0.002, "scope": "port"}
+    raw = {
+        "name": mode.name,
+        "instances": [{**engine, "count": mode.roles.count(role), "role": role} for role in dict.fromkeys(mode.roles)],
+        "policies": [{"name": "slackline", "overrides": {"migration": {"name": mode.migration}}}],
+        "workload": {"kind": "tasks", "per_task": per_task, "tasks": [_as_json(task) for task in TASKS]},
+        "settings": settings,
+    }
+    return parse_experiment(raw, read_profile, read_trace)
+
+
+def _as_json(task: Task) -> dict[str, Any]:
+    laws = {
+        part: {"law": law.law, "mean": law.mean, "std": law.std, "low": law.low, "high": law.high}
+        for part, law in (("prompt", task.prompt), ("output", task.output))
+    }
+    return {"name": task.name, "ttft_s": task.targets.ttft_s, "tpot_s": task.targets.tpot_s, **laws}
+
+
+def simulated(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], link_gb_s: float) -> float:
+    """Median attainment over the seeds."""
+    plan = experiment(mode, rate, per_task, link_gb_s)
+    (contender,) = plan.contenders
+    return statistics.median(report(run_once(plan, contender, rate, seed), 0.0)["attainment"] for seed in seeds)
+
+
+# ---- live -----------------------------------------------------------------------------------------------------------
+
+
+def moved(urls: Sequence[str]) -> dict[str, float]:
+    """What the engines say of their transfers, added up."""
+    total: dict[str, float] = {}
+    for url in urls:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+            for name, value in METRIC.findall(reply.read().decode()):
+                total[name] = total.get(name, 0.0) + float(value)
+    return total
+
+
+def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
+    """Scores of each seed, and what moved."""
+    options = (
+        *("--profile", PROFILE, "--model", MODEL, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
+        *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(mode.chunk)),
+        *("--no-enable-prefix-caching", "--kv-layers", str(LAYERS), "--kv-token-bytes", str(LAYER_TOKEN_BYTES)),
+    )
+    with reference_engines(4, folder / "logs", *options) as engines:
+        urls = [engine.url for engine in engines]
+        fleet = Fleet(
+            MODEL, urls, "reference", SEQS,
+            [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in TASKS],
+            load_profile(PROFILE).coefficients._asdict(), CONTEXT, KV_TOKENS, mode.roles,
+        )  # fmt: skip
+        with Stack(folder, fleet) as stack:
+            bench = Bench(stack)
+            scores = [bench.undisturbed(lambda seed=seed: _once(stack, mode, rate, per_task, seed)) for seed in seeds]
+        return {"scores": scores, "dropped": bench.dropped, **moved(urls)}
+
+
+def _once(stack: Stack, mode: Mode, rate: float, per_task: int, seed: int) -> Score:
+    wait_idle(stack.fleet.urls)
+    plan = burst(TASKS, rate, seed, per_task)
+    with stack.gateway("slackline", {"migration": {"name": mode.migration}}) as gateway:
+        return score(run_plan(plan, _target(stack, gateway)), TASKS)
+
+
+def _target(stack: Stack, gateway: Engine) -> Any:
+    return gateway_target(gateway.url, stack.fleet.model, stack.api_key)
+
+
+def best_chunk(rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, dict[int, float]]:
+    """The collocated baseline at its best: its chunk size by simulation."""
+    seen = {chunk: simulated(collocated(chunk), rate, per_task, seeds, 1.0) for chunk in CHUNKS}
+    return max(CHUNKS, key=lambda chunk: (seen[chunk], -chunk)), seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=16.0, help="requests/s of both kinds together (%(default)s)")
+    parser.add_argument("--per-task", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--link", type=float, default=1.0, help="GB/s a port in the simulator (%(default)s)")
+    args = parser.parse_args()
+    stop_on_sigterm()
+    os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
+    seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds)]
+    chunk, swept = best_chunk(args.rate, args.per_task, seeds)
+    note(f"collocated, simulated by chunk: {swept}; taken: {chunk}")
+    by_mode: dict[str, dict[str, Any]] = {}
+    for mode in (collocated(chunk), PD, ONE_SHOT):
+        note(f"{mode.name} ...")
+        with tempfile.TemporaryDirectory(prefix="bench-pd-") as folder:
+            found = live(mode, args.rate, args.per_task, seeds, Path(folder))
+        by_mode[mode.name] = _summary(found) | {
+            "simulated": simulated(mode, args.rate, args.per_task, seeds, args.link)
+        }
+    _show(by_mode, args.rate)
+    print(
+        json.dumps(
+            {
+                "attainment": {name: each["attainment"] for name, each in by_mode.items()},
+                "simulated": {name: each["simulated"] for name, each in by_mode.items()},
+                "by_mode": by_mode,
+                "rate": args.rate,
+                "per_task": args.per_task,
+                "seeds": seeds,
+                "collocated_chunk": chunk,
+                "collocated_sweep": swept,
+                "kv_bytes_per_token": LAYERS * LAYER_TOKEN_BYTES,
+            }
+        )
+    )
+
+
+def _summary(found: dict[str, Any]) -> dict[str, Any]:
+    scores: list[Score] = found["scores"]
+    seconds = found.get("kv_receiving_seconds", 0.0)
+    received = found.get("kv_received_bytes", 0.0)
+    return {
+        "attainment": statistics.median(each.attainment for each in scores),
+        "spread": [min(each.attainment for each in scores), max(each.attainment for each in scores)],
+        "e2e_mean_s": statistics.median(each.e2e_mean_s for each in scores),
+        "ttft_p50_s": statistics.median(_middle(each.ttft_p50_s) for each in scores),
+        "kv_bytes": received,
+        "kv_transfers": found.get("kv_received", 0.0),
+        "kv_failed": found.get("kv_failed", 0.0),
+        "kv_gb_per_s": received / seconds / 1e9 if seconds else None,
+        "largest_gap_s": max(each.largest_gap_s for each in scores),
+        "dropped": found["dropped"],
+    }
+
+
+def _middle(by_task: Any) -> float:
+    values = list(by_task.values()) if isinstance(by_task, dict) else [by_task]
+    return statistics.median(value for value in values if value is not None and math.isfinite(value))
+
+
+def _show(by_mode: dict[str, dict[str, Any]], rate: float) -> None:
+    print(f"{rate:g} requests/s over four engines ({PROFILE}, emulated)")
+    print(
+        f"{'mode':12} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>10} {'GB/s each':>10}"
+    )
+    for name, each in by_mode.items():
+        spread = f"{each['spread'][0]:.3f}-{each['spread'][1]:.3f}"
+        speed = f"{each['kv_gb_per_s']:.2f}" if each["kv_gb_per_s"] else "-"
+        print(
+            f"{name:12} {each['attainment']:9.3f} {spread:>14} {each['simulated']:10.3f} {each['e2e_mean_s']:7.2f} "
+            f"{each['kv_bytes'] / 1e9:7.2f} GB {speed:>10}"
+        )
+
+
+if __name__ == "__main__":
+    main()
