@@ -10,7 +10,8 @@ from controller.models import Decision
 from tests import factories
 
 PAGES = [
-    "/", "/overview/history/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/", "/experiments/", "/traces/",
+    "/", "/overview/history/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/",
+    "/experiments/", "/traces/",
 ]  # fmt: skip
 EDITS = ["/classes/new/", "/classes/{row}/", "/classes/{row}/remove/", "/mappings/{mapping}/"]
 

@@ -1,0 +1,223 @@
+"""Experiments in the browser: asked, watched, compared, saved; previews beside the forms; by role."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+DONE_S = 120_000
+
+
+@pytest.fixture(scope="module")
+def traffic(stack):
+    """Some requests on record, of a class and of mapped priorities."""
+    sent = stack.send(12, slo_class="interactive", max_tokens=20) + stack.send(12, priority=1, max_tokens=20)
+    assert [each.result() for each in sent].count(200) >= 20
+    time.sleep(2)  # records are written twice a second
+
+
+def start(page, **fields):
+    """A short mix on a shipped profile, two policies."""
+    page.goto("/experiments/new/")
+    page.get_by_label("Traffic").select_option("mix")
+    page.get_by_label("Rate", exact=True).fill(fields.pop("rate", "20"))
+    page.get_by_label("For", exact=True).fill(fields.pop("duration", "10"))
+    page.get_by_label("Fleet").select_option("profile")
+    page.get_by_label("Policy set").nth(1).select_option("round_robin")
+    for label, value in fields.items():
+        page.get_by_label(label, exact=True).fill(value)
+    expect(page.locator("[data-estimate]")).to_contain_text("requests")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url(re.compile(r"/experiments/(?!new).+/$"))
+
+
+def test_yesterday_or_the_last_hour_with_one_instance_less_in_two_clicks(visit, traffic):
+    page = visit("operator")
+    page.get_by_role("link", name="Experiments").click()
+    expect(page.get_by_role("button", name="Yesterday (UTC) with one instance less")).to_be_visible()
+    page.get_by_role("button", name="The last hour with one instance less").click()
+    expect(page.get_by_role("heading", name="The last hour with 1 instance less")).to_be_visible()
+    expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=DONE_S)
+    expect(page.locator(".legend")).to_contain_text("today's fleet")
+    rows = page.get_by_role("region", name="Figures").locator("tbody tr")
+    expect(rows).to_have_count(2)
+
+
+def test_the_form_shows_what_it_needs_and_says_what_is_wrong(visit):
+    page = visit("operator", "/experiments/new/")
+    expect(page.get_by_label("From (UTC)")).to_be_visible()
+    expect(page.get_by_label("Rate", exact=True)).to_be_hidden()
+    page.get_by_role("button", name="yesterday (UTC)").click()
+    assert (
+        page.get_by_label("From (UTC)").input_value().endswith("T00:00:00")
+        or "T00:00" in page.get_by_label("From (UTC)").input_value()
+    )
+    page.get_by_label("Traffic").select_option("mix")
+    expect(page.get_by_label("From (UTC)")).to_be_hidden()
+    rate = page.get_by_label("Rate", exact=True)
+    rate.fill("-3")
+    expect(rate).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#id_rate_error")).to_contain_text("greater than or equal")
+    rate.fill("12")
+    expect(page.locator("#id_rate_error")).to_have_count(0)
+    expect(page.get_by_label("Prompt, mean")).to_be_hidden()
+    page.get_by_label("Mix").select_option("own")
+    expect(page.get_by_label("Prompt, mean")).to_be_visible()
+
+
+def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
+    page = visit("operator")
+    start(page, rate="60", duration="60", Rates="30, 60", Name="Two rates")
+    expect(page.get_by_role("heading", name="On its way")).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
+    expect(page.locator('[data-chart="attainment_rates"] .main-svg').first).to_be_visible(timeout=DONE_S)
+    for name in ("attainment", "goodput", "ttft", "tpot", "cost", "queue", "goodput_rates"):
+        expect(page.locator(f'[data-chart="{name}"] .main-svg').first).to_be_visible()
+    expect(page.locator('[data-chart="attainment"]')).to_contain_text("SLO 9")
+    page.get_by_label("Latencies of").select_option("wikisql")
+    expect(page.locator('[data-chart="ttft"]')).to_contain_text("SLO 20 s")
+    page.get_by_label("Rate", exact=True).select_option("1")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save Time to first token as PNG").click()
+    assert download.value.suggested_filename.endswith("-ttft.png")
+    assert download.value.path().read_bytes()[:4] == b"\x89PNG"
+    for form in ("CSV", "JSON"):
+        with page.expect_download() as download:
+            page.get_by_role("link", name=form).click()
+        assert download.value.suggested_filename.endswith(f".{form.lower()}")
+    page.get_by_label("Name").fill("Kept by its name")
+    page.get_by_label(re.compile("Keep it")).check()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("heading", name="Kept by its name")).to_be_visible()
+    address = page.url
+    other = visit("viewer")
+    other.goto(address)
+    expect(other.get_by_role("heading", name="Kept by its name")).to_be_visible()
+    expect(other.get_by_role("button", name="Remove")).to_have_count(0)
+    expect(other.locator('[data-chart="cost"] .main-svg').first).to_be_visible()
+
+
+def test_one_that_runs_is_cancelled_and_removed(visit):
+    page = visit("operator")
+    start(page, rate="100", duration="900", Name="Too long")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator('.lead [data-cell="state"]')).to_have_text("cancelled")
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Remove it").click()
+    expect(page.get_by_role("status").first).to_contain_text("Too long is removed")
+    page.goto("/audit/?kind=experiment_cancelled")
+    expect(page.locator("#audit-rows tr").first).to_contain_text("operator")
+
+
+def test_the_list_follows_what_runs(visit):
+    page = visit("operator")
+    start(page, rate="60", duration="120", Name="Watched from the list")
+    watcher = visit("viewer", "/experiments/")
+    row = watcher.get_by_role("row", name="Watched from the list")
+    expect(row.locator('[data-cell="state"]')).to_have_text("done", timeout=DONE_S)
+    watcher.get_by_label("State").select_option("failed")
+    watcher.get_by_role("button", name="Search").click()
+    expect(watcher.get_by_text("No experiment matches.")).to_be_visible()
+
+
+def test_a_trace_is_handed_in_and_what_is_wrong_with_it_is_said(visit, trouble):
+    trouble.expected = ("422",)
+    page = visit("operator", "/traces/")
+    page.get_by_label("Name").fill("browser trace")
+    bad = {"name": "t.csv", "mimeType": "text/csv", "buffer": b"input_tokens,output_tokens\n10,many\n"}
+    page.get_by_label("File").set_input_files(bad)
+    page.get_by_role("button", name="Register").click()
+    expect(page.locator("#id_file_error")).to_contain_text("line 2, output_tokens: 'many' is not a number")
+    page.get_by_label("File").set_input_files({**bad, "buffer": b"input_tokens,output_tokens\n10,5\n20,6\n"})
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_role("row", name="browser trace")).to_contain_text("2")
+
+
+def test_an_edit_of_a_class_is_previewed_before_it_is_saved(visit, traffic):
+    page = visit("operator", "/classes/")
+    page.get_by_role("link", name="Change interactive").click()
+    judged = page.locator("[data-judged]")
+    expect(judged).to_contain_text("would be judged attained")
+    field = page.get_by_label("First token within")
+    stored = field.input_value()
+    field.fill("0")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    field.fill("0.0002")
+    expect(judged).to_contain_text("0 % would be judged attained")
+    began = time.monotonic()
+    page.get_by_role("button", name="Simulate the newest requests").click()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    table = page.get_by_role("region", name="Simulated")
+    expect(table).to_be_visible(timeout=30_000)
+    assert time.monotonic() - began < 30
+    expect(table.get_by_role("row", name="interactive")).to_contain_text("0 %")
+    page.reload()
+    expect(page.get_by_label("First token within")).to_have_value(stored)
+
+
+def test_an_edit_of_the_mapping_is_previewed_and_undone(visit, traffic):
+    page = visit("operator", "/mappings/1/")
+    expect(page.locator("[data-judged]")).to_contain_text("would be judged attained")
+    widest = page.get_by_label("TTFT at most").last
+    stored = widest.input_value()
+    widest.fill("99")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("status").first).to_contain_text("Saved")
+    page.goto("/mappings/1/history/")
+    expect(page.locator("ins").first).to_contain_text("99")
+    page.get_by_role("link", name=re.compile("^Undo")).first.click()
+    expect(page.get_by_label("TTFT at most").last).to_have_value(stored)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("status").first).to_contain_text("Saved")
+
+
+@pytest.mark.parametrize("path", ["/experiments/", "/experiments/new/", "/traces/", "/classes/1/history/"])
+def test_anonymous_people_see_the_login_only(visit, path):
+    page = visit(None, path)
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_viewer_reads_and_changes_nothing(visit, trouble):
+    trouble.expected = ("403",)
+    page = visit("viewer", "/experiments/")
+    expect(page.get_by_role("link", name="New experiment")).to_have_count(0)
+    expect(page.get_by_role("button", name=re.compile("instance less"))).to_have_count(0)
+    page.goto("/classes/1/history/")
+    expect(page.get_by_role("heading", name="history")).to_be_visible()
+    page.goto("/experiments/new/")
+    expect(page.get_by_text("This needs the role operator; yours is viewer.")).to_be_visible()
+
+
+def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
+    import os
+    import signal
+
+    page = visit("operator")
+    start(page, rate="60", duration="100", Name="Through an outage")
+    state = page.locator("[data-live-state]")
+    expect(state).to_have_attribute("data-state", "live")
+    redis = stack.pid("redis")
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        expect(state).to_have_attribute("data-state", "stale", timeout=15_000)
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=DONE_S)
+
+
+def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
+    import os
+    import signal
+
+    page = visit("operator")
+    start(page, rate="60", duration="120", Name="Killed in the middle")
+    expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
+    os.kill(stack.pid("analysis"), signal.SIGKILL)
+    expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=2 * DONE_S)
