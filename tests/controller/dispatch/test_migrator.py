@@ -71,8 +71,8 @@ def test_the_smallest_next_step_matures_first():
 
 
 def test_waiting_costs_pace_and_the_hopeless_go_only_where_they_harm_nobody():
-    """9 tokens after the first at 30 ms each: after 90 ms only 20 ms are left for each, less than any step takes. Beside
-    `tight` (21.5 ms) a second one harms; on an instance of its own it does not."""
+    """9 tokens after the first at 30 ms each: after 90 ms only 20 ms are left for each, less than any step takes.
+    Beside `tight` (21.5 ms) a second one harms; on an instance of its own it does not."""
     made = migrator()
     made.handle([done("tight", tpot=0.0215, output=100), done("late", tpot=0.03)], 0.0)
     commit(made, "tight")
@@ -146,7 +146,7 @@ def test_a_draining_instance_takes_nothing_and_sleeping_ones_neither():
     assert places(made.handle([ev.Telemetry("d1", Load(1.0))], 1.0)) == [("a", "d1")]
 
 
-# ---- the life of a transfer -------------------------------------------------------------------------------------------
+# ---- the life of a transfer -------------------------------------------------------------------------------------
 
 
 def test_a_transfer_is_placed_moving_and_committed_and_only_then_is_the_source_free():
@@ -289,7 +289,7 @@ def test_the_dispatcher_sends_nothing_to_a_decode_instance():
     assert kinds(reply, ev.Refuse) == []
 
 
-# ---- settings, and every placement ------------------------------------------------------------------------------------
+# ---- settings, and every placement ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ happenings = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(happenings, st.sampled_from(list(MIGRATIONS)))
 def test_whatever_is_said_the_books_balance(script, name):
-    """Random news, right or wrong: a request is at one instance at most, and everyone can still be brought to an end."""
+    """Random news, right or wrong: a request is at one instance at most, and all can still be brought to an end."""
     made = migrator("slackline", decoders=2, slots=2, migration={"name": name})
     now, asked, ended = 0.0, {}, set()
     for what, which, where in script:
