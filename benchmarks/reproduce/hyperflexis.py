@@ -1,0 +1,59 @@
+"""HyperFlexis: Figures 3 to 8 and Table 2.
+
+Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one seed and a fifth of the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.reproduce import hyperflexis_mapping, hyperflexis_multitask, hyperflexis_single, hyperflexis_stages
+from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table
+from benchmarks.reproduce.hyperflexis_setting import MODELS
+
+Found = tuple[list[Claim], list[Table], list[Plot]]
+SETTINGS = """
+Models stand on the nearest profiles of `../shared/data/latency_profiles.json`: {profiles}. The factors slow them so
+that HyperFlexis' own knee on WikiSQL alone lies where its Fig. 7 has it (40 and 12 requests/s on its NPUs). Engines
+take 64 sequences and 2,048 tokens a step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the
+seconds of its Table 2.
+
+Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate, seeds {seeds};
+a client says its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same
+instances attains 90 %. Requests never give up: a late answer is a miss, not an error. Cost is provisioned instance time
+(eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
+
+*hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
+stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. SCORPIO is read from its
+public scheduler, once as published (it refuses, and paces answers by credits) and once at the best of its settings;
+ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description.
+"""
+
+
+def reproduce(progress: Progress, quick: bool) -> Section:
+    """Every figure in turn. `quick`: one model and seed, 60 requests a task, two loads."""
+    seeds = (1,) if quick else (1, 2, 3)
+    per_task = 60 if quick else 300
+    two = ("Qwen7B",) if quick else ("Qwen7B", "Qwen32B")
+    three = two if quick else tuple(MODELS)
+    times = (1.0, 2.0) if quick else None
+    claims: list[Claim] = []
+    tables: list[Table] = []
+    plots: list[Plot] = []
+    parts: tuple[Callable[[], Found], ...] = (
+        lambda: hyperflexis_multitask.reproduce(progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds),
+        lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
+        lambda: hyperflexis_mapping.figure_5(progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds),
+        lambda: hyperflexis_mapping.figure_6(progress, "Qwen32B", seeds, 18.0 if quick else 90.0),
+        lambda: hyperflexis_single.figure_7(progress, two, times or hyperflexis_single.FIG7_TIMES, per_task, seeds),
+        lambda: hyperflexis_single.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
+        lambda: hyperflexis_single.table_2(progress, three, 2.0, per_task, seeds),
+    )
+    for part in parts:
+        found = part()
+        claims += found[0]
+        tables += found[1]
+        plots += found[2]
+    profiles = "; ".join(f"{m.name} on `{m.profile}` times {m.slowed:g}" for m in MODELS.values())
+    text = SETTINGS.format(profiles=profiles, per_task=per_task, seeds=", ".join(map(str, seeds)))
+    return Section("HyperFlexis", text, claims, tables, plots)
