@@ -174,9 +174,9 @@ def running(starts: Iterable[Engine], path: str = "/health") -> Iterator[list[En
 
 @contextlib.contextmanager
 def vllm_servers(
-    count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False
+    count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False, arguments: Sequence[str] = ()
 ) -> Iterator[list[Engine]]:
-    """`count` real vLLM servers, bound to one core each, started at the same time."""
+    """`count` real vLLM servers, bound to one core each, started at the same time, with further `arguments`."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineFailed(missing)
     cores = os.cpu_count() or 1
@@ -184,7 +184,8 @@ def vllm_servers(
     def start(index: int) -> Engine:
         port = free_port()
         environment = {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": str(index % cores)}
-        return spawn(f"vllm-{index}", vllm_command(home, port, prefix_caching), port, logs, environment)
+        command = [*vllm_command(home, port, prefix_caching), *arguments]
+        return spawn(f"vllm-{index}", command, port, logs, environment)
 
     with running(start(index) for index in range(count)) as engines:
         yield engines
