@@ -12,6 +12,10 @@ class LengthBound(Protocol):
         """Tokens the whole answer will have at most, as far as is known after `produced` of them. More than that."""
         ...
 
+    def lower(self, produced: int) -> int:
+        """Tokens it will have at least. More than `produced`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -20,7 +24,8 @@ class Estimate:
     `goodput`: what ending in time earns; of a program's call, what the whole program earns. `each_token`: every token
     that comes by its own time earns one (latency-sensitive requests), and `goodput` is not used. `due`: the end of its
     stage under the amortised deadline (Concord sec. 4.1); `latest`: an end after which the promise, or the program's,
-    cannot be kept any more. `program` names calls that only count together.
+    cannot be kept any more. `program` names calls that only count together, `later_*` are the tokens of
+    its stages to come.
     """
 
     length: LengthBound
@@ -29,3 +34,5 @@ class Estimate:
     due: float = math.inf
     latest: float = math.inf
     program: str = ""
+    later_output: float = 0.0
+    later_prompt: float = 0.0

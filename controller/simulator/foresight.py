@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from controller.core.estimates import LengthBound
 from controller.core.noise import standard_normal
-from controller.predict.foresight import KnownLength, MeanLength, NoisyUpperBound, checked_error
-from controller.simulator.programs import Program, Speeds, stage_seconds
+from controller.predict.foresight import KnownLength, MeanLength, NoisyBounds, checked_error
+from controller.simulator.programs import Call, Program, Speeds, calls_after, stage_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,18 @@ class Oracle:
     def tokens(self, program: Program) -> float:
         return float(program.tokens)
 
+    def later(self, program: Program, stage: int) -> Call:
+        return calls_after(program, stage)
+
+    @property
+    def optimism(self) -> float:
+        return 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
     """Truth times lognormal errors: `length_error` of an answer's remaining tokens (bound at `quantile` standard
-    deviations), `graph_error` of each stage's time and of the program's tokens. The numbers are ours; the paper shows
+    deviations), `graph_error` of each stage's time and of the program's tokens (later ones included). The numbers are ours; the paper shows
     its predictors' errors only as curves."""
 
     length_error: float = 0.5
@@ -41,7 +48,7 @@ class Noisy:
         checked_error(self.graph_error, "graph_error")
 
     def length(self, call_id: str, output_tokens: int) -> LengthBound:
-        return NoisyUpperBound(call_id, output_tokens, self.length_error, self.quantile, self.seed)
+        return NoisyBounds(call_id, output_tokens, self.length_error, self.quantile, self.seed)
 
     def seconds(self, program: Program, speeds: Speeds) -> list[float]:
         return [
@@ -50,7 +57,17 @@ class Noisy:
         ]
 
     def tokens(self, program: Program) -> float:
-        return program.tokens * math.exp(self._z(f"{program.id}/tokens"))
+        return program.tokens * self._factor(program)
+
+    def later(self, program: Program, stage: int) -> Call:
+        return calls_after(program, stage, self._factor(program))
+
+    def _factor(self, program: Program) -> float:
+        return math.exp(self._z(f"{program.id}/tokens"))
+
+    @property
+    def optimism(self) -> float:
+        return math.exp(-self.quantile * self.graph_error)
 
     def _z(self, name: str) -> float:
         return self.graph_error * standard_normal(name, self.seed)
@@ -72,3 +89,10 @@ class Blind:
 
     def tokens(self, program: Program) -> float:
         return self.mean_tokens
+
+    def later(self, program: Program, stage: int) -> Call:
+        return Call(0, 0)
+
+    @property
+    def optimism(self) -> float:
+        return 0.0

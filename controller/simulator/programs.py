@@ -62,6 +62,13 @@ class Program:
         return len(self.stages) == 1 and len(self.stages[0].calls) == 1
 
 
+def calls_after(program: Program, stage: int, factor: float = 1.0) -> Call:
+    """Tokens of all later calls as one, times `factor`."""
+    calls = [call for each in program.stages[stage + 1 :] for call in each.calls]
+    prompt, output = sum(call.prompt_tokens for call in calls), sum(call.output_tokens for call in calls)
+    return Call(round(factor * prompt), round(factor * output))
+
+
 class Speeds(NamedTuple):
     """Seconds a token, for the shares of stages and the time a program needs at least."""
 
@@ -99,6 +106,15 @@ class Foresight(Protocol):
 
     def tokens(self, program: Program) -> float:
         """Of all calls of the program."""
+        ...
+
+    def later(self, program: Program, stage: int) -> Call:
+        """Prompt and output tokens of all calls after this stage."""
+        ...
+
+    @property
+    def optimism(self) -> float:
+        """Times `seconds` is what stages take at least."""
         ...
 
 
@@ -164,6 +180,13 @@ class Programs:
             return []
         return self._release(opened, now + program.stages[opened.stage - 1].tool_s)
 
+    def finished(self, now: float) -> list[ProgramRecord]:
+        """The run is over: what is still open is lost."""
+        for opened in list(self._open.values()):
+            opened.lost, opened.ended_at = True, now
+            self._close(opened)
+        return self.records
+
     def _close(self, opened: _Open) -> None:
         program, took = opened.program, opened.ended_at - opened.program.at
         deadline = program.targets.deadline_s
@@ -201,9 +224,13 @@ class Programs:
         else:
             whole = math.fsum(opened.seconds)
             due = program.at + opened.shares[stage] * deadline
-            latest = program.at + deadline - (1.0 - opened.shares[stage]) * whole
+            latest = program.at + deadline - (1.0 - opened.shares[stage]) * whole * self.foresight.optimism
             worth = opened.tokens if self.count == "tokens" else 1.0
-            estimate = Estimate(length, worth, due=due, latest=latest, program=program_id)
+            later = self.foresight.later(program, stage)
+            estimate = Estimate(
+                length, worth, due=due, latest=latest, program=program_id,
+                later_output=later.output_tokens, later_prompt=later.prompt_tokens,
+            )  # fmt: skip
             left = max(1e-3, due - at)
             targets = Targets(left, left, left, PATIENT_S)
         return Demand(

@@ -16,6 +16,11 @@ it holds up, or long prompts look cheap; a sequence that loses its slot stays wh
 more `max_num_seqs` than `slots` is needed for that), evicted and computed again only when blocks run out, least
 priority first.
 
+`rectangles`: the other reading, that of the prose and Fig. 4.6. A sequence needs only a share of a slot, its likely
+generation time over the time it has (of a paced one: seconds a token over its TBT). Those of highest priority whose
+shares fit into all slots are promised to end in time; of them the ones with the least slack run, then the others by
+priority, without a window. So who has time lets others go first, and nobody is begun who would push another out.
+
 `slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example), `cutoffs`: values to adapt it among (empty: it
 stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `fair_weight` 0: f of
 sec. 4.3, fairness by time waited; `token_s`, `prefill_s`: seconds a token before anything was measured, and a prompt
@@ -52,6 +57,7 @@ class CalmConfig:
     frame_steps: int = 50
     starvation: float = 0.5
     fair_weight: float = 0.0
+    rectangles: bool = False
     token_s: float = 0.02
     prefill_s: float = 1e-4
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
@@ -150,11 +156,26 @@ class Calm:
         columns.refresh((*self._ran, *self._begun))
         found = self._weigh(now)
         feasible = np.flatnonzero(columns.alive & (found.slack >= 0))
-        best = select(found.priority[feasible], columns.prompt[feasible], found.slack[feasible], slots, self.cutoff)
-        chosen = self._sorted(feasible[best], found)
+        if self.config.rectangles:
+            chosen = self._packed(feasible, found, slots)
+        else:
+            best = select(found.priority[feasible], columns.prompt[feasible], found.slack[feasible], slots, self.cutoff)
+            chosen = self._sorted(feasible[best], found)
         if len(chosen) < slots:
             chosen += self._late(found, slots - len(chosen))
         return [seq for row in self._keeping(chosen, found) if (seq := columns.seqs[row]) is not None]
+
+    def _packed(self, rows: Column, found: Standings, slots: int) -> list[int]:
+        """Of the densest whose bandwidth fits into all slots, those with the least slack; then the other densest."""
+        if len(rows) <= slots:
+            return self._sorted(rows, found)
+        rows = rows[np.lexsort((rows, found.slack[rows], -found.priority[rows]))]
+        bandwidth = found.bandwidth[rows]
+        sure = bandwidth <= 1.0
+        fits = sure & (np.cumsum(np.where(sure, bandwidth, 0.0)) <= self.config.slots)
+        kept, others = rows[fits], rows[~fits]
+        packed: list[int] = [*kept[np.argsort(found.slack[kept], kind="stable")].tolist(), *others.tolist()]
+        return packed[:slots]
 
     def _sorted(self, rows: Column, found: Standings) -> list[int]:
         order = np.lexsort((rows, found.slack[rows], -found.priority[rows]))
@@ -173,6 +194,8 @@ class Calm:
         wanted = set(chosen)
         ran = [columns.rows[seq] for seq in self._ran if seq in columns.rows]
         running = set(ran)
+        if self.config.rectangles:
+            return chosen
         losing = self._sorted(np.array([row for row in ran if row not in wanted], np.intp), found)
         fresh = [row for row in chosen if row not in running]
         spare = self.config.slots - len(chosen)
@@ -215,15 +238,17 @@ class Calm:
         room = self.config.slots - len(batch)
         if room <= 0:
             return batch[: self.config.slots]
-        columns.refresh(self._begun)
         found = self._weigh(now)
         free = columns.alive.copy()
         free[[columns.rows[seq] for seq in batch]] = False
         rows = np.flatnonzero(free & (found.slack >= 0))
-        if len(rows) > room:
+        if self.config.rectangles:
+            chosen = self._packed(rows, found, room)
+        elif len(rows) > room:
             least = np.partition(found.priority[rows], len(rows) - room)[len(rows) - room]
-            rows = rows[found.priority[rows] >= least]
-        chosen = self._sorted(rows, found)[:room]
+            chosen = self._sorted(rows[found.priority[rows] >= least], found)[:room]
+        else:
+            chosen = self._sorted(rows, found)
         chosen += self._late(found, room - len(chosen), free)
         return batch + [seq for row in chosen if (seq := columns.seqs[row]) is not None]
 
@@ -289,6 +314,7 @@ class Calm:
         for seq in before:
             if seq not in self._ran and seq.finish is None:
                 self._begun[seq] = None
+                columns.refresh((seq,))
         frame = self.frame
         self._steps += event.repeats
         for seq in seqs:

@@ -29,12 +29,14 @@ class Pace(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """By row (or in the order asked for): eq. 4.1's parts. `slack` is seconds to spare, negative: cannot be kept."""
+    """By row (or in the order asked for): eq. 4.1's parts. `slack` is seconds to spare, negative: cannot be kept.
+    `bandwidth` is the share of a slot it needs to keep its promise."""
 
     priority: Column
     goodput: Column
     generation_s: Column
     slack: Column
+    bandwidth: Column
 
 
 def margin_goodput(goodput: Column, generation_s: Column, waited: Column | float = 0.0, bonus: float = 0.0) -> Column:
@@ -46,7 +48,10 @@ def margin_goodput(goodput: Column, generation_s: Column, waited: Column | float
 class Columns:
     """Rows by sequence. Freed rows are used again; `alive` says which hold somebody."""
 
-    FLOATS = ("prompt", "held", "left", "prefill", "produced", "goodput", "due", "pace", "stage_due", "latest", "since")
+    FLOATS = (
+        "prompt", "held", "left", "least", "prefill", "produced", "goodput", "due", "pace", "latest", "since",
+        "later_output", "later_prompt",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.rows: dict[Seq, int] = {}
@@ -76,14 +81,16 @@ class Columns:
     prompt: Column
     held: Column  # tokens in the KV cache
     left: Column  # tokens to generate, at most
+    least: Column  # tokens to generate, at least
     prefill: Column  # prompt (or recomputed) tokens before the next one
     produced: Column
     goodput: Column
     due: Column  # of the first token
     pace: Column  # target seconds a token
-    stage_due: Column
     latest: Column
     since: Column  # frame in which it last ran
+    later_output: Column  # of its program's stages to come
+    later_prompt: Column
     each: Column
     alive: Column
     group: Column
@@ -99,12 +106,12 @@ class Columns:
         self.alive[row], self.since[row] = True, frame
         self.prompt[row], self.due[row], self.pace[row] = seq.prompt_tokens, seq.due, seq.tpot_s
         if estimate is None:
-            self.latest[row] = self.stage_due[row] = _promised(seq)
+            self.latest[row] = _promised(seq)
             self.each[row] = False
         else:
             self.each[row], self.goodput[row] = estimate.each_token, estimate.goodput
             self.latest[row] = math.inf if estimate.each_token else estimate.latest
-            self.stage_due[row] = min(estimate.due, self.latest[row])
+            self.later_output[row], self.later_prompt[row] = estimate.later_output, estimate.later_prompt
         self.refresh((seq,))
 
     def _join(self, name: str) -> int:
@@ -139,7 +146,9 @@ class Columns:
             produced = seq.output_tokens
             estimate = seq.estimate
             upper = seq.max_tokens if estimate is None else estimate.length.upper(produced)
+            least = upper if estimate is None else estimate.length.lower(produced)
             left = max(1, upper - produced)
+            self.least[row] = max(1, least - produced)
             needed = seq.prompt_tokens + produced - seq.computed
             self.left[row], self.produced[row], self.held[row] = left, produced, seq.computed
             self.prefill[row] = 0 if produced and needed == 1 else needed
@@ -162,26 +171,42 @@ class Columns:
     def weigh(self, now: float, frame: int, pace: Pace, starvation: float) -> Standings:
         """All rows at once; those of nobody have priority -1.
 
-        Generation is charged in slot-seconds: a token holds one slot for `token_s`, a prompt token holds up all that
-        run. Slack counts elapsed time. Calls of a program share one priority and one fate.
+        Work is charged in slot-seconds: a token holds one slot for `token_s`, a prompt token holds up all that run.
+        Slack counts elapsed time to the likely end (the geometric mean of both bounds); only what cannot be kept even
+        at the lower bound is lost. Calls of a program share one priority and one fate.
         """
         alive = self.alive
-        elapsed = self.left * pace.token_s + self.prefill * pace.prefill_s
-        work = self.left * pace.token_s + self.prefill * (pace.prefill_s * max(1.0, pace.crowd))
-        work[~alive] = 0.0
+        prompt_s = self.prefill * pace.prefill_s
+        elapsed = self.left * pace.token_s + prompt_s
+        likely = np.sqrt(self.left * self.least) * pace.token_s + prompt_s
         kept = self._on_time(now, pace)
+        lost = self._lost(now, pace, kept)
+        slack = np.where(self.each, -self._behind(now, pace), self.latest - now - likely)
+        slack = np.where(lost, np.minimum(slack, 0.0) - LEAST_S, np.maximum(slack, 0.0))
         goodput = np.where(self.each, kept, self.goodput)
-        slack = self.latest - now - elapsed
-        slack[self.each] = -self._behind(now, pace)[self.each]
-        first_late = (self.produced == 0) & (now + self.prefill * pace.prefill_s > self.due)
-        lost = np.where(self.each, kept < 1.0, first_late | (slack < 0)) & alive
-        work = np.bincount(self.group, work, self._most_groups)[self.group] if self._most_groups else work
-        lost = (np.bincount(self.group, lost, self._most_groups) > 0)[self.group] if self._most_groups else lost
-        order = np.where(self.each, slack, self.stage_due - now - elapsed)
-        priority = margin_goodput(goodput, work, np.maximum(0.0, frame - self.since), starvation)
+        priority = margin_goodput(goodput, self._work(pace), np.maximum(0.0, frame - self.since), starvation)
         priority[~alive] = -1.0
-        order = np.where(lost, np.minimum(order, 0.0) - LEAST_S, np.maximum(order, 0.0))
-        return Standings(priority, goodput, elapsed, order)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            needed = likely / np.maximum(self.latest - now, LEAST_S)
+            bandwidth = np.where(self.each, pace.token_s / self.pace, needed)
+        return Standings(priority, goodput, elapsed, slack, bandwidth)
+
+    def _work(self, pace: Pace) -> Column:
+        """Slot-seconds until the goodput is earned: of all open calls of its program, and of the stages to come."""
+        stall_s = pace.prefill_s * max(1.0, pace.crowd)
+        own = np.where(self.alive, self.left * pace.token_s + self.prefill * stall_s, 0.0)
+        stage = np.bincount(self.group, own, max(1, self._most_groups))[self.group]
+        work: Column = stage + self.later_output * pace.token_s + self.later_prompt * stall_s
+        return work
+
+    def _lost(self, now: float, pace: Pace, kept: Column) -> Column:
+        """Who cannot keep the promise even alone and as short as can be: one call is enough to lose a program."""
+        prompt_s = self.prefill * pace.prefill_s
+        first_late = (self.produced == 0) & (now + prompt_s > self.due)
+        late = first_late | (now + self.least * pace.token_s + prompt_s > self.latest)
+        lost = np.where(self.each, kept < 1.0, late) & self.alive
+        found: Column = (np.bincount(self.group, lost, max(1, self._most_groups)) > 0)[self.group]
+        return found
 
     def _behind(self, now: float, pace: Pace) -> Column:
         """How much too late the next token comes if the sequence runs from now on (negative: early), seconds."""
