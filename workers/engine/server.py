@@ -23,7 +23,7 @@ from workers.engine.engine import Engine, LoopTimer
 from workers.engine.generate import Generator
 from workers.engine.handover import Handover
 from workers.engine.http import App
-from workers.engine.kv_store import EmulatedKv
+from workers.engine.kv_store import EmulatedKv, KvStore
 from workers.engine.manage import Management
 from workers.engine.model_tokenizer import model_tokenizer
 from workers.engine.preemption import build_scheduler
@@ -58,10 +58,9 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     engine.call_at = timer.call_at
     tokenizer = _attach_executor(engine, config, timer, loop)
     served = Served(config.model, config.engine.max_model_len, tokenizer, samples=config.torch is not None)
-    handover = None
-    if config.kv.token and config.torch is None:  # what a real model computes is not moved yet
-        store = EmulatedKv(config.kv.layers, config.kv.token_bytes)
-        kv = config.kv
+    kv, handover = config.kv, None
+    if kv.token:
+        store = _kv_store(config)
         handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
@@ -69,6 +68,15 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
     return App(routes), engine, handover
+
+
+def _kv_store(config: ServerConfig) -> KvStore:
+    """What the executor's KV is made of."""
+    if config.torch is None:
+        return EmulatedKv(config.kv.layers, config.kv.token_bytes)
+    from workers.engine.torch_kv import TorchKv
+
+    return TorchKv(config.program.cache)
 
 
 def _attach_executor(
