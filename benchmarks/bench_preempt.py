@@ -1,0 +1,345 @@
+"""`make bench-preempt`: how long an urgent prompt waits for the device, by where a running prefill can be left.
+
+A long prompt is prefilled by the PyTorch executor again and again. Signals come at even intervals of device time with a
+random start, so every moment of the step is equally likely; blocking is the time from the signal to the acknowledgement
+(FlowPrefill section 6.4). Boundaries: behind each operator, behind each layer, and behind each chunk of the prompt.
+
+*Predicted* is what the operators' own times say about a signal at a uniformly random moment: over pieces of duration d
+the mean is sum(d^2) / (2 sum d). They are measured without signals, once in every round beside the signalled runs, so
+that both see the same machine. Measured over predicted shows what the mechanism itself adds. Throughput: the same
+prefill with checks at every operator and without any, in pairs of alternating order; the median of the pairs' ratios.
+
+Prints a table, then one line of JSON with `blocking_ms` by boundary and `throughput_cost_pct`. The model is random, of
+Llama-3-8B's proportions; on the CPU with one thread, so that the driver has a core of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import queue
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
+from workers.engine.torch_batch import segments_of
+from workers.engine.torch_config import read_config
+from workers.engine.torch_executor import TorchExecutor
+from workers.engine.torch_random import main as make_model
+from workers.engine.torch_serving import load_program
+from workers.engine.torch_task import Boundary, Program, Task
+
+BLOCK_SIZE = 16
+TOLERANCE = 0.15  # measured against predicted ratio
+THROUGHPUT_BAR_PCT = 2.0
+PAIRS = 15
+SPACING = 1.5  # between signals, in longest pieces: the one before is answered by then
+WARM_UP = 2
+BOUNDARIES = ("operator", "layer", "chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Durations between the boundaries of one kind, seconds."""
+
+    seconds: Sequence[float]
+
+    @property
+    def mean_wait(self) -> float:
+        return sum(d * d for d in self.seconds) / (2 * sum(self.seconds))
+
+    def wait_quantile(self, share: float) -> float:
+        """Of the wait for the end of the piece in which a uniformly random moment falls."""
+        low, high = 0.0, max(self.seconds)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = sum(min(middle, d) for d in self.seconds) / sum(self.seconds)
+            low, high = (middle, high) if below < share else (low, middle)
+        return high
+
+
+class Prompt:
+    """One prompt over the first blocks of the cache, as one step or as several."""
+
+    def __init__(self, tokens: int, seed: int, vocabulary: int) -> None:
+        rng = random.Random(seed)
+        self.tokens = tokens
+        self._seq = Seq("prompt", 0.0, tokens, 1, token_ids=[rng.randrange(vocabulary) for _ in range(tokens)])
+        self._seq.blocks = list(range(-(-tokens // BLOCK_SIZE)))
+        self._steps = 0
+
+    def steps(self, chunk_tokens: int | None = None) -> list[Step]:
+        size = chunk_tokens or self.tokens
+        found = []
+        for start in range(0, self.tokens, size):
+            length = min(size, self.tokens - start)
+            self._steps += 1
+            found.append(Step(self._steps, (Chunk(self._seq, start, length, start + length == self.tokens),), (), 0))
+        return found
+
+
+class Device:
+    """The executor and the times of its answers, taken on its own thread as they are given."""
+
+    def __init__(self, program: Program, boundary: Boundary | None) -> None:
+        self._answers: queue.Queue[tuple[float, StepDone | Suspended | Exception]] = queue.Queue()
+        self.executor = TorchExecutor(program, self._sink, lambda call: call(), self._sink, boundary=boundary)
+
+    def _sink(self, event: StepDone | Suspended | Exception) -> None:
+        self._answers.put((time.perf_counter(), event))
+
+    def answer(self, timeout: float | None = None) -> tuple[float, StepDone | Suspended] | None:
+        """None when the time is over first."""
+        try:
+            at, event = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(event, Exception):
+            raise event
+        return at, event
+
+    def prefill_s(self, steps: Sequence[Step]) -> float:
+        total = 0.0
+        for step in steps:
+            self.executor.start(step)
+            answer = self.answer()
+            assert answer is not None
+            total += answer[1].seconds
+        return total
+
+    def signalled(self, steps: Sequence[Step], spacing: float, first: float) -> list[float]:
+        """Run the steps one behind the other; blocking times of signals at `first`, `first + spacing` ... seconds."""
+        waiting, blocked = list(steps), []
+        before = used = 0.0  # device seconds of the steps that ended, and of the present one
+        due, began = first, time.perf_counter()
+        self.executor.start(waiting[0])
+        while waiting:
+            answer = self.answer(max(0.0, due - before - used - (time.perf_counter() - began)))
+            if answer is None:
+                sent = time.perf_counter()
+                self.executor.suspend(waiting[0].id)
+                answer = self.answer()
+                assert answer is not None
+                blocked.append(answer[0] - sent)
+            event = answer[1]
+            if isinstance(event, StepDone):
+                before, used = before + event.seconds, 0.0
+                del waiting[0]
+            else:
+                used = event.seconds
+            while due <= before + used:
+                due += spacing
+            began = time.perf_counter()
+            if waiting:
+                (self.executor.resume if isinstance(event, Suspended) else self.executor.start)(
+                    waiting[0].id if isinstance(event, Suspended) else waiting[0]  # type: ignore[arg-type]
+                )
+        return blocked
+
+
+def operator_times(program: Program, step: Step) -> list[float]:
+    """Seconds of each stage of a step, in order."""
+    task, times = Task(0, program, segments_of(step)), []
+    with torch.inference_mode():
+        while not task.over:
+            began = time.perf_counter()
+            task.advance()
+            if program.model.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+    return times
+
+
+def layer_times(program: Program, operators: Sequence[float]) -> list[float]:
+    layers, held = [], 0.0
+    for stage, seconds in zip(program.stages, operators, strict=True):
+        held += seconds
+        if stage.boundary is Boundary.LAYER:
+            layers.append(held)
+            held = 0.0
+    return layers
+
+
+class Measurement:
+    """Rounds of plain and signalled prefills of one prompt. `pieces` and `blocked` by boundary, over all rounds."""
+
+    def __init__(self, program: Program, prompt: Prompt, chunk_tokens: int, seed: int) -> None:
+        self._program, self._prompt, self._chunk_tokens = program, prompt, chunk_tokens
+        self._rng = random.Random(seed)
+        self._devices = {
+            "operator": Device(program, Boundary.OPERATOR),
+            "layer": Device(program, Boundary.LAYER),
+            "chunk": Device(program, None),
+        }
+        self.pieces: dict[str, list[float]] = {kind: [] for kind in BOUNDARIES}
+        self.operators: list[list[float]] = []
+        self.blocked: dict[str, list[float]] = {kind: [] for kind in BOUNDARIES}
+
+    def run(self, signals: int) -> None:
+        for _ in range(WARM_UP):
+            self._plain()
+        self._forget()
+        while min(map(len, self.blocked.values())) < signals:
+            self._plain()
+            for kind in BOUNDARIES:
+                if len(self.blocked[kind]) < signals:
+                    self._signalled(kind)
+        for device in self._devices.values():
+            device.executor.close()
+
+    def _forget(self) -> None:
+        for times in self.pieces.values():
+            times.clear()
+        self.operators.clear()
+
+    def _plain(self) -> None:
+        times = operator_times(self._program, self._prompt.steps()[0])
+        self.operators.append(times)
+        self.pieces["operator"] += times
+        self.pieces["layer"] += layer_times(self._program, times)
+        self.pieces["chunk"] += [sum(operator_times(self._program, step)) for step in self._steps("chunk")]
+
+    def _signalled(self, kind: str) -> None:
+        spacing = SPACING * max(self.pieces[kind][-len(self._program.stages) :])
+        device, first = self._devices[kind], self._rng.uniform(0, spacing)
+        self.blocked[kind] += device.signalled(self._steps(kind), spacing, first)
+
+    def _steps(self, kind: str) -> list[Step]:
+        return self._prompt.steps(self._chunk_tokens if kind == "chunk" else None)
+
+    def operator_ms(self) -> dict[str, float]:
+        """Medians in the second layer: the first one's qkv_proj also makes the pass."""
+        names = [stage.name for stage in self._program.stages]
+        return {
+            names[at]: round(1e3 * statistics.median(times[at] for times in self.operators), 3) for at in range(5, 10)
+        }
+
+
+def throughput_cost_pct(program: Program, prompt: Prompt, pairs: int) -> tuple[float, list[float]]:
+    """How much longer a prefill takes with checks at every operator, %, and each pair's ratio."""
+    checked, plain = Device(program, Boundary.OPERATOR), Device(program, None)
+    ratios = []
+    for pair in range(-1, pairs):
+        order = (checked, plain) if pair % 2 else (plain, checked)
+        seconds = {device: device.prefill_s(prompt.steps()) for device in order}
+        if pair >= 0:  # the first pair warms up
+            ratios.append(seconds[checked] / seconds[plain])
+    for device in (checked, plain):
+        device.executor.close()
+    return 100 * (statistics.median(ratios) - 1), ratios
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def summary(found: Sequence[float], pieces: Pieces) -> dict[str, float]:
+    """Milliseconds."""
+    return {
+        "p50": round(1e3 * quantile(found, 0.5), 3),
+        "p99": round(1e3 * quantile(found, 0.99), 3),
+        "mean": round(1e3 * statistics.fmean(found), 3),
+        "predicted_p50": round(1e3 * pieces.wait_quantile(0.5), 3),
+        "predicted_p99": round(1e3 * pieces.wait_quantile(0.99), 3),
+        "predicted_mean": round(1e3 * pieces.mean_wait, 3),
+        "signals": len(found),
+    }
+
+
+def ratios(by_boundary: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Mean blocking of the coarser boundaries over that of operators: predicted and measured."""
+    found = {}
+    for kind in ("layer", "chunk"):
+        predicted = by_boundary[kind]["predicted_mean"] / by_boundary["operator"]["predicted_mean"]
+        measured = by_boundary[kind]["mean"] / by_boundary["operator"]["mean"]
+        found[kind] = {
+            "predicted": round(predicted, 2),
+            "measured": round(measured, 2),
+            "within_15_pct": abs(measured / predicted - 1) <= TOLERANCE,
+        }
+    return found
+
+
+def table(by_boundary: dict[str, dict[str, float]]) -> str:
+    lines = [f"{'blocking, ms':14}{'p50':>9}{'p99':>9}{'mean':>9}{'predicted':>11}{'p50':>9}{'p99':>9}{'signals':>9}"]
+    for kind, row in by_boundary.items():
+        lines.append(
+            f"{kind:14}{row['p50']:>9.2f}{row['p99']:>9.2f}{row['mean']:>9.2f}{row['predicted_mean']:>11.2f}"
+            f"{row['predicted_p50']:>9.2f}{row['predicted_p99']:>9.2f}{row['signals']:>9}"
+        )
+    return "\n".join(lines)
+
+
+def build(args: argparse.Namespace, folder: Path) -> Program:
+    shape = ("--layers", str(args.layers), "--hidden", str(args.hidden), "--heads", "8", "--kv-heads", "2")
+    make_model([str(folder), *shape, "--vocabulary", "4096", "--context", str(args.tokens + 1), "--dtype", args.dtype])
+    blocks = -(-args.tokens // BLOCK_SIZE)
+    return load_program(
+        *(folder, read_config(folder)),
+        device=args.device,
+        dtype=args.dtype,
+        blocks=blocks,
+        block_size=BLOCK_SIZE,
+        threads=args.threads,
+    )
+
+
+def run(args: argparse.Namespace, program: Program) -> dict[str, Any]:
+    prompt = Prompt(args.tokens, args.seed, program.model.config.vocab_size)
+    measurement = Measurement(program, prompt, args.chunk_tokens, args.seed)
+    measurement.run(args.signals)
+    found = {kind: summary(measurement.blocked[kind], Pieces(measurement.pieces[kind])) for kind in BOUNDARIES}
+    cost, each = throughput_cost_pct(program, prompt, args.pairs)
+    return {
+        "blocking_ms": found,
+        "throughput_cost_pct": round(cost, 3),
+        "throughput_pair_ratios": [round(ratio, 4) for ratio in each],
+        "ratio_to_operator": ratios(found),
+        "operator_ms": measurement.operator_ms(),
+        "within_2_pct": cost <= THROUGHPUT_BAR_PCT,
+        "setting": vars(args),
+        "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
+    }
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_preempt", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--layers", type=int, default=8, help="at least two")
+    add("--hidden", type=int, default=512)
+    add("--tokens", type=int, default=1024, help="of the prompt that is preempted")
+    add("--chunk-tokens", type=int, default=256)
+    add("--signals", type=int, default=240, help="for each boundary")
+    add("--pairs", type=int, default=PAIRS, help="alternations of the throughput measurement")
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    add("--threads", type=int, default=1, help="of one operator, on the CPU")
+    add("--seed", type=int, default=1)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(args, build(args, Path(folder)))
+    print(table(result["blocking_ms"]))
+    for kind, row in result["ratio_to_operator"].items():
+        print(f"{kind} / operator: measured {row['measured']}, predicted {row['predicted']} (paper, layer: 3.5 to 4.2)")
+    print(f"throughput with checks: {result['throughput_cost_pct']:+.2f} % of the prefill time")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
