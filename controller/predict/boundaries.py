@@ -5,8 +5,8 @@ gate_up_proj, down_proj). Profiles know whole steps, so the operators' times are
 grows with squares of lengths is attention, the rest is shared among the four projections by their floating-point work,
 which for Llama-2-70B on A100 is within 1 point of measured kernels (0.098, 0.078, 0.549, 0.275 of qkv, o, gate_up and
 down; measured at TP 2 and 4,096 tokens 0.096, 0.087, 0.543, 0.274, vidur's profiling data). Norms, rotary embedding,
-embedding and head are not told apart: they are spread over the operators. A profile that times operators itself can be
-given as `durations`.
+embedding and head are not told apart: they are spread over the operators. Under tensor parallelism o_proj and down_proj
+each end with an all-reduce, as engines fuse them. A profile that times operators itself can be given as `durations`.
 
 Times are device seconds from the step's start, without the time it was suspended.
 """
@@ -109,22 +109,30 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComposedBoundaries:
-    """Boundaries of any step of one model, from its shape and its latency profile: composed, not measured."""
+    """Boundaries of any step of one model, from its shape and its latency profile: composed, not measured.
+
+    `all_reduce_share`: part of the profile's linear time that is spent in all-reduces, half after each of o and down.
+    """
 
     kind: Boundary
     shape: Shape
     coefficients: LatencyCoefficients
+    all_reduce_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in BOUNDARIES:
             raise ConfigError(f"unknown boundary {self.kind!r}; valid: {', '.join(BOUNDARIES)}", field="boundary")
+        if not 0 <= self.all_reduce_share < 1:
+            raise ConfigError("all_reduce_share must be in [0, 1)", field="all_reduce_share")
 
     def profile(self, tokens: int, squares: int) -> LayerProfile:
         """Of a prefill of `tokens` with `squares` = sum of new * (new + 2 * past)."""
         a, b, c = self.coefficients[:3]
-        qkv, out, gate_up, down = self.shape.projection_shares()
         linear, attention = a + b * tokens, c * squares
-        return LayerProfile(self.shape.layers, (qkv * linear, attention, out * linear, gate_up * linear, down * linear))
+        work = (1 - self.all_reduce_share) * linear
+        qkv, out, gate_up, down = (share * work for share in self.shape.projection_shares())
+        reduce = self.all_reduce_share * linear / 2
+        return LayerProfile(self.shape.layers, (qkv, attention, out + reduce, gate_up, down + reduce))
 
     def next_boundary(self, step: Step, seconds: float, used: float) -> float:
         return self.profile(*sums(step)).next_boundary(self.kind, seconds, used)

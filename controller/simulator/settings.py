@@ -26,7 +26,8 @@ class InstanceSettings:
 
     `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are the `slo_aware_batching` policy's (with
     predictions from the believed latency unless `batching_settings` says otherwise), `preemption` holds fields of
-    PreemptionConfig, and `model_shape` gives the operators that its boundaries are composed from.
+    PreemptionConfig, and `model_shape` and `all_reduce_share` (of a step's linear time, under tensor parallelism)
+    give the operators that its boundaries are composed from.
     """
 
     latency: LatencyCoefficients
@@ -47,6 +48,7 @@ class InstanceSettings:
     engine_kind: str = "continuous"
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = "llama3-8b"
+    all_reduce_share: float = 0.0
 
     def __post_init__(self) -> None:
         self.build_engine()
@@ -87,7 +89,7 @@ class InstanceSettings:
             return EngineScheduler(self.engine_config(), batching)
         if not isinstance(batching, SloAwareBatching):
             raise ConfigError("engine_kind preemptive_prefill needs batching slo_aware_batching", field="batching")
-        shape(self.model_shape)
+        self.build_boundaries()
         return PreemptivePrefill(self.engine_config(), batching, self.preemption_config())
 
     def preemption_config(self) -> PreemptionConfig:
@@ -102,7 +104,8 @@ class InstanceSettings:
         return PreemptionConfig(**{**decode, **self.preemption})
 
     def build_boundaries(self) -> ComposedBoundaries:
-        return ComposedBoundaries(self.preemption_config().boundary, shape(self.model_shape), self.latency)
+        kind, operators = self.preemption_config().boundary, shape(self.model_shape)
+        return ComposedBoundaries(kind, operators, self.latency, self.all_reduce_share)
 
     def build_batching(self) -> Batching:
         policy = BATCHINGS[self.batching]
