@@ -40,6 +40,8 @@ TELEMETRY_PERIOD_S = _env.number("TELEMETRY_PERIOD_S", 1.0, 0.05, 5.0)
 DATABASE_TIMEOUT_S = _env.number("DATABASE_TIMEOUT_S", 5.0, 1.0, 3600.0)  # no answer: the connection is given up
 RECORDS_KEPT_DAYS = _env.whole("RECORDS_KEPT_DAYS", 30, 1, 3650)
 ROLLUP_KEPT_DAYS = _env.whole("ROLLUP_KEPT_DAYS", 400, 2, 3650)  # minutes behind charts and error budgets
+if ROLLUP_KEPT_DAYS < RECORDS_KEPT_DAYS:
+    raise ImproperlyConfigured("ROLLUP_KEPT_DAYS: at least RECORDS_KEPT_DAYS, for searches begin in the roll-up")
 
 # ---- dispatching -----------------------------------------------------------------------------------------------------
 # A name of dispatch.POLICY_SETS and its changes by part, e.g. {"pacing": {"window": 12}}; checked when built.

@@ -63,13 +63,19 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
         return RequestRecord.objects.none()
     data = form.cleaned_data
     wanted = {name: data[name] or None for name in EXACT}
+    until = data["until"]
+    if data["model"] and not data["id"]:
+        bound = records.until_model(data["model"])
+        if bound is None:
+            return RequestRecord.objects.none()
+        until = min(bound, until or bound)
     slo_class = "" if data["slo_class"] == NO_CLASS else data["slo_class"] or None
     rows = records.search(
         **wanted,
         slo_class=slo_class,
         attained=ATTAINED.get(data["attained"]),
         since=data["since"],
-        until=data["until"],
+        until=until,
     )
     return rows.defer("decisions", "token_times")
 

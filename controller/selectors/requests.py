@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Max, QuerySet
 
-from controller.models import RequestRecord
+from controller.models import AttainmentMinute, RequestRecord
 
+MINUTE = timedelta(minutes=1)
 ORDER = ("-arrived_at", "-id")
 
 
@@ -46,6 +47,13 @@ def search(
         )
         rows = rows.filter(arrived_at__lte=at) & older
     return rows.order_by(*ORDER)
+
+
+def until_model(model: str) -> datetime | None:
+    """No request of this model arrived at or after this moment; None: none at all. From the roll-up: no index has
+    models, and the newest rows of one that is no longer served lie behind millions of others."""
+    newest = AttainmentMinute.objects.filter(model=model).aggregate(newest=Max("minute"))["newest"]
+    return None if newest is None else newest + MINUTE
 
 
 def request_record(*, id: str, tenant: str | None = None) -> RequestRecord | None:
