@@ -13,9 +13,9 @@ from benchmarks.reproduce.hyperflexis_setting import (
     OURS,
     attainment,
     fleet,
-    knee,
     measure,
     of_mix,
+    round_robin_knee,
     run,
 )
 from controller.core.snapshot import MappingConfig
@@ -23,7 +23,7 @@ from controller.simulator import SimulationResult
 from controller.simulator.mapping import around
 from controller.simulator.mixes import MIXES, Task, demands
 
-FIG5_TIMES = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+FIG5_TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)
 CLIENT_RATE, CLIENT_GAP_S, STAIRCASE_S = 15.0, 20.0, 90.0
 SPREAD = 0.25
 ROUND_ROBIN = "round robin"
@@ -55,7 +55,7 @@ def figure_5(
     series: dict[str, list[tuple[float, float]]] = {}
     for mix, tasks in MIXES.items():
         for name in models:
-            at = knee(fleet(MODELS[name]), CONTENDERS[ROUND_ROBIN], tasks, per_task, seeds)
+            at = round_robin_knee(name, mix, per_task, tuple(seeds))
             mapped = fleet(MODELS[name], mapping=mapping_of(tasks))
             for factor in times:
                 requests = of_mix(tasks, at * factor, per_task)

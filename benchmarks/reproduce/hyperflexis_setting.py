@@ -21,7 +21,7 @@ from controller.simulator import (
     SimulationSettings,
 )
 from controller.simulator.experiment import Contender
-from controller.simulator.mixes import Task, demands
+from controller.simulator.mixes import MIXES, Task, demands
 
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "latency_profiles.json"
 UNIT_S = 0.05  # one unit of cost: one instance for 50 ms (sec. 7.5)
@@ -162,3 +162,9 @@ def knee(
         middle = (low * high) ** 0.5
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+@cache
+def round_robin_knee(model: str, mix: str, per_task: int, seeds: tuple[int, ...]) -> float:
+    """Round robin's 90 % point on two workers, requests/s: what loads of Fig. 3, 5, 8 and Table 2 are multiples of."""
+    return knee(fleet(MODELS[model]), CONTENDERS["round robin"], MIXES[mix], per_task, seeds)

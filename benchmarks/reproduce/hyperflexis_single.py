@@ -18,6 +18,7 @@ from benchmarks.reproduce.hyperflexis_setting import (
     knee,
     measure,
     of_mix,
+    round_robin_knee,
 )
 from controller.core.types import Targets
 from controller.simulator.experiment import Contender
@@ -116,7 +117,7 @@ def figure_8(
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
     """How little the telemetry's and the scaler's periods matter."""
     model, tasks = MODELS[name], MIXES["4-task"]
-    at = knee(fleet(model), CONTENDERS["round robin"], tasks, per_task, seeds)
+    at = round_robin_knee(name, "4-task", per_task, tuple(seeds))
     claims: list[Claim] = []
     rows: list[list[Value]] = []
     cases = {
@@ -150,7 +151,7 @@ def table_2(
     tasks = MIXES["4-task"]
     for name in models:
         model = MODELS[name]
-        at = knee(fleet(model), CONTENDERS["round robin"], tasks, per_task, seeds)
+        at = round_robin_knee(name, "4-task", per_task, tuple(seeds))
         for source, seconds in model.load_s.items():
             point = measure(
                 fleet(model, elastic=growing(model, source)),

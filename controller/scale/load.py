@@ -101,10 +101,16 @@ def rate_ratio(arrival_rate: float, service_rate: float | None) -> float:
     return arrival_rate / service_rate if service_rate > 0 else math.inf
 
 
-def processing_rate(finished_rate: float, utilisation: float, queued: int) -> float | None:
-    """What the fleet could finish per second, from what it finished and how busy it was doing so; None: unknown."""
-    if queued == 0 and finished_rate * RATE_WINDOW_S < FEWEST_FINISHED:
-        return None
+def processing_rate(finished_rate: float, utilisation: float, queued: int, arrival_rate: float = 0.0) -> float | None:
+    """What the fleet could finish per second, from what it finished and how busy it was doing so; None: unknown.
+
+    While nothing waits, all that arrived is being worked on: it counts as processed although its end is yet to come.
+    Else a rise of traffic would read as overload for as long as one answer takes.
+    """
+    if queued == 0:
+        if finished_rate * RATE_WINDOW_S < FEWEST_FINISHED:
+            return None
+        finished_rate = max(finished_rate, arrival_rate)
     return finished_rate / min(1.0, max(utilisation, LEAST_UTILISATION))
 
 

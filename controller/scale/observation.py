@@ -59,7 +59,7 @@ def observe(
         startable=startable,
     )
     finished = sum(t["service_rate"] for t in traffic)
-    return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued))
+    return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued, look.arrival_rate))
 
 
 def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:

@@ -2,8 +2,9 @@
 
 HyperFlexis sec. 6 sizes prefill and decode apart and reassigns workers across roles when their demand diverges, which
 avoids starting one instance while another is stopped. The paper gives no rule. Ours: when a stage's scaler asks for an
-instance, the other stage gives one if it can spare it, by the same test as for giving it up (`spare`); it is drained,
-changes its role when it is empty, and only if nobody can spare one is a new instance started. Cost: O(instances).
+instance, the other stage gives one that it could have spared (`spare`, the test for giving it up altogether) all through
+its own hold, `sustain_s`: a moment's calm at one stage while work has yet to reach it must not move an instance. It is
+drained and changes its role when it is empty; otherwise a new instance is started. Cost: O(instances).
 """
 
 from __future__ import annotations
@@ -38,12 +39,27 @@ def spare(config: ScalingConfig, seen: FleetObservation) -> Member | None:
     return min(ours, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 
+def spare_since(before: float | None, config: ScalingConfig, seen: FleetObservation, now: float) -> float | None:
+    """Since when the stage could do without an instance, all the time; None: it cannot now."""
+    if spare(config, seen) is None:
+        return None
+    return now if before is None else min(before, now)
+
+
 def switch(
-    giving: ScalingConfig, giving_seen: FleetObservation, wanting: ScalingConfig, wanting_load: float, now: float
+    giving: ScalingConfig,
+    giving_seen: FleetObservation,
+    since: float | None,
+    wanting: ScalingConfig,
+    wanting_load: float,
+    now: float,
 ) -> tuple[SwitchRole, Decision] | None:
-    """The role transition that `wanting` gets from `giving`, and its Decision; None if it can spare none."""
+    """The role transition that `wanting` gets from `giving`, and its Decision; None if it can spare none.
+
+    `since`: what `spare_since` said at the last look.
+    """
     member = spare(giving, giving_seen)
-    if member is None:
+    if member is None or since is None or now - since + giving.interval_s < giving.sustain_s:
         return None
     figures: Mapping[str, Figure] = {
         **giving_seen.figures(),

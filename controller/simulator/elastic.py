@@ -9,7 +9,7 @@ stops when it is empty.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -31,10 +31,12 @@ from controller.scale import (
     processing_rate,
 )
 from controller.scale.load import RATE_WINDOW_S
-from controller.scale.roles import SwitchRole, spare, switch
+from controller.scale.roles import SwitchRole, spare_since, switch
 from controller.simulator.cluster import Cluster
 from controller.simulator.handoff import Handoff
 from controller.simulator.settings import ElasticSettings
+
+Looks = Mapping[Role, FleetObservation]
 
 
 class Host(Protocol):
@@ -56,6 +58,7 @@ class Stage:
         self.config = config
         self.role = Role(config.role)
         self.state = ScalerState()
+        self.spare_since: float | None = None
         self._enters, self._leaves = enters, leaves
         self._entered: deque[float] = deque()
         self._left: deque[float] = deque()
@@ -94,13 +97,16 @@ class Elastic:
 
     def tick(self, now: float) -> None:
         self._end_drained(now)
+        looks = {stage.role: self.observe(stage, now) for stage in self.stages}
         for stage in self.stages:
-            seen = self.observe(stage, now)
-            config = self._bounded(stage, seen, now)
+            stage.spare_since = spare_since(stage.spare_since, stage.config, looks[stage.role], now)
+        for stage in self.stages:
+            seen = looks[stage.role]
+            config = self._bounded(stage, looks, now)
             stage.state, actions, decision = self._scaler.decide(config, stage.state, seen, now)
             if decision is not None:
                 self.decisions.append(decision)
-            self._act(stage, seen.load, actions, now)
+            self._act(stage, looks, actions, now)
 
     def observe(self, stage: Stage, now: float) -> FleetObservation:
         entered, left = stage.rates(now)
@@ -113,7 +119,7 @@ class Elastic:
             arrival_rate=entered,
             queued=queued,
         )
-        return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued))
+        return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued, entered))
 
     def _waiting(self, stage: Stage, now: float) -> tuple[float, int]:
         """Largest wait over its SLO, and how many wait, before the stage."""
@@ -143,23 +149,24 @@ class Elastic:
 
     # ---- acting ----------------------------------------------------------------------------------------------------
 
-    def _bounded(self, stage: Stage, seen: FleetObservation, now: float) -> ScalingConfig:
+    def _bounded(self, stage: Stage, looks: Looks, now: float) -> ScalingConfig:
         """The stage may have what it has, what it may still start, and what the other stage can spare."""
         if self.settings.most is None:
             return stage.config
         used = len(self._host.cluster) + len(self._host.cluster.starting)
         free = max(0, self.settings.most - used)
-        given = any(spare(other.config, self.observe(other, now)) for other in self.stages if other is not stage)
+        given = any(self._given(stage, looks, now))
+        seen = looks[stage.role]
         count = len(seen.members) - len(seen.having("draining"))
         most = min(stage.config.max_instances, count + max(free, int(given)))
         return replace(stage.config, max_instances=max(1, most), min_instances=min(stage.config.min_instances, most))
 
-    def _act(self, stage: Stage, load: float, actions: Sequence[ScaleAction], now: float) -> None:
+    def _act(self, stage: Stage, looks: Looks, actions: Sequence[ScaleAction], now: float) -> None:
         cluster = self._host.cluster
         for action in actions:
             if isinstance(action, ScaleOut):
                 for _ in range(action.instances):
-                    self._one_more(stage, load, now)
+                    self._one_more(stage, looks, now)
             elif action.instance_id in cluster.starting:
                 cluster.give_up(action.instance_id, now)
             elif isinstance(action, Drain):
@@ -167,17 +174,21 @@ class Elastic:
             else:
                 self._undrain(action.instance_id)
 
-    def _one_more(self, stage: Stage, load: float, now: float) -> None:
-        """From the other stage, else a new one."""
+    def _given(self, stage: Stage, looks: Looks, now: float) -> Iterator[tuple[SwitchRole, Decision]]:
+        """What other stages could give this one now."""
         for other in self.stages:
-            found = (
-                switch(other.config, self.observe(other, now), stage.config, load, now) if other is not stage else None
-            )
-            if found is not None:
-                action, decision = found
-                self.decisions.append(decision)
-                self._switch(action)
-                return
+            if other is not stage:
+                seen, load = looks[other.role], looks[stage.role].load
+                found = switch(other.config, seen, other.spare_since, stage.config, load, now)
+                if found is not None:
+                    yield found
+
+    def _one_more(self, stage: Stage, looks: Looks, now: float) -> None:
+        """From the other stage, else a new one."""
+        for action, decision in self._given(stage, looks, now):
+            self.decisions.append(decision)
+            self._switch(action)
+            return
         name = self._host.cluster.ask_for_one_more(now, stage.role)
         self._host.bring_up_later(name, now + self._load_s())
 

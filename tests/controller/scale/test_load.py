@@ -36,6 +36,13 @@ def test_a_full_fleet_processes_what_it_finishes():
     assert processing_rate(finished_rate=10.0, utilisation=1.0, queued=30) == pytest.approx(10.0)
 
 
+def test_a_rise_of_traffic_that_finds_room_is_no_overload():
+    """60/s arrive where 10/s were finished so far, nothing waits, three tenths are in use: room for 200/s."""
+    assert processing_rate(10.0, 0.3, queued=0, arrival_rate=60.0) == pytest.approx(200.0)
+    assert processing_rate(10.0, 0.3, queued=1, arrival_rate=60.0) == pytest.approx(10.0 / 0.3)
+    assert processing_rate(10.0, 0.3, queued=0, arrival_rate=4.0) == pytest.approx(10.0 / 0.3)
+
+
 def test_a_queue_with_nothing_finished_is_overload():
     rate = processing_rate(finished_rate=0.0, utilisation=1.0, queued=7)
     assert load_metric([1.0], [0.2], 3.0, rate) == math.inf

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from controller.scale import FleetObservation, Member, ScalingConfig
-from controller.scale.roles import SwitchRole, spare, switch
+from controller.scale.roles import SwitchRole, spare, spare_since, switch
 
 PREFILL = ScalingConfig("m", role="prefill", min_instances=1, max_instances=6)
 DECODE = ScalingConfig("m", role="decode", min_instances=1, max_instances=6)
@@ -41,8 +41,22 @@ def test_others_instances_are_not_ours_to_give():
 
 
 def test_the_decision_says_from_where_to_where():
-    action, decision = switch(DECODE, fleet(0.1, 0.2), PREFILL, 1.5, 7.0)
+    action, decision = switch(DECODE, fleet(0.1, 0.2), 0.0, PREFILL, 1.5, 20.0)
     assert action == SwitchRole("i0", "prefill")
-    assert (decision.kind, decision.at, decision.subject) == ("role_change", 7.0, "m/decode")
+    assert (decision.kind, decision.at, decision.subject) == ("role_change", 20.0, "m/decode")
     assert (decision.figures["to"], decision.figures["wanting_load"]) == ("prefill", 1.5)
-    assert switch(DECODE, fleet(0.9, 0.9), PREFILL, float("inf"), 7.0) is None
+    assert switch(DECODE, fleet(0.9, 0.9), 0.0, PREFILL, float("inf"), 20.0) is None
+
+
+def test_a_moments_calm_moves_nothing():
+    """DECODE holds for 15 s of 1 s ticks."""
+    calm = fleet(0.1, 0.2)
+    assert switch(DECODE, calm, None, PREFILL, 1.5, 20.0) is None
+    assert switch(DECODE, calm, 10.0, PREFILL, 1.5, 20.0) is None
+    assert switch(DECODE, calm, 6.0, PREFILL, 1.5, 20.0) is not None
+
+
+def test_the_hold_runs_while_it_could_spare_one_and_starts_over_when_it_could_not():
+    assert spare_since(None, DECODE, fleet(0.1, 0.2), 3.0) == 3.0
+    assert spare_since(3.0, DECODE, fleet(0.1, 0.2), 4.0) == 3.0
+    assert spare_since(3.0, DECODE, fleet(0.9, 0.9), 5.0) is None
