@@ -80,18 +80,17 @@ class BlockManager:
             return True
         if missing > self.free:
             return False
-        for _ in range(missing):
-            block = self._new()
-            self._refs[block] = 1
-            seq.blocks.append(block)
+        empty, refs = self._empty, self._refs
+        while len(empty) < missing:
+            block, _ = self._cached.popitem(last=False)
+            self._unname(block)
+            empty.insert(0, block)
+        taken = empty[: -missing - 1 : -1]
+        del empty[-missing:]
+        for block in taken:
+            refs[block] = 1
+        seq.blocks += taken
         return True
-
-    def _new(self) -> int:
-        if self._empty:
-            return self._empty.pop()
-        block, _ = self._cached.popitem(last=False)
-        self._unname(block)
-        return block
 
     def _unname(self, block: int) -> None:
         digest, self._hash_of[block] = self._hash_of[block], None
@@ -112,18 +111,16 @@ class BlockManager:
 
     def release(self, seq: Seq) -> None:
         """Last block first, so that of one prefix the tail is evicted before the head that others may share."""
+        refs, named, empty = self._refs, self._hash_of, self._empty
         for block in reversed(seq.blocks):
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._retire(block)
+            refs[block] -= 1
+            if not refs[block]:
+                if named[block] is None:
+                    empty.append(block)
+                else:
+                    self._cached[block] = None
         seq.blocks.clear()
         seq.computed = 0
-
-    def _retire(self, block: int) -> None:
-        if self._hash_of[block] is None:
-            self._empty.append(block)
-        else:
-            self._cached[block] = None
 
     def forget(self) -> None:
         """Drop every cached prefix. Blocks in use stay, but nobody new shares them."""
