@@ -10,7 +10,7 @@ from typing import Any
 from api.openai.asgi import Header, Send
 from controller.core.decisions import Decision
 from controller.core.types import Request
-from workers.backends.base import UpstreamCall, Usage
+from workers.backends.base import Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -90,7 +90,10 @@ class Flight:
 
     def call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS
-        return UpstreamCall(self.request.id, path, self.head, rank, self.streamed, self.keep_usage)
+        request = self.request
+        waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
+        promise = Promise(request.targets.ttft_s, request.targets.tpot_s, waited, request.value)
+        return UpstreamCall(request.id, path, self.head, rank, self.streamed, self.keep_usage, promise=promise)
 
     def note(self, decision: Decision) -> None:
         """Keep a decision in the compact form of the record; `at` is seconds after arrival."""

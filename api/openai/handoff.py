@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from api.openai.errors import ApiError
@@ -182,9 +183,7 @@ class Handoff:
         self._host.note(flight, action.decision)
         flight.instance, flight.prefill_instance = action.target, action.source
         leg = DecodeLeg(self._host, action, self._moved)
-        there = UpstreamCall(
-            call.request_id, call.path, call.head, action.rank, call.streamed, call.keep_usage, prefilled.offer
-        )
+        there = replace(call, rank=action.rank, offer=prefilled.offer)
         flight.task = self._host.spawn(relay(flight, backend, there, leg))
         self._host.push(ev.TransferStarted(flight.request.id, action.target))
         if not call.streamed:  # nobody will see when it begins

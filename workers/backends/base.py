@@ -73,6 +73,16 @@ class Chunk(NamedTuple):
     done: bool = False
 
 
+class Promise(NamedTuple):
+    """What a request was promised, for engines whose own scheduler reads it: seconds from its arrival at the gateway,
+    of which `waited_s` had passed when it was sent. Infinite: not promised."""
+
+    ttft_s: float
+    tpot_s: float
+    waited_s: float = 0.0
+    value: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
     """One request as an engine gets it. `head` is the JSON body without its closing brace.
@@ -88,6 +98,7 @@ class UpstreamCall:
     streamed: bool
     keep_usage: bool  # the client asked for the usage event itself
     offer: bytes = b""  # of a prefilled prompt: decode from its KV
+    promise: Promise | None = None
 
 
 class EngineError(SlacklineError):

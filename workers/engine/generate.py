@@ -83,9 +83,10 @@ class Generator:
             salt=asked.salt,
             seed=seed_of(seed, asked.tokens),
             sampling=asked.sampling,
-            due=now + asked.ttft_s,
+            due=now + asked.ttft_s - asked.waited_s,
             ttft_s=asked.ttft_s,
             tpot_s=asked.tpot_s,
+            value=asked.value,
             keep_kv=asked.hands_over,
         )
 

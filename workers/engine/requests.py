@@ -57,6 +57,8 @@ class Generation:
     sampling: Sampling
     ttft_s: float
     tpot_s: float
+    waited_s: float  # of the TTFT, before it came here
+    value: float
     hands_over: bool = False  # prefill only: its KV is kept for another engine
     offer: Offer | None = None  # decode only: where its KV waits
 
@@ -100,6 +102,8 @@ def _generation(
         sampling=_sampling(body, served.samples),
         ttft_s=fields.number(body, "target_ttft", math.inf, 0.0, 86_400.0),
         tpot_s=fields.number(body, "target_tbt", math.inf, 0.0, 86_400.0),
+        waited_s=fields.number(body, "waited", 0.0, 0.0, 86_400.0),
+        value=fields.number(body, "value", 1.0, 0.0, 1e9),
         hands_over=_hands_over(body, max_tokens, stream),
         offer=offer_in(body),
     )

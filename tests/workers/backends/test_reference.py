@@ -1,0 +1,93 @@
+"""What a request was promised travels from the gateway to the reference engine's scheduler, and to no other engine."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.openai.flight import Flight
+from controller.core.types import InstanceSpec, Request, Targets
+from controller.policies.batching.kairos_urgency import _prompt as seen_prompt
+from controller.policies.batching.kairos_urgency import relative_slack
+from workers.backends.base import Limits, Promise, UpstreamCall
+from workers.backends.reference import ReferenceBackend
+from workers.backends.vllm import VllmBackend
+from workers.engine.errors import ApiError
+from workers.engine.generate import Generator
+from workers.engine.requests import Served, parse_completion
+from workers.engine.tokenizer import ChunkTokenizer
+
+NOBODY: Any = None  # no connection is opened
+SERVED = Served("demo", 100, ChunkTokenizer())
+CALL = UpstreamCall("r1", "/v1/completions", b'{"model":"demo","prompt":[1,2,3],"max_tokens":4', 7, True, False)
+
+
+def body(call: UpstreamCall, backend: type[VllmBackend] = ReferenceBackend) -> dict[str, Any]:
+    return json.loads(backend(InstanceSpec("e", "demo", url="http://e"), NOBODY, Limits()).body_of(call))
+
+
+def test_the_promise_is_part_of_the_body():
+    sent = body(replace(CALL, promise=Promise(2.0, 0.05, 0.75, 3.0)))
+    assert sent == {
+        "model": "demo",
+        "prompt": [1, 2, 3],
+        "max_tokens": 4,
+        "target_ttft": 2.0,
+        "waited": 0.75,
+        "target_tbt": 0.05,
+        "value": 3.0,
+        "priority": 7,
+        "request_id": "r1",
+    }
+
+
+def test_what_is_not_promised_is_not_sent():
+    assert body(CALL).keys() == body(replace(CALL, promise=Promise(math.inf, math.inf, 5.0))).keys()
+    assert body(replace(CALL, promise=Promise(1e9, 1e9)))["target_ttft"] == 86_400.0
+
+
+def test_another_engine_is_told_nothing():
+    assert "target_ttft" not in body(replace(CALL, promise=Promise(2.0, 0.05)), VllmBackend)
+
+
+def flight(sent_at: float, ttft_s: float = 2.0) -> Flight:
+    request = Request("r1", 100.0, Targets(ttft_s, 0.05), 3, 4, value=2.0)
+    made = Flight(request, CALL.head, NOBODY, 0.0, chat=False, streamed=True, keep_usage=False)
+    made.sent_at = sent_at
+    return made
+
+
+def sequence(call: UpstreamCall, now: float) -> Any:
+    """As the live engine makes it of what it is sent."""
+    asked = parse_completion(body(call), {}, SERVED)
+    engine: Any = SimpleNamespace(next_id=lambda name: f"{name}-1", now=lambda: now)
+    config: Any = SimpleNamespace(seed=0)
+    return Generator(engine, config, SERVED)._sequence(asked)
+
+
+def test_a_gateways_deadline_becomes_the_engines():
+    """Sent 0.75 s after it arrived: of the 2 s to its first token 1.25 are left, on the engine's own clock."""
+    call = flight(100.75).call(7)
+    assert call.promise == Promise(2.0, 0.05, 0.75, 2.0)
+    seq = sequence(call, 5_000.0)
+    assert seq.due == pytest.approx(5_001.25)
+    assert (seq.ttft_s, seq.tpot_s, seq.value, seq.priority) == (2.0, 0.05, 2.0, 7)
+    late = sequence(flight(103.0).call(7), 5_000.0)
+    assert late.due == pytest.approx(4_999.0)
+
+
+def test_kairos_sees_live_who_is_urgent():
+    """Equal prompts that reach the engine together: who waited longer at the gateway has less of its TTFT left."""
+    calm, pressed = sequence(flight(100.0).call(7), 50.0), sequence(flight(101.9).call(7), 50.0)
+    slack = [relative_slack(seen_prompt(seq, seq.prompt_tokens), 50.0) for seq in (calm, pressed)]
+    assert slack == pytest.approx([1.0, 0.05])
+
+
+@pytest.mark.parametrize(("name", "value"), [("waited", -1), ("waited", "soon"), ("value", -2), ("target_tbt", True)])
+def test_a_bad_promise_is_refused_by_name(name, value):
+    with pytest.raises(ApiError) as caught:
+        parse_completion({"prompt": [1], name: value}, {}, SERVED)
+    assert caught.value.param == name
