@@ -12,7 +12,9 @@ counts as 100 samples (the paper profiles 100 runs an entry).
 
 `reserve`: "active" (the default, read) reserves a step of the whole active set; "solo", as printed, reserves table[1]
 and is late whenever the delayed sequence then runs in a full batch. `length_bucket`: table entries are that many tokens
-wide. Profile of a step: decode_a + batch x (decode_b x longest + decode_c) seconds, eq. 2 for a batch of equal lengths.
+wide. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest + decode_c), a batch
+of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest + batch x decode_c: the
+longest sequence alone sets the pace (sec. 2.2).
 
 The TPOT is each sequence's own; one without a promise never limits the others and always joins last by length. On a
 collocated engine prompts get what the decodes leave of the budget, in the engine's order (the paper's decode instances
@@ -41,14 +43,22 @@ class KairosDecodeConfig:
     decode_c: float = 1e-4
     reserve: str = "active"
     length_bucket: int = 256
+    profile: str = "equal"
 
     def __post_init__(self) -> None:
+        if self.profile not in ("equal", "longest"):
+            raise ConfigError(f"unknown profile {self.profile!r}; valid: equal, longest", field="profile")
         if self.reserve not in ("active", "solo"):
             raise ConfigError(f"unknown reserve {self.reserve!r}; valid: active, solo", field="reserve")
         if self.length_bucket < 1:
             raise ConfigError("length_bucket must be at least 1 token", field="length_bucket")
         if min(self.decode_a, self.decode_b, self.decode_c) < 0 or self.decode_a + self.decode_c <= 0:
             raise ConfigError("the decode profile must be positive", field="decode_a")
+
+    def step_s(self, batch: int, longest: int) -> float:
+        """Profiled seconds of a decode step."""
+        lengths = batch if self.profile == "equal" else 1
+        return self.decode_a + lengths * self.decode_b * longest + batch * self.decode_c
 
 
 class StepTable:
@@ -109,8 +119,7 @@ class KairosDecode:
 
     def __init__(self, config: KairosDecodeConfig | None = None) -> None:
         self.config = config or KairosDecodeConfig()
-        c = self.config
-        self.table = StepTable(lambda n, length: c.decode_a + n * (c.decode_b * length + c.decode_c), c.length_bucket)
+        self.table = StepTable(self.config.step_s, self.config.length_bucket)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         by_id = {seq.id: seq for seq in engine.running if seq.decoding}

@@ -6,6 +6,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Step, StepRan
+from controller.core.types import LatencyCoefficients
 from controller.policies.batching.kairos_decode import (
     Active,
     KairosDecode,
@@ -22,6 +23,7 @@ from controller.policies.batching.kairos_urgency import (
     finish_times,
     relative_slack,
 )
+from controller.predict.latency import LatencyModel
 from tests.controller.policies.batching.view import FakeView, decoding
 
 MU = 20_000.0
@@ -180,6 +182,26 @@ def test_k7_reserving_for_the_active_set():
     assert run_k7("active", 1000)[3] == 0
 
 
+def test_k8_the_papers_anchors_as_profiles():
+    """Prefill of 8K and 128K tokens, decode at batch 1, and what they say of 32K."""
+    model = LatencyModel(LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, 0.0))
+    prefills = [model.prefill([tokens]) for tokens in (8_192, 131_072, 32_768)]
+    assert prefills == pytest.approx([0.4004, 8.8, 1.72128], rel=1e-4)
+    for profile in ("equal", "longest"):
+        config = KairosDecodeConfig(9.04667e-3, 2.38444e-7, 0.0, profile=profile)
+        steps = [config.step_s(1, length) for length in (8_192, 131_072, 32_768)]
+        assert steps == pytest.approx([0.0110, 0.0403, 0.01686], rel=1e-4)
+        assert [model.decode(1, length) for length in (8_192, 131_072, 32_768)] == pytest.approx(steps)
+    assert 8_192 / prefills[0] == pytest.approx(20_460, rel=1e-3)
+    assert 131_072 / prefills[1] == pytest.approx(14_895, rel=1e-3)
+
+
+def test_what_sets_the_pace_of_a_batch():
+    equal, longest = (KairosDecodeConfig(0.01, 1e-6, 0.001, profile=profile) for profile in ("equal", "longest"))
+    assert equal.step_s(4, 1000) == pytest.approx(0.01 + 4 * 0.001 + 4 * 0.001)
+    assert longest.step_s(4, 1000) == pytest.approx(0.01 + 0.001 + 4 * 0.001)
+
+
 def test_the_policy_learns_from_decode_only_steps():
     policy = KairosDecode(KairosDecodeConfig(decode_a=0.01, decode_b=0.0, decode_c=0.0, length_bucket=1))
     seq = decoding("d")
@@ -197,7 +219,7 @@ def test_a_sequence_without_a_promise_limits_nobody():
     assert [a.id for a in choose(actives, table, 0.0)] == ["a", "b"]
 
 
-@pytest.mark.parametrize("bad", [{"reserve": "none"}, {"length_bucket": 0}, {"decode_a": -1.0}])
+@pytest.mark.parametrize("bad", [{"reserve": "none"}, {"length_bucket": 0}, {"decode_a": -1.0}, {"profile": "sum"}])
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError) as caught:
         KairosDecodeConfig(**bad)

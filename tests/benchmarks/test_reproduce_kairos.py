@@ -1,0 +1,103 @@
+"""Kairos' testbed keeps what it promises, and the reproduction runs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.reproduce.kairos import PAPER, gains, knee, reproduce
+from benchmarks.reproduce.kairos_setting import (
+    ANCHORS,
+    DISTSERVE,
+    FCFS,
+    KAIROS,
+    PAIRS,
+    SLACK,
+    TESTBED,
+    URGENCY,
+    Figures,
+    long_tail,
+    work_s,
+)
+from benchmarks.reproduce.kairos_stages import Call, Outcome, Stages
+
+
+def run(calls, prefill=FCFS, decode=FCFS, bed=TESTBED):
+    return Stages(bed, prefill, decode).run(calls)
+
+
+def test_one_request_alone_takes_what_the_anchors_say():
+    (outcome,) = run([Call(0.0, 8_192, 101)])
+    assert outcome.ttft_s == pytest.approx(0.4004, rel=1e-4)
+    step = ANCHORS.decode_a + ANCHORS.decode_b * (8_192 + 51) + ANCHORS.decode_c
+    moved = 8_193 / TESTBED.link_tokens_per_s
+    assert outcome.tpot_s == pytest.approx(step + moved / 100, rel=1e-3)
+
+
+def test_the_papers_motivating_example():
+    """A 128K prompt, then an 8K one: first come, first served makes both late, urgency saves the short one."""
+    calls = [Call(0.0, 131_072, 1), Call(0.1, 8_192, 1)]
+    late = {o.prompt_tokens: o.ttft_s for o in run(calls)}
+    saved = {o.prompt_tokens: o.ttft_s for o in run(calls, URGENCY)}
+    assert late[8_192] == pytest.approx(8.8 + 0.4004 - 0.1, rel=1e-3)
+    assert saved[8_192] < 8.0
+    assert saved[131_072] == pytest.approx(8.8 + 0.4004, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", list(PAIRS))
+def test_every_request_is_answered_once_with_all_its_tokens(name):
+    calls = long_tail(4.0, 1, 60)
+    outcomes = Stages(replace(TESTBED, kv_tokens=180_000, decode_slots=8), *PAIRS[name]).run(calls)
+    assert sorted((o.prompt_tokens, o.output_tokens) for o in outcomes) == sorted((c[1], c[2]) for c in calls)
+    assert all(o.ttft_s > 0 and (o.tpot_s > 0 or o.output_tokens == 1) for o in outcomes)
+
+
+def test_the_longest_sequence_sets_the_pace():
+    calls = [Call(0.0, 100_000, 200), Call(0.0, 1_000, 200)]
+    paces = {by: max(o.tpot_s for o in run(calls, bed=replace(TESTBED, decode_by=by))) for by in ("longest", "sum")}
+    assert paces["sum"] > paces["longest"]
+    short = {decode.batching: min(o.tpot_s for o in run(calls, decode=decode)) for decode in (FCFS, SLACK)}
+    assert short["kairos_decode"] < 0.6 * short["chunked_prefill"]
+
+
+def test_the_workload_is_long_tailed_and_the_same_lengths_for_each_seed():
+    one, other = long_tail(3.0, 1), long_tail(3.0, 2)
+    assert sorted(c.prompt_tokens for c in one) == sorted(c.prompt_tokens for c in other)
+    assert one == long_tail(3.0, 1)
+    assert one != other
+    assert max(c.prompt_tokens for c in one) == 131_072
+    assert 3.2 < 1 / work_s(one) < 3.9  # requests/s of one prefill engine: where the paper's curves fall
+
+
+def test_figures_of_a_run():
+    found = Figures(
+        [Outcome(10, 2, 7.0, 0.04), Outcome(10, 2, 9.0, 0.04), Outcome(10, 2, 1.0, 0.08), Outcome(1, 1, 1, 0)]
+    )
+    assert (found.ttft, found.tpot, found.e2e) == (75.0, 75.0, 50.0)
+    assert found.throughput == pytest.approx(25.0)
+    assert found.longest_ttft_s == 9.0
+
+
+def figures(ttft, throughput=20.0):
+    made = Figures([Outcome(10, 2, 1.0, 1 / throughput)])
+    made.ttft = ttft
+    return made
+
+
+def test_knee_and_gains():
+    curves = {
+        DISTSERVE: {2.0: [figures(100)], 3.0: [figures(80)], 4.0: [figures(10)]},
+        KAIROS: {2.0: [figures(100, 25.0)], 3.0: [figures(100)], 4.0: [figures(50)]},
+    }
+    assert knee(curves[DISTSERVE]) == pytest.approx(2.5)
+    assert knee({2.0: [figures(95)], 3.0: [figures(92)]}) is None
+    assert gains(curves, "ttft") == {2.0: 0.0, 3.0: 20.0, 4.0: 40.0}
+    assert gains(curves, "throughput")[2.0] == pytest.approx(25.0)
+
+
+@pytest.mark.slow
+def test_a_quick_reproduction_has_every_claim():
+    section = reproduce(lambda line: None, True)
+    assert [claim.figure for claim in section.claims] == ["Figure 4", "Figure 5", "Figure 3", "Figure 6"]
+    assert all(claim.ours is not None and math.isfinite(claim.ours) for claim in section.claims)
+    assert len(section.plots) == len(PAPER) == 4
