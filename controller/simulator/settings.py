@@ -54,6 +54,10 @@ class InstanceSettings:
         self.build_engine()
         if self.role not in list(Role):
             raise ConfigError(f"unknown role {self.role!r}; valid: {', '.join(sorted(Role))}", field="role")
+        if self.role == Role.DECODE and self.engine_kind != "continuous":
+            raise ConfigError(
+                "a decode instance is a continuous engine: the other takes over no KV", field="engine_kind"
+            )
         if self.kv_bytes_per_token < 1:
             raise ConfigError("kv_bytes_per_token must be at least 1", field="kv_bytes_per_token")
         if min(self.latency) < 0:

@@ -95,6 +95,8 @@ def test_rounds_are_about_two_a_request():
     ("changes", "field"),
     [
         ({"engine_kind": "magic"}, "engine_kind"),
+        ({"role": "decode"}, "engine_kind"),
+        ({"all_reduce_share": 1.0}, "all_reduce_share"),
         ({"batching": "chunked_prefill"}, "batching"),
         ({"preemption": {"granularity": 3}}, "preemption.granularity"),
         ({"preemption": {"boundary": "kernel"}}, "boundary"),
@@ -106,3 +108,34 @@ def test_bad_settings_are_refused(changes, field):
     with pytest.raises(ConfigError) as caught:
         replace(PREFILL, **changes)
     assert caught.value.field == field
+
+
+def test_it_is_the_prefill_side_of_disaggregation():
+    """1P1D: a long prompt makes way for a short one, and both decode elsewhere with all their tokens."""
+    decode = InstanceSettings(A100, kv_tokens=400_000, max_num_seqs=64, max_model_len=65_536, role="decode")
+    prefill = replace(with_boundary("operator"), role="prefill")
+    targets = {"long": Targets(60.0, 0.1, None, 3600.0), "short": Targets(0.25, 0.1, None, 3600.0)}
+    demands = [
+        Demand("long", 0.0, 30_000, 20, targets["long"], max_tokens=20),
+        Demand("short", 0.2, 200, 5, targets["short"], max_tokens=5),
+    ]
+    result = simulate(demands, "round_robin", (prefill, replace(decode, prefix_caching=False)))
+    found = {record.id: record for record in result.records}
+    assert {name: record.output_tokens for name, record in found.items()} == {"long": 20, "short": 5}
+    assert found["short"].ttft_met
+    assert found["short"].ttft_s < 0.1  # the whole prompt ahead of it would take 3 s
+    whole = A100.prefill_a + A100.prefill_b * 30_000 + A100.prefill_c * 30_000**2
+    assert found["long"].ttft_s == pytest.approx(whole + A100.prefill_a + A100.prefill_b * 200, abs=1e-3)
+
+
+@pytest.mark.parametrize("boundary", ["operator", "chunk", "none"])
+def test_disaggregated_under_load_nothing_is_lost(boundary):
+    prefill = replace(with_boundary(boundary, **({"chunk_tokens": 512} if boundary == "chunk" else {})), role="prefill")
+    small = replace(prefill, kv_tokens=8192, max_model_len=4096)
+    decode = InstanceSettings(A100, kv_tokens=16_384, max_model_len=4096, role="decode", prefix_caching=False)
+    demands = some_demands(count=150, rate=14.0, longest=3000, targets=Targets(0.4, 0.1, None, 3600.0))
+    result = simulate(demands, "round_robin", (small, decode))
+    assert sorted(record.id for record in result.records) == sorted(demand.id for demand in demands)
+    assert all(record.outcome is Outcome.OK for record in result.records)
+    for record, demand in zip(sorted(result.records, key=lambda r: int(r.id[1:])), demands, strict=True):
+        assert record.output_tokens == demand.output_tokens == len(record.token_times)
