@@ -20,7 +20,8 @@ PERIOD_S = 1.0
 
 
 def measure(records: int, decisions: int, instances: int) -> dict[str, dict[str, Any]]:
-    """By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; ours, without PostgreSQL's), `queries`, `status`, `kb`."""
+    """By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; CPU time without PostgreSQL's),
+    `queries`, `status`, `kb`."""
     with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL may run as another user
@@ -63,11 +64,13 @@ def _pages(records: int, decisions: int, instances: int) -> dict[str, dict[str, 
     from django.test import Client
 
     from benchmarks.console_data import fill
+    from console.warm import warm
 
     started = time.monotonic()
     call_command("migrate", verbosity=0)
     fill(records, decisions, instances)
     note(f"{records} records, {decisions} decisions, {instances} instances in {time.monotonic() - started:.0f} s")
+    warm()  # as console/asgi.py does at the start
     client = Client(raise_request_exception=True)
     client.force_login(User.objects.create_superuser("benchmark"))
     found = {}
