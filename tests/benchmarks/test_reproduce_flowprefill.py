@@ -1,0 +1,76 @@
+"""FlowPrefill's setting measures what it says, and the reproduction runs."""
+
+import pytest
+
+from benchmarks.reproduce.claims import Section
+from benchmarks.reproduce.flowprefill import PAPER, reproduce
+from benchmarks.reproduce.flowprefill_setting import (
+    LEVEL,
+    MODELS,
+    Bench,
+    Load,
+    chunked,
+    class_priority,
+    distserve,
+    flowprefill,
+    highest,
+    instance,
+    run,
+)
+
+LLAMA = MODELS["Llama3-8B"]
+LOAD = Load(LLAMA, 200, (1, 2, 3))
+
+
+def test_the_search_finds_the_edge_from_either_side():
+    for first in (0.3, 4.0, 90.0):
+        assert highest(lambda x: x <= 10.0, first) == pytest.approx(10.0, rel=0.03)
+
+
+def test_a_contender_changes_the_engine_and_nothing_else():
+    plain = instance(LLAMA, chunked(2048))
+    flow = instance(LLAMA, flowprefill())
+    assert (plain.engine_kind, flow.engine_kind) == ("continuous", "preemptive_prefill")
+    assert plain.latency == flow.latency
+    assert instance(LLAMA, distserve(4096)).max_num_batched_tokens == 4096
+    assert class_priority().policy_set == "engine_priority_class"
+
+
+def test_every_request_is_answered_and_counted_once():
+    demands = LOAD.demands(4.0, 1)
+    for each in (flowprefill(), distserve(256), chunked(2048), class_priority()):
+        result, _ = run(each, LLAMA, demands)
+        assert len(result.records) == len(demands)
+
+
+def test_attainment_is_remembered_for_the_curves_and_falls_with_the_rate():
+    bench = Bench()
+    for rate in (1.0, 4.0, 16.0):
+        bench.attainment(chunked(2048), LOAD, rate)
+    curve = bench.curve(chunked(2048), LOAD)
+    assert [rate for rate, _ in curve] == [1.0, 4.0, 16.0]
+    assert curve[0][1] > curve[1][1] > curve[2][1]
+    bench.attainment(chunked(2048), Load(LLAMA, 200, (1, 2, 3), slo_scale=2.0), 4.0)
+    (tight, at_one), (loose, at_two) = bench.scales(chunked(2048), LOAD, 4.0)
+    assert (tight, loose) == (1.0, 2.0)
+    assert at_two > at_one
+
+
+def test_the_order_of_the_headline_holds_on_a_small_load():
+    """Preemption within a step bears more than chunks in deadline order, and those more than whole prompts in turn."""
+    bench = Bench()
+    at = {each.label: bench.attainment(each, LOAD, 5.0) for each in (flowprefill(), chunked(2048), distserve(2048))}
+    flow, chunks, whole = at.values()
+    assert flow > LEVEL > whole
+    assert flow > chunks > whole
+
+
+@pytest.mark.slow
+def test_the_quick_reproduction_runs():
+    lines = []
+    section = reproduce(lines.append, quick=True)
+    assert Section.from_json(section.to_json()) == section
+    assert {claim.paper for claim in section.claims} == {PAPER}
+    assert {"9", "10", "11", "12", "13", "14", "15", "16", "17", "6.4"} == {claim.figure for claim in section.claims}
+    assert all(claim.ours is not None for claim in section.claims)
+    assert len(lines) > 8
