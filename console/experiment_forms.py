@@ -34,6 +34,7 @@ PARTS = {
     "trace": ("trace", "trace_ttft_s", "trace_tpot_s"),
     "mix": ("mix", "rate", "duration_s", "cv"),
 }
+NEEDED = ("since", "until", *PARTS["trace"], *PARTS["mix"], "profile", "count")
 OWN = ("prompt_mean", "prompt_std", "output_mean", "output_std", "law", "own_ttft_s", "own_tpot_s")
 
 
@@ -106,6 +107,8 @@ class ExperimentForm(forms.Form):
         fields["trace"].choices = [(slug, f"{name} ({count:,} requests)") for slug, name, count in known]
         fields["profile"].choices = [(name, name) for name in profile_names()]
         fields["rate"].unit = fields["rates"].unit = "requests/s"
+        for name in (*NEEDED, *OWN):  # where their kind of traffic or fleet is chosen: no "(optional)" beside them
+            fields[name].needed = True
         now = timezone.now().replace(microsecond=0)
         self.initial.setdefault("since", now - timedelta(hours=1))
         self.initial.setdefault("until", now)
@@ -224,6 +227,7 @@ class ContenderForm(forms.Form):
         live = settings.DISPATCH_POLICY
         shown = [(name, f"{text} (serves now)" if name == live else text) for name, text in names]
         self.fields["policy"].choices = [("", "none"), *shown]  # type: ignore[attr-defined]
+        self.fields["policy"].needed = self.fields["change"].needed = True  # type: ignore[attr-defined]
 
     def clean_change(self) -> int:
         return self.cleaned_data["change"] or 0

@@ -23,7 +23,7 @@ function line(each) {
 
 function words(each, index) {
   const place = each.x === undefined
-    ? { xref: "paper", x: 0.01, xanchor: "left", xshift: index * 72, y: each.y, yanchor: "bottom" }
+    ? { xref: "paper", x: 1, xanchor: "left", xshift: 3, y: each.y, yanchor: index ? "top" : "bottom" }
     : { yref: "paper", y: 0.03, yanchor: "bottom", x: each.x, xanchor: "left", xshift: 3 };
   return { ...place, showarrow: false, text: each.text, font: { size: 11, color: token(each.color) }, bgcolor: token("surface"), borderpad: 1 };
 }
@@ -35,7 +35,7 @@ function layoutOf(given) {
   return {
     uirevision: "keep",
     autosize: true,
-    margin: { l: 48, r: 12, t: 8, b: 34 },
+    margin: { l: 48, r: lines.some((each) => each.y !== undefined) ? 62 : 12, t: 8, b: 34 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: token("font"), size: 12, color: token("ink-2") },

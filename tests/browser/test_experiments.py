@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 
 import pytest
 from playwright.sync_api import expect
+
+from tests.browser.test_pages import serious_findings
 
 pytestmark = pytest.mark.browser
 
@@ -24,13 +28,13 @@ def traffic(stack):
 def start(page, **fields):
     """A short mix on a shipped profile, two policies."""
     page.goto("/experiments/new/")
-    page.get_by_label("Traffic").select_option("mix")
-    page.get_by_label("Rate", exact=True).fill(fields.pop("rate", "20"))
-    page.get_by_label("For", exact=True).fill(fields.pop("duration", "10"))
-    page.get_by_label("Fleet").select_option("profile")
-    page.get_by_label("Policy set").nth(1).select_option("round_robin")
+    page.locator("#id_kind").select_option("mix")
+    page.locator("#id_rate").fill(fields.pop("rate", "20"))
+    page.locator("#id_duration_s").fill(fields.pop("duration", "10"))
+    page.locator("#id_fleet").select_option("profile")
+    page.locator("#id_contenders-1-policy").select_option("round_robin")
     for label, value in fields.items():
-        page.get_by_label(label, exact=True).fill(value)
+        page.locator(f"#id_{label}").fill(value)
     expect(page.locator("[data-estimate]")).to_contain_text("requests")
     page.get_by_role("button", name="Start").click()
     page.wait_for_url(re.compile(r"/experiments/(?!new).+/$"))
@@ -51,28 +55,28 @@ def test_yesterday_or_the_last_hour_with_one_instance_less_in_two_clicks(visit, 
 def test_the_form_shows_what_it_needs_and_says_what_is_wrong(visit):
     page = visit("operator", "/experiments/new/")
     expect(page.get_by_label("From (UTC)")).to_be_visible()
-    expect(page.get_by_label("Rate", exact=True)).to_be_hidden()
+    expect(page.locator("#id_rate")).to_be_hidden()
     page.get_by_role("button", name="yesterday (UTC)").click()
     assert (
         page.get_by_label("From (UTC)").input_value().endswith("T00:00:00")
         or "T00:00" in page.get_by_label("From (UTC)").input_value()
     )
-    page.get_by_label("Traffic").select_option("mix")
+    page.locator("#id_kind").select_option("mix")
     expect(page.get_by_label("From (UTC)")).to_be_hidden()
-    rate = page.get_by_label("Rate", exact=True)
+    rate = page.locator("#id_rate")
     rate.fill("-3")
     expect(rate).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#id_rate_error")).to_contain_text("greater than or equal")
     rate.fill("12")
     expect(page.locator("#id_rate_error")).to_have_count(0)
     expect(page.get_by_label("Prompt, mean")).to_be_hidden()
-    page.get_by_label("Mix").select_option("own")
+    page.locator("#id_mix").select_option("own")
     expect(page.get_by_label("Prompt, mean")).to_be_visible()
 
 
 def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     page = visit("operator")
-    start(page, rate="60", duration="60", Rates="30, 60", Name="Two rates")
+    start(page, rate="60", duration="60", rates="30, 60", name="Two rates")
     expect(page.get_by_role("heading", name="On its way")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
@@ -83,7 +87,7 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     expect(page.locator('[data-chart="attainment"]')).to_contain_text("SLO 9")
     page.get_by_label("Latencies of").select_option("wikisql")
     expect(page.locator('[data-chart="ttft"]')).to_contain_text("SLO 20 s")
-    page.get_by_label("Rate", exact=True).select_option("1")
+    page.locator("#chart-rate").select_option("1")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save Time to first token as PNG").click()
     assert download.value.suggested_filename.endswith("-ttft.png")
@@ -92,7 +96,7 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
         with page.expect_download() as download:
             page.get_by_role("link", name=form).click()
         assert download.value.suggested_filename.endswith(f".{form.lower()}")
-    page.get_by_label("Name").fill("Kept by its name")
+    page.locator("#experiment-name").fill("Kept by its name")
     page.get_by_label(re.compile("Keep it")).check()
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="Kept by its name")).to_be_visible()
@@ -104,9 +108,40 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     expect(other.locator('[data-chart="cost"] .main-svg').first).to_be_visible()
 
 
+PAGES = ["/experiments/", "/experiments/new/", "/traces/", "/classes/1/history/", "/mappings/1/history/"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_finding_of_axe(visit, scheme):
+    page = visit("operator", scheme=scheme)
+    start(page, duration="2")
+    expect(page.locator('[data-chart="queue"] .main-svg').first).to_be_visible(timeout=DONE_S)
+    found = {"result": serious_findings(page)}
+    for path in PAGES:
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        found[path] = serious_findings(page)
+    assert {path: findings for path, findings in found.items() if findings} == {}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_scrolls_sideways(visit, width):
+    page = visit("operator", width=width)
+    start(page, duration="2")
+    expect(page.locator('[data-chart="queue"] .main-svg').first).to_be_visible(timeout=DONE_S)
+    too_wide = {}
+    for path in [page.url, *PAGES]:
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        taken = page.evaluate("document.documentElement.scrollWidth")
+        if taken > width:
+            too_wide[path] = taken
+    assert too_wide == {}
+
+
 def test_one_that_runs_is_cancelled_and_removed(visit):
     page = visit("operator")
-    start(page, rate="100", duration="900", Name="Too long")
+    start(page, rate="100", duration="900", name="Too long")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator('.lead [data-cell="state"]')).to_have_text("cancelled")
     page.get_by_role("button", name="Remove").click()
@@ -118,11 +153,11 @@ def test_one_that_runs_is_cancelled_and_removed(visit):
 
 def test_the_list_follows_what_runs(visit):
     page = visit("operator")
-    start(page, rate="60", duration="120", Name="Watched from the list")
+    start(page, rate="60", duration="120", name="Watched from the list")
     watcher = visit("viewer", "/experiments/")
     row = watcher.get_by_role("row", name="Watched from the list")
     expect(row.locator('[data-cell="state"]')).to_have_text("done", timeout=DONE_S)
-    watcher.get_by_label("State").select_option("failed")
+    watcher.locator("#experiment-state").select_option("failed")
     watcher.get_by_role("button", name="Search").click()
     expect(watcher.get_by_text("No experiment matches.")).to_be_visible()
 
@@ -196,11 +231,8 @@ def test_a_viewer_reads_and_changes_nothing(visit, trouble):
 
 
 def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
-    import os
-    import signal
-
     page = visit("operator")
-    start(page, rate="60", duration="100", Name="Through an outage")
+    start(page, rate="60", duration="100", name="Through an outage")
     state = page.locator("[data-live-state]")
     expect(state).to_have_attribute("data-state", "live")
     redis = stack.pid("redis")
@@ -213,11 +245,8 @@ def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
 
 
 def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
-    import os
-    import signal
-
     page = visit("operator")
-    start(page, rate="60", duration="120", Name="Killed in the middle")
+    start(page, rate="60", duration="120", name="Killed in the middle")
     expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
     os.kill(stack.pid("analysis"), signal.SIGKILL)
     expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=2 * DONE_S)

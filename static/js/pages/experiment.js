@@ -23,14 +23,17 @@ function show(each) {
   find('[data-cell="percent"]', moving).textContent = percent(each.progress, 0);
   const waits = each.state === "queued" ? "Waits for the worker." : each.step;
   find('[data-cell="step"]', moving).textContent = each.waiting ? "Its worker is silent; another one takes it over." : waits;
-  find('.lead [data-cell="state"]').textContent = each.state;
+  const badge = find('.lead [data-cell="state"]');
+  badge.textContent = each.state;
+  badge.className = `badge ${each.state === "running" ? "accent" : "idle"}`;
   fillMeters(moving);
 }
 
 if (moving) {
+  const say = stateShower(find("[data-live-state]"), find("[data-banner]"));
   new LiveTopic("experiments", {
     data: (data) => data.experiments.forEach(show),
-    state: stateShower(find("[data-live-state]"), find("[data-banner]")),
+    state: (state, text) => say(state, state === "live" ? "Live" : text), // a state has no age: it changes when it changes
   });
 }
 

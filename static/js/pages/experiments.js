@@ -19,7 +19,8 @@ function show(each) {
   fillMeters(row);
 }
 
+const say = stateShower(document.querySelector("[data-live-state]"), document.querySelector("[data-banner]"));
 new LiveTopic("experiments", {
   data: (data) => data.experiments.forEach(show),
-  state: stateShower(document.querySelector("[data-live-state]"), document.querySelector("[data-banner]")),
+  state: (state, text) => say(state, state === "live" ? "Live" : text), // states have no age: they change when they change
 });
