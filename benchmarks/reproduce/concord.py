@@ -278,8 +278,8 @@ def _settings(systems: Mapping[str, System], seeds: Sequence[int], knee: float) 
         else "a gamma renewal process with the Azure 2023 conversation trace's coefficient of variation (1.09)"
     )
     return f"""One engine of Llama-3.1-8B on an A100 (composed kernel profile, KV cache of 426,784 tokens; the paper has
-four models on 16 A100s). A program is a request; one in three is compound, of 3 to 5 stages and about 12 calls, so 2,400
-programs are some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,} programs. Lengths are those of
+four models on 16 A100s). A program is a request; one in three is compound, of 3 to 5 stages and about 12 calls: 2,400
+programs make some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,} programs. Lengths are those of
 Table 6.1; stages, calls a stage and tools are chosen (controller/simulator/concord_mix.py). Arrivals: {arrivals}.
 Headline at {HEADLINE:g} programs/s, {HEADLINE / knee:.2f} times the rate up to which LTR keeps 90 % of its goodput per
 program; means over seeds {", ".join(map(str, seeds))}, other figures one seed. What analysers predict is a noise model
