@@ -16,6 +16,7 @@ from tests.browser.stack import ROOT, Stack, chromium, running
 FOLDER = ROOT / "docs" / "screenshots"
 WARM_UP_S = 150.0
 BURST = 90
+FIRST_MISS, COMPARED = "the newest miss", "the newest miss beside one that made it"
 SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 PAGES = {
     "overview": "/",
@@ -23,11 +24,19 @@ PAGES = {
     "requests": "/requests/",
     "classes": "/classes/",
     "mapping": "/mappings/",
+    "tenants": "/tenants/",
+    "tenant": "/tenants/1/",
     "fleet": "/fleet/",
+    "instance": "/fleet/instances/engine-1/",
+    "scaling": "/scaling/",
     "audit": "/audit/",
+    "patterns": "/patterns/",
+    "request": FIRST_MISS,
+    "compare": COMPARED,
     "experiments": "/experiments/",
     "class-preview": "/classes/1/",
 }
+WHOLE = ("overview", "patterns", "instance")  # taken to the end of the page where it is wide
 BUSY = ("overview", "queue")  # taken while a burst waits
 
 
@@ -66,15 +75,27 @@ def take_all(browser: Browser, stack: Stack, scheme: str, size: str, width: int,
     page = context.new_page()
     sign_in(page, *stack.person("operator"))
     for name, path in PAGES.items():
-        page.goto(path)
+        go(page, path)
         if name in BUSY:
             burst(page, stack)
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(500)
         file = FOLDER / f"{name}-{scheme}-{size}.png"
-        page.screenshot(path=file, full_page=size == "wide" and name == "overview")
+        page.screenshot(path=file, full_page=size == "wide" and name in WHOLE)
         print(file.relative_to(ROOT))
     context.close()
+
+
+def go(page: Page, path: str) -> None:
+    """To a page by its address, or to the newest miss, or to that beside one that made it."""
+    if path not in (FIRST_MISS, COMPARED):
+        page.goto(path)
+        return
+    page.goto("/requests/?attained=no")
+    page.locator("#request-rows th a").first.click()
+    page.wait_for_url("**/requests/req-*")
+    if path == COMPARED:
+        page.get_by_role("link", name="Compare with one that made it").click()
 
 
 def burst(page: Page, stack: Stack) -> None:

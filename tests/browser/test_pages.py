@@ -11,8 +11,12 @@ from console.templatetags import units
 
 pytestmark = pytest.mark.browser
 
-PAGES = ["/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/"]
-EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/"]
+PAGES = [
+    "/", "/queue/", "/requests/", "/requests/compare/", "/classes/", "/mappings/", "/tenants/", "/tenants/1/",
+    "/fleet/", "/fleet/instances/engine-1/", "/scaling/", "/experiments/", "/traces/", "/audit/", "/patterns/",
+]  # fmt: skip
+EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/", "/scaling/new/", "/scaling/1/"]
+ADMINS = ["/tenants/new/", "/tenants/1/change/"]
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SERIOUS = """async () => {
   const found = await axe.run(document, { resultTypes: ["violations"] });
@@ -30,7 +34,8 @@ def serious_findings(page):
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
 def test_every_page_opens_without_trouble(visit, role):
     page = visit(role)
-    for path in PAGES if role == "viewer" else [*PAGES, *EDITS]:
+    allowed = {"viewer": PAGES, "operator": [*PAGES, *EDITS], "admin": [*PAGES, *EDITS, *ADMINS]}
+    for path in allowed[role]:
         page.goto(path)
         expect(page.locator("h1")).to_be_visible()
         page.wait_for_load_state("networkidle")
@@ -60,11 +65,11 @@ def test_script_and_server_write_numbers_alike(visit):
     assert said == [units.percent(share) for share in shares]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_has_a_serious_finding_of_axe(visit, scheme):
-    page = visit("operator", scheme=scheme)
+@pytest.mark.parametrize(("role", "scheme"), [("admin", "light"), ("admin", "dark"), ("viewer", "light")])
+def test_no_page_has_a_serious_finding_of_axe(visit, role, scheme):
+    page = visit(role, scheme=scheme)
     found = {}
-    for path in [*PAGES, *EDITS]:
+    for path in PAGES if role == "viewer" else [*PAGES, *EDITS, *ADMINS]:
         page.goto(path)
         page.wait_for_load_state("networkidle")
         found[path] = serious_findings(page)
@@ -77,9 +82,9 @@ def test_the_login_has_no_serious_finding_of_axe(visit):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_scrolls_sideways(visit, width):
-    page = visit("operator", width=width)
+    page = visit("admin", width=width)
     too_wide = {}
-    for path in [*PAGES, *EDITS]:
+    for path in [*PAGES, *EDITS, *ADMINS]:
         page.goto(path)
         page.wait_for_load_state("networkidle")
         taken = page.evaluate("document.documentElement.scrollWidth")

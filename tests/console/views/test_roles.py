@@ -11,7 +11,7 @@ from tests import factories
 
 PAGES = [
     "/", "/overview/history/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/",
-    "/experiments/", "/traces/",
+    "/experiments/", "/traces/", "/tenants/", "/scaling/", "/patterns/", "/requests/compare/",
 ]  # fmt: skip
 EDITS = ["/classes/new/", "/classes/{row}/", "/classes/{row}/remove/", "/mappings/{mapping}/"]
 
