@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from workers.engine.model_options import ModelOptions, add_model_options, model_
 from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
 from workers.engine.preemption import add_scheduler_options, preemption_config
 from workers.engine.profiles import Profile, load_profile
+from workers.engine.weights import KINDS as SOURCES
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -35,6 +36,16 @@ class KvConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightConfig:
+    """`present` False: a warm engine, whose weights come by /weights/load. The rest is for emulated weights."""
+
+    present: bool
+    load_s: Mapping[str, float]  # by source
+    nbytes: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Times are seconds."""
 
@@ -50,6 +61,7 @@ class ServerConfig:
     startup_delay: float
     shutdown_timeout: float
     kv: KvConfig
+    weights: WeightConfig
     torch: ModelOptions | None = None
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
 
@@ -83,6 +95,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
         kv=_kv_config(args),
+        weights=_weight_config(args),
         torch=model,
     )
 
@@ -100,6 +113,19 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
     return KvConfig(token, args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout)
+
+
+def _weight_config(args: argparse.Namespace) -> WeightConfig:
+    load_s = dict.fromkeys(SOURCES, 0.0)
+    for item in filter(None, args.emulated_load_s.split(",")):
+        source, _, seconds = item.partition("=")
+        if source not in SOURCES:
+            raise ConfigError(f"unknown source {source!r}; valid: {', '.join(SOURCES)}", "emulated_load_s")
+        try:
+            load_s[source] = _seconds(seconds)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ConfigError(f"{item}: {error}", "emulated_load_s") from error
+    return WeightConfig(args.weights == "present", load_s, args.emulated_weight_bytes, args.kv_timeout)
 
 
 def _batching(name: str, threshold: int | None) -> Batching:
@@ -168,6 +194,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV, bytes a token and layer (%(default)s)")
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
+    add("--weights", default="present", choices=["present", "absent"], help="absent: warm, waits for /weights/load")
+    add("--emulated-load-s", default="", help="seconds by source of emulated weights: engine=0.9,host=2.7,disk=4.1")
+    add("--emulated-weight-bytes", type=int, default=16_060_000_000, help="size of emulated weights (%(default)s)")
     add_scheduler_options(parser)
     add_model_options(parser)
     add("--startup-delay", type=_seconds, default=0.0, help="seconds before the port opens, as if loading weights")

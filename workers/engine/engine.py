@@ -28,13 +28,16 @@ from controller.core.steps import (
     Seq,
     SeqState,
     Start,
+    StepDone,
     Suspend,
+    Suspended,
 )
 from controller.engine import EngineScheduler
 from workers.engine.errors import ApiError
 from workers.engine.metrics import Metrics
 from workers.engine.streams import Stream
 
+DEVICE_POLL_S = 0.002
 logger = logging.getLogger("workers.engine")
 
 
@@ -63,6 +66,7 @@ class Engine:
         self.closing = False
         self.refusing = False  # paused in a mode that does not queue
         self.failed = False  # a defect: nothing can be served any more
+        self.on_device = False  # a step runs there now
         self.on_failure: Callable[[], None] = lambda: None
         self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = (
             None  # for schedulers that wait
@@ -139,6 +143,11 @@ class Engine:
                 self._ended = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._ended)
 
+    async def device_free(self) -> None:
+        """Return when no step runs; a paused engine starts none."""
+        while self.on_device and not self.failed:
+            await asyncio.sleep(DEVICE_POLL_S)
+
     @property
     def streams(self) -> int:
         return len(self._streams)
@@ -156,6 +165,8 @@ class Engine:
     def _run(self, events: Sequence[EngineEvent]) -> None:
         if self.failed:
             return
+        if any(isinstance(event, StepDone | Suspended) for event in events):
+            self.on_device = False
         try:
             self._step(events)
         except Exception:
@@ -217,10 +228,12 @@ class Engine:
                 self._emit(action, now, stopped)
             case Start(step):
                 self.metrics.step(step.tokens)
+                self.on_device = True
                 self._device().start(step)
             case Suspend(step_id):
                 self._device().suspend(step_id)
             case Resume(step_id):
+                self.on_device = True
                 self._device().resume(step_id)
             case Discard(step_id):
                 self._device().discard(step_id)

@@ -13,6 +13,7 @@ from workers.engine.generate import Generator
 from workers.engine.http import Exchange, Handler
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.requests import Served, messages_of, token_ids
+from workers.engine.weights import Source, WeightManager
 
 VERSION = "0.1.0+slackline"
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -20,10 +21,13 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class Management:
-    """Sleep and pause are always there (vLLM hides them behind its development mode). Both are instant here."""
+    """Sleep and pause are always there (vLLM hides them behind its development mode)."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, served: Served, generator: Generator) -> None:
+    def __init__(
+        self, engine: Engine, config: ServerConfig, served: Served, generator: Generator, weights: WeightManager
+    ) -> None:
         self._engine = engine
+        self._weights = weights
         self._config = config
         self._tokenizer = served.tokenizer
         self._generator = generator
@@ -126,24 +130,52 @@ class Management:
     async def sleep(self, exchange: Exchange) -> None:
         """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it.
 
-        Requests that come meanwhile are queued.
+        1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
         """
         level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
         await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=level > 0)
-        self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
-        self._engine.metrics.sleep_state(SLEEP_STATES[level])
+        if level:
+            await self._engine.device_free()
+            await self._weights.store.release(keep_host_copy=level == 1)
+        self._fall_asleep(level)
         await exchange.reply({"status": "sleeping", "level": level})
 
+    def _fall_asleep(self, level: int) -> None:
+        self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
+        self._engine.metrics.sleep_state(SLEEP_STATES[level])
+
+    def begin_warm(self) -> None:
+        """The process is up and has no weights yet."""
+        self._engine.pause(release_kv=True)
+        self._fall_asleep(2)
+
+    async def weights_came(self) -> None:
+        """By /weights/load: whatever else was given up is back too."""
+        self._absent.clear()
+        self._awaken()
+
     async def wake_up(self, exchange: Exchange) -> None:
-        """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing."""
+        """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
+
+        Weights come from the copy in host memory, else from the disk: 503 if neither gives them.
+        """
         tags = exchange.query().get("tags", sorted(self._absent))
         for tag in tags:
             if tag not in WAKE_TAGS:
                 raise ApiError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
+        if "weights" in tags and "weights" in self._absent:
+            await self._restore_weights()
         self._absent.difference_update(tags)
         if not self._absent:
             self._awaken()
         await exchange.reply({"status": "sleeping" if self._absent else "awake", "tags": tags})
+
+    async def _restore_weights(self) -> None:
+        if self._weights.loading:
+            raise ApiError("weights are being loaded already", status=409)
+        sources = [Source("host")] if self._weights.store.has_host_copy else []
+        if not await self._weights.load([*sources, Source("disk")]):
+            raise ApiError(f"no weights: {self._weights.attempts[-1].error}", status=503)
 
     async def is_sleeping(self, exchange: Exchange) -> None:
         """True also when merely paused, as in vLLM."""

@@ -29,6 +29,8 @@ from workers.engine.model_tokenizer import model_tokenizer
 from workers.engine.preemption import build_scheduler
 from workers.engine.requests import Served
 from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
+from workers.engine.weights import EmulatedWeights, WeightManager, WeightStore
+from workers.engine.weights_http import WeightEndpoints
 
 HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
 BACKLOG = 4096
@@ -64,10 +66,28 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
-    routes = Management(engine, config, served, generator).routes()
+    weights = WeightManager(_weight_store(config))
+    management = Management(engine, config, served, generator, weights)
+    routes = management.routes()
+    routes.update(WeightEndpoints(weights, kv.token, management.weights_came).routes())
+    if not weights.store.present:
+        management.begin_warm()
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
     return App(routes), engine, handover
+
+
+def _weight_store(config: ServerConfig) -> WeightStore:
+    given = config.weights
+    if config.torch is None:
+        return EmulatedWeights(given.load_s, given.nbytes, present=given.present)
+    from workers.engine.torch_transfer import WeightMemory
+    from workers.engine.torch_weight_store import TorchWeights
+
+    memory = WeightMemory(config.program.model.slots(), present=given.present)
+    if not given.present:
+        memory.release()
+    return TorchWeights(memory, config.torch.folder, config.host, config.kv.token, given.timeout_s)
 
 
 def _kv_store(config: ServerConfig) -> KvStore:
@@ -194,6 +214,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
         blocks=engine.kv_blocks,
         block_size=engine.block_size,
         threads=options.threads,
+        load=config.weights.present,
     )
     profile = config.profile
     if profile is None and config.preemption is not None:

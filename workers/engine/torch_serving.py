@@ -40,8 +40,12 @@ def load_program(
     blocks: int,
     block_size: int,
     threads: int | None = None,
+    load: bool = True,
 ) -> Program:
-    """Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit."""
+    """Without `load` the weights are left as they are found in memory.
+
+    Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
     if device == "cuda" and not torch.cuda.is_available():
@@ -49,7 +53,7 @@ def load_program(
     place, kind = torch.device(device), getattr(torch, dtype)
     began = time.monotonic()
     model = Model(config, place, kind)
-    size = load_weights(model.slots(), folder)
+    size = load_weights(model.slots(), folder) if load else 0
     cache = KVCache(config, blocks, block_size, place, kind)
     seconds = time.monotonic() - began
     held = cache.memory.nbytes / 1e6

@@ -1,0 +1,195 @@
+"""Weights from engine to engine, from host memory and from disk: real processes, and every way it can go wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.workers.engine.client import complete, post
+from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.torch_bench import folder, program
+from workers.engine.torch_transfer import WeightMemory
+from workers.engine.torch_weights import WeightsError
+
+pytestmark = pytest.mark.torch
+TOKEN = "fleet-secret"
+COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
+ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineProcess]]:
+    same = (*COMMON, "--model", str(folder()), "--shutdown-timeout", "0", "--served-model-name", "tiny")
+    other = (*COMMON, "--model", str(folder("Qwen2ForCausalLM")), "--shutdown-timeout", "0", "--kv-timeout", "3")
+    os.environ["FLEET_TOKEN"] = TOKEN
+    try:
+        with (
+            EngineProcess(*same) as source,
+            EngineProcess(*same, "--weights", "absent") as warm,
+            EngineProcess(*other, "--weights", "absent") as stranger,
+        ):
+            yield {"source": source, "warm": warm, "stranger": stranger}
+    finally:
+        del os.environ["FLEET_TOKEN"]
+
+
+@pytest.fixture
+async def http(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
+    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in engines.items()}
+    yield sessions
+    for session in sessions.values():
+        await session.close()
+
+
+async def load(session: aiohttp.ClientSession, *sources: dict[str, str], token: str = TOKEN) -> tuple[int, Any]:
+    return await post(session, "/weights/load", {"token": token, "sources": list(sources)})
+
+
+async def state(session: aiohttp.ClientSession) -> str:
+    async with session.get("/weights") as response:
+        return (await response.json())["state"]
+
+
+async def absent(session: aiohttp.ClientSession) -> None:
+    await post(session, "/sleep?level=2", {})
+    assert await state(session) == "absent"
+
+
+async def test_a_warm_engine_serves_what_its_source_serves(engines, http):
+    assert await state(http["warm"]) == "absent"
+    status, said = await load(http["warm"], {"kind": "engine", "url": engines["source"].url})
+    assert (status, said["state"]) == (200, "present"), said
+    (attempt,) = said["attempts"]
+    assert (attempt["kind"], attempt["error"], attempt["bytes"]) == ("engine", "", said["bytes"])
+    answers = [(await complete(http[name], **ASK))["choices"][0]["text"] for name in ("source", "warm")]
+    assert answers[0] == answers[1]
+
+
+async def test_each_source_that_fails_is_recorded_and_the_next_one_tried(engines, http):
+    await absent(http["warm"])
+    dead = {"kind": "engine", "url": "http://127.0.0.1:9"}
+    status, said = await load(http["warm"], dead, {"kind": "host"}, {"kind": "disk"})
+    assert (status, said.get("state")) == (200, "present"), said
+    assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [
+        ("engine", True),
+        ("host", True),
+        ("disk", False),
+    ]
+    assert "no copy in host memory" in said["attempts"][1]["error"]
+
+
+async def test_another_model_is_refused_and_nothing_is_served(engines, http):
+    status, said = await load(http["stranger"], {"kind": "engine", "url": engines["source"].url})
+    assert (status, said["loaded"], said["state"]) == (502, False, "absent")
+    assert "tensor" in said["attempts"][0]["error"]
+
+
+async def test_a_source_without_weights_cannot_give_them(engines, http):
+    await absent(http["warm"])
+    status, said = await load(http["stranger"], {"kind": "engine", "url": engines["warm"].url})
+    assert (status, "409" in said["attempts"][0]["error"]) == (502, True)
+    await load(http["warm"], {"kind": "disk"})
+
+
+async def test_only_the_fleet_may_load_or_take(http):
+    status, said = await load(http["warm"], {"kind": "disk"}, token="guess")
+    assert (status, said["error"]["param"]) == (403, "token")
+    status, said = await post(http["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
+    assert status == 403
+
+
+@pytest.mark.parametrize(
+    ("sources", "field"),
+    [([], "sources"), ([{"kind": "tape"}], "sources[0].kind"), ([{"kind": "engine"}], "sources[0].url")],
+)
+async def test_nonsense_is_refused_with_the_field(http, sources, field):
+    status, said = await post(http["warm"], "/weights/load", {"token": TOKEN, "sources": sources})
+    assert (status, said["error"]["param"]) == (400, field)
+
+
+async def test_level_one_comes_back_from_host_memory_and_two_from_disk(http):
+    before = (await complete(http["warm"], **ASK))["choices"][0]["text"]
+    for level, kind in ((1, "host"), (2, "disk")):
+        await post(http["warm"], f"/sleep?level={level}", {})
+        assert await state(http["warm"]) == "absent"
+        status, _ = await post(http["warm"], "/wake_up", {})
+        assert status == 200
+        async with http["warm"].get("/weights") as response:
+            attempts = (await response.json())["attempts"]
+        assert [each["kind"] for each in attempts] == [kind], attempts
+        assert (await complete(http["warm"], **ASK))["choices"][0]["text"] == before
+
+
+# ---- memory, without engines ----------------------------------------------------------------------------------------
+
+
+def memory(present: bool = True) -> WeightMemory:
+    return WeightMemory(program(folder()).model.slots(), present=present)
+
+
+def exchange(sender: WeightMemory, receiver: WeightMemory, timeout_s: float = 10.0, theirs: Any = None) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False)
+    theirs = theirs or sender.manifest()
+    thread = Thread(target=_sent, args=(sender, store.port, timeout_s))
+    thread.start()
+    try:
+        receiver.receive(store, theirs, timeout_s)
+    finally:
+        thread.join()
+
+
+def _sent(sender: WeightMemory, port: int, timeout_s: float) -> None:
+    with suppress(WeightsError):  # the test looks at the receiver
+        sender.send("127.0.0.1", port, timeout_s)
+
+
+def test_what_arrives_is_equal_bit_for_bit():
+    sender, receiver = memory(), memory()
+    receiver.release()
+    assert not receiver.present
+    exchange(sender, receiver)
+    assert receiver.present
+    assert receiver.manifest() == sender.manifest()
+    assert [a.digest for a in memory().manifest()] == [b.digest for b in receiver.manifest()]
+
+
+def test_released_memory_holds_nothing_and_takes_nothing():
+    held = memory()
+    held.release()
+    with pytest.raises(WeightsError, match="no weights"):
+        held.manifest()
+    with pytest.raises(WeightsError, match="no weights"):
+        held.send("127.0.0.1", 1, 1.0)
+
+
+def test_a_damaged_tensor_is_noticed_by_name():
+    sender, receiver = memory(), memory()
+    theirs = sender.manifest()
+    with torch.no_grad():
+        next(iter(sender._memory.values())).add_(1.0)
+    with pytest.raises(WeightsError, match="arrived damaged"):
+        exchange(sender, receiver, theirs=theirs)
+    assert not receiver.present
+
+
+def test_a_source_that_dies_in_the_middle_leaves_nothing_present():
+    sender, receiver = memory(), memory()
+
+    class Dying(WeightMemory):
+        def send(self, host: str, port: int, timeout_s: float) -> int:
+            self._memory = dict(list(self._memory.items())[:3])
+            return super().send(host, port, timeout_s)
+
+    dying = Dying(program(folder()).model.slots(), present=True)
+    with pytest.raises(WeightsError, match="broke off"):
+        exchange(dying, receiver, timeout_s=2.0, theirs=sender.manifest())
+    assert not receiver.present

@@ -1,0 +1,92 @@
+"""The weights of the PyTorch executor behind the engine's loop: each call in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import torch.distributed as dist
+
+from controller.core.errors import SlacklineError
+from workers.engine.torch_transfer import TensorInfo, WeightMemory
+from workers.engine.weights import LoadFailed, Source
+
+ASK_S = 10.0
+log = logging.getLogger("workers.engine")
+
+
+class TorchWeights:
+    """`host`: where this engine can be reached by others; `timeout_s`: of one transfer."""
+
+    def __init__(self, memory: WeightMemory, folder: Path, host: str, token: str, timeout_s: float) -> None:
+        self.memory = memory
+        self._folder = folder
+        self._host = host
+        self._token = token
+        self._timeout_s = timeout_s
+
+    @property
+    def present(self) -> bool:
+        return self.memory.present
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    @property
+    def has_host_copy(self) -> bool:
+        return self.memory.has_host_copy
+
+    async def load(self, source: Source) -> int:
+        try:
+            if source.kind == "engine":
+                return await self._receive(source.url)
+            if source.kind == "host":
+                return await asyncio.to_thread(self.memory.load_host)
+            return await asyncio.to_thread(self.memory.load_disk, self._folder)
+        except (SlacklineError, aiohttp.ClientError, OSError, RuntimeError, TimeoutError, MemoryError) as error:
+            self.memory.release()
+            raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
+
+    async def _receive(self, url: str) -> int:
+        limit = timedelta(seconds=self._timeout_s)
+        store = dist.TCPStore(self._host, 0, 2, is_master=True, timeout=limit, wait_for_workers=False)
+        asked = {"token": self._token, "host": self._host, "port": store.port}
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(f"{url.rstrip('/')}/weights/send", json=asked) as response,
+        ):
+            if response.status != 200:
+                raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
+            manifest = (await response.json())["tensors"]
+        theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in manifest]
+        return await asyncio.to_thread(self.memory.receive, store, theirs, self._timeout_s)
+
+    async def release(self, keep_host_copy: bool) -> None:
+        if not keep_host_copy:
+            self.memory.drop_host_copy()
+        elif self.memory.present:
+            await asyncio.to_thread(self.memory.keep_host_copy)
+        await asyncio.to_thread(self.memory.release)
+
+    async def send(self, host: str, port: int) -> list[list[Any]]:
+        try:
+            manifest = await asyncio.to_thread(self.memory.manifest)
+        except SlacklineError as error:
+            raise LoadFailed(str(error)) from error
+        # A thread that nobody waits for at the end: a receiver that never comes must not keep the engine from stopping.
+        threading.Thread(target=self._send, args=(host, port), name="send-weights", daemon=True).start()
+        return [list(info) for info in manifest]
+
+    def _send(self, host: str, port: int) -> None:
+        try:
+            sent = self.memory.send(host, port, self._timeout_s)
+            log.info("sent %.1f MB of weights to %s:%d", sent / 1e6, host, port)
+        except SlacklineError as error:
+            log.warning("weights for %s:%d: %s", host, port, error)

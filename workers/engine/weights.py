@@ -1,0 +1,126 @@
+"""An engine's weights as others see them: present or absent, where they may come from, and every attempt to get them.
+
+Sources are tried in the order they are given: another engine's memory, this host's own copy, the disk. An engine serves
+only while its weights are present and whole; one that has none sleeps, as a vLLM at sleep level 2 does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from controller.core.errors import SlacklineError
+
+KINDS = ("engine", "host", "disk")
+
+
+class LoadFailed(SlacklineError):
+    """This source did not give whole weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`url`: of the engine to copy from; `host` and `disk` need none."""
+
+    kind: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`error` is empty for the one that succeeded."""
+
+    kind: str
+    url: str
+    seconds: float
+    bytes: int
+    error: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class WeightStore(Protocol):
+    """What an executor's weights can do. Calls may take seconds; the loop goes on meanwhile."""
+
+    @property
+    def present(self) -> bool: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def has_host_copy(self) -> bool: ...
+
+    async def load(self, source: Source) -> int:
+        """Bytes that moved. Raises LoadFailed; then nothing is present."""
+        ...
+
+    async def release(self, keep_host_copy: bool) -> None: ...
+
+    async def send(self, host: str, port: int) -> list[list[Any]]:
+        """Begin to send to the engine that waits there; the manifest of what comes. Raises LoadFailed."""
+        ...
+
+
+class WeightManager:
+    """One load at a time."""
+
+    def __init__(self, store: WeightStore) -> None:
+        self.store = store
+        self.loading = False
+        self.attempts: list[Attempt] = []  # of the newest load
+
+    @property
+    def state(self) -> str:
+        if self.loading:
+            return "loading"
+        return "present" if self.store.present else "absent"
+
+    async def load(self, sources: Sequence[Source]) -> bool:
+        """True once the weights are here; `attempts` says what was tried. Weights that are here already stay."""
+        if self.store.present:
+            return True
+        self.loading, self.attempts = True, []
+        try:
+            for source in sources:
+                if await self._try(source):
+                    return True
+            return False
+        finally:
+            self.loading = False
+
+    async def _try(self, source: Source) -> bool:
+        began, moved, error = time.monotonic(), 0, ""
+        try:
+            moved = await self.store.load(source)
+        except LoadFailed as failure:
+            error = str(failure)
+        self.attempts.append(Attempt(source.kind, source.url, time.monotonic() - began, moved, error))
+        return not error
+
+
+class EmulatedWeights:
+    """Of the emulated executor: nothing is there to move, loading takes the time that is given for its source."""
+
+    def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool) -> None:
+        self.present = present
+        self.nbytes = nbytes
+        self.has_host_copy = False
+        self._load_s = dict(load_s)
+
+    async def load(self, source: Source) -> int:
+        if source.kind == "host" and not self.has_host_copy:
+            raise LoadFailed("there is no copy in host memory")
+        await asyncio.sleep(self._load_s[source.kind])
+        self.present = True
+        return self.nbytes
+
+    async def release(self, keep_host_copy: bool) -> None:
+        self.present, self.has_host_copy = False, keep_host_copy
+
+    async def send(self, host: str, port: int) -> list[list[Any]]:
+        raise LoadFailed("emulated weights cannot be sent")

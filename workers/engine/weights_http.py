@@ -1,0 +1,86 @@
+"""`/weights`: is the model here, get it from there, give it to another engine of the fleet."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from workers.engine import fields
+from workers.engine.errors import ApiError
+from workers.engine.http import Exchange, Handler
+from workers.engine.weights import KINDS, LoadFailed, Source, WeightManager
+
+MOST_SOURCES = 8
+
+
+class WeightEndpoints:
+    """`awake` is called once the weights are here and the engine may serve; sending needs the fleet's token."""
+
+    def __init__(self, manager: WeightManager, token: str, awake: Callable[[], Awaitable[None]]) -> None:
+        self._manager = manager
+        self._token = token
+        self._awake = awake
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            "/weights": {"GET": self.state},
+            "/weights/load": {"POST": self.load},
+            "/weights/send": {"POST": self.send},
+        }
+
+    async def state(self, exchange: Exchange) -> None:
+        await exchange.reply(self._described())
+
+    async def load(self, exchange: Exchange) -> None:
+        """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried."""
+        body = await exchange.json()
+        self._check_token(body)
+        sources = _sources(body)
+        if self._manager.loading:
+            raise ApiError("weights are being loaded already", status=409)
+        loaded = await self._manager.load(sources)
+        if loaded:
+            await self._awake()
+        await exchange.reply({"loaded": loaded, **self._described()}, 200 if loaded else 502)
+
+    async def send(self, exchange: Exchange) -> None:
+        body = await exchange.json()
+        self._check_token(body)
+        host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
+        if not host or port is None:
+            raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
+        try:
+            tensors = await self._manager.store.send(host, port)
+        except LoadFailed as error:
+            raise ApiError(str(error), status=409) from error
+        await exchange.reply({"tensors": tensors, "bytes": self._manager.store.nbytes})
+
+    def _check_token(self, body: fields.Body) -> None:
+        token = fields.string(body, "token")
+        if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise ApiError("the fleet's token is missing or wrong", "token", status=403)
+
+    def _described(self) -> dict[str, object]:
+        manager = self._manager
+        return {
+            "state": manager.state,
+            "bytes": manager.store.nbytes,
+            "host_copy": manager.store.has_host_copy,
+            "attempts": [attempt.to_json() for attempt in manager.attempts],
+        }
+
+
+def _sources(body: fields.Body) -> list[Source]:
+    given = body.get("sources")
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
+        raise ApiError(f"sources must be a list of 1 to {MOST_SOURCES} objects", "sources")
+    found = []
+    for index, item in enumerate(given):
+        where = f"sources[{index}]"
+        if not isinstance(item, dict) or item.get("kind") not in KINDS:
+            raise ApiError(f"{where}.kind must be one of {', '.join(KINDS)}", f"{where}.kind")
+        url = fields.string(item, "url")
+        if item["kind"] == "engine" and not url.startswith(("http://", "https://")):
+            raise ApiError(f"{where}.url must be the url of the engine to copy from", f"{where}.url")
+        found.append(Source(item["kind"], url))
+    return found
