@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.db)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
+    if collection_path.name.startswith("test_torch_") and "not torch" in config.option.markexpr:
+        return True
+    return None
+
+
 @pytest.fixture(scope="session")
 def service_dir() -> Path:
     return Path(settings.DATA_DIR)

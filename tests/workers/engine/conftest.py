@@ -1,5 +1,4 @@
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -20,10 +19,3 @@ def engine() -> Iterator[EngineProcess]:
 async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(engine.url) as session:
         yield session
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
-    if collection_path.name.startswith("test_torch_") and "not torch" in config.option.markexpr:
-        return True
-    return None

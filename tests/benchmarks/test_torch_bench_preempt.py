@@ -1,0 +1,79 @@
+"""The measurement itself, on operators of known duration (worked example F5: 2, 8, 1, 4, 3 ms)."""
+
+import time
+
+import pytest
+
+from benchmarks.bench_preempt import (
+    BLOCK_SIZE,
+    Device,
+    Measurement,
+    Pieces,
+    Prompt,
+    ratios,
+    summary,
+    throughput_cost_pct,
+)
+from tests.workers.engine.torch_bench import VOCABULARY, folder, program
+from workers.engine.torch_task import Boundary
+
+pytestmark = pytest.mark.torch
+F5_MS = (2.0, 8.0, 1.0, 4.0, 3.0)
+
+
+def sleeping(seconds):
+    def run(p):
+        time.sleep(seconds)
+        p.logits = p.logits if len(p.logits) else p.hidden[:1]
+
+    return run
+
+
+@pytest.fixture
+def asleep():
+    """A program of two layers that sleep F5's durations, and an output layer of no length."""
+    found = program(folder(), 16, BLOCK_SIZE)
+    durations = [*F5_MS, *F5_MS, 0.0]
+    found.stages = [
+        stage._replace(operator=sleeping(ms / 1e3)) for stage, ms in zip(found.stages, durations, strict=True)
+    ]
+    return found
+
+
+def test_f5_is_what_the_pieces_predict():
+    operator, layer = Pieces(F5_MS), Pieces([sum(F5_MS)])
+    assert operator.mean_wait == pytest.approx(2.6111, abs=1e-4)
+    assert layer.mean_wait == 9.0
+    assert layer.mean_wait / operator.mean_wait == pytest.approx(3.4468, abs=2e-4)
+
+
+def test_quantiles_of_the_wait():
+    assert Pieces([10.0]).wait_quantile(0.5) == pytest.approx(5.0)
+    assert Pieces([2.0, 2.0]).wait_quantile(0.99) == pytest.approx(1.98)
+    assert Pieces([1.0, 3.0]).wait_quantile(0.75) == pytest.approx(2.0)  # 1/4 below 1 waits at most 1
+
+
+def test_known_operators_are_measured_as_predicted(asleep):
+    prompt = Prompt(64, 1, VOCABULARY)
+    measurement = Measurement(asleep, prompt, 32, 1)
+    measurement.run(60)
+    found = {kind: summary(measurement.blocked[kind], Pieces(measurement.pieces[kind])) for kind in measurement.pieces}
+    assert measurement.operator_ms()["attn"] == pytest.approx(8.0, rel=0.2)
+    assert found["operator"]["p50"] == pytest.approx(2.2, rel=0.6)  # other work on the machine delays answers
+    assert found["layer"]["p50"] == pytest.approx(9.0, rel=0.4)
+    assert 2.0 < ratios(found)["layer"]["measured"] < 6.0
+
+
+def test_cost_is_the_median_of_pairs_in_alternating_order(asleep, monkeypatch):
+    order, checked_s = [], iter([9.0, 1.02, 1.01, 1.5, 1.03, 0.9, 1.01])  # the first pair warms up
+
+    def prefill_s(device, steps):
+        order.append(device.executor._pool._boundary)
+        return next(checked_s) if order[-1] is Boundary.OPERATOR else 1.0
+
+    monkeypatch.setattr(Device, "prefill_s", prefill_s)
+    cost, pairs = throughput_cost_pct(asleep, Prompt(64, 1, VOCABULARY), 6)
+    assert pairs == [1.02, 1.01, 1.5, 1.03, 0.9, 1.01]
+    assert cost == pytest.approx(1.5)
+    pair = [Boundary.OPERATOR, None]
+    assert order == [*pair, *pair[::-1], *pair, *pair[::-1], *pair, *pair[::-1], *pair]
