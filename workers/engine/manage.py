@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import Any
 
+from controller.engine import PreemptivePrefill
 from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
@@ -76,7 +78,7 @@ class Management:
                 "tokenizer": self._tokenizer.name,
                 "batching": config.batching.name,
                 "engine": asdict(config.engine),
-                "preemption": config.preemption and asdict(config.preemption),
+                "preemption": self._preemption(),
                 "profile": known,
             }
         )
@@ -99,6 +101,13 @@ class Management:
             "permission": [],
         }
         await exchange.reply({"object": "list", "data": [card]})
+
+    def _preemption(self) -> dict[str, Any] | None:
+        """Settings of the preemptive scheduler and what it has done so far (seconds)."""
+        scheduler = self._engine.scheduler
+        if not isinstance(scheduler, PreemptivePrefill):
+            return None
+        return asdict(scheduler.preemption) | {"rounds": asdict(scheduler.rounds)}
 
     def _root(self) -> str:
         config = self._config
