@@ -25,7 +25,7 @@ baselines' sweep is below; "vLLM, class priority" is what an operator has today.
 
 def reproduce(progress: Progress, quick: bool) -> Section:
     """`quick`: one model and seed, 150 requests a run, seconds; else some ten minutes on one core."""
-    size = Size(150, (1,), True) if quick else Size(1000, (1, 2, 3), False)
+    size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
     bench = Bench()
     parts: list[Part] = [end_to_end(bench, size, progress), orders(bench, size, progress)]
     parts += [batching(bench, size, progress), blocking(size, progress), prediction(bench, size, progress)]

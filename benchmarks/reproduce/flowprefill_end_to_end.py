@@ -27,7 +27,7 @@ FLOW, CP2K, CP8K, TODAY = flowprefill(), chunked(2048), chunked(8192), class_pri
 BUDGETS = tuple(map(distserve, (256, 2048, 4096, 8192)))
 CHUNKS = (chunked(512), chunked(1024), chunked(4096), chunked(16_384))
 SLACK_CHUNKS = (chunked(1024, "s_edf", "CP1K, S-EDF"), chunked(2048, "s_edf", "CP2K, S-EDF"))
-FIRST = {"Llama3-8B": 4.0, "Qwen2.5-14B": 4.0, "Llama3-70B": 2.0}
+FIRST = {"Llama3-8B": 4.0, "Qwen2.5-14B": 4.0, "Llama3-70B": 2.0}  # requests/s: where searches begin
 AT = 0.5  # of FlowPrefill's goodput: the fixed rate of the second row of Fig. 9
 
 
