@@ -314,8 +314,11 @@ class EngineScheduler:
         preempted = held = self._evicted = False
         grants = self.batching.compose(self, now)
         wanted = {seq for seq, _ in grants} if self._pausing else set()
+        running, size = SeqState.RUNNING, self.config.block_size
         for seq, tokens in grants:
-            if seq.state is SeqState.RUNNING:
+            if seq.state is running and seq.computed + tokens <= len(seq.blocks) * size:
+                planned[seq] = tokens  # as nearly always: it has its blocks
+            elif seq.state is running:
                 preempted |= self._reserve(seq, tokens, planned, wanted)
                 self._evicted = preempted
             elif held or preempted or not self._admit(seq, tokens, wanted):
@@ -345,9 +348,6 @@ class EngineScheduler:
 
     def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int], wanted: set[Seq]) -> bool:
         """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
-        if seq.computed + tokens <= len(seq.blocks) * self.config.block_size:
-            planned[seq] = tokens
-            return False
         evicted = False
         while not self.blocks.extend(seq, tokens):
             victim = self._spare(wanted) or self._running.items()[-1]

@@ -22,6 +22,11 @@ def prompts(engine: EngineView) -> Iterator[Prompting]:
     for seq in engine.running:
         if not seq.decoding:
             yield Prompting(seq, seq.remaining, False)
+    yield from queued(engine)
+
+
+def queued(engine: EngineView) -> Iterator[Prompting]:
+    """Those not admitted yet alone."""
     for seq in engine.waiting():
         yield Prompting(seq, engine.uncached(seq), True)
 

@@ -24,14 +24,14 @@ have none). Not steady: the choice changes with time. Cost: O(n log n) in decodi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, Seq, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.filling import fill, prompts
+from controller.policies.batching.filling import fill, prompts, queued
 
 PROFILED_RUNS = 100
 
@@ -65,19 +65,23 @@ class StepTable:
     """Mean step seconds by (batch, length). What was never observed is the profile's."""
 
     def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
-        self._profile = profile
-        self._bucket = bucket
-        self._entries: dict[tuple[int, int], tuple[float, int]] = {}
+        self.profile = profile
+        self.bucket = bucket
+        self._rows: dict[int, dict[int, tuple[float, int]]] = {}
+
+    def row(self, batch: int) -> Mapping[int, tuple[float, int]]:
+        """(mean, count) by bucket of what was observed of steps of `batch`."""
+        return self._rows.get(batch, {})
 
     def seconds(self, batch: int, length: int) -> float:
-        entry = self._entries.get((batch, length // self._bucket))
-        return entry[0] if entry is not None else self._profile(batch, length)
+        entry = self.row(batch).get(length // self.bucket)
+        return entry[0] if entry is not None else self.profile(batch, length)
 
     def observe(self, batch: int, length: int, seconds: float) -> None:
         """One more sample of a step of `batch` sequences, the longest of `length` tokens."""
-        key = (batch, length // self._bucket)
-        mean, count = self._entries.get(key, (self._profile(batch, length), PROFILED_RUNS))
-        self._entries[key] = (mean + (seconds - mean) / (count + 1), count + 1)
+        row, key = self._rows.setdefault(batch, {}), length // self.bucket
+        mean, count = row.get(key, (self.profile(batch, length), PROFILED_RUNS))
+        row[key] = (mean + (seconds - mean) / (count + 1), count + 1)
 
 
 class Active(NamedTuple):
@@ -88,6 +92,10 @@ class Active(NamedTuple):
     first_token_at: float
     generated: int
     tpot_s: float
+    seq: Seq | None = None
+
+
+Row = tuple[int, str, float, int, float, Seq | None]  # an Active, or what it is made of: there are millions of them
 
 
 def slack(active: Active, reserved_s: float, now: float) -> float:
@@ -95,21 +103,34 @@ def slack(active: Active, reserved_s: float, now: float) -> float:
     return active.tpot_s * (active.generated + 1) - (now - active.first_token_at) - reserved_s
 
 
-def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "active") -> list[Active]:
-    """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active."""
+def choose(actives: Sequence[Row], table: StepTable, now: float, reserve: str = "active") -> list[Row]:
+    """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active.
+
+    It runs in every step: the table's look-ups (StepTable.seconds) and eq. 2 (slack) are written out.
+    """
     if not actives:
         return []
-    batch = len(actives) if reserve == "active" else 1
-    least = min(slack(active, table.seconds(batch, active.length), now) for active in actives)
-    joined: list[Active] = []
-    current = math.inf
-    for active in sorted(actives):
-        count = len(joined) + 1
-        step = table.seconds(count, active.length)
-        if step <= least and (not joined or count / step > len(joined) / current):
+    bucket, profile = table.bucket, table.profile
+    ordered = sorted(actives)
+    batch = len(ordered) if reserve == "active" else 1
+    row, least = table.row(batch), math.inf
+    for length, _, first_token_at, generated, tpot_s, _ in ordered:
+        entry = row.get(length // bucket)
+        reserved_s = entry[0] if entry is not None else profile(batch, length)
+        left = tpot_s * (generated + 1) - (now - first_token_at) - reserved_s
+        if left < least:  # noqa: PLR1730 (a call for each sequence and step costs more than the rest)
+            least = left
+    joined: list[Row] = []
+    count, row, throughput = 1, table.row(1), 0.0
+    for active in ordered:
+        entry = row.get(active[0] // bucket)
+        step = entry[0] if entry is not None else profile(count, active[0])
+        if step <= least and count / step > throughput:
             joined.append(active)
-            current = step
-    return joined or sorted(actives)
+            throughput = count / step
+            count += 1
+            row = table.row(count)
+    return joined or ordered
 
 
 @BATCHINGS.register("kairos_decode")
@@ -122,17 +143,18 @@ class KairosDecode:
         self.table = StepTable(self.config.step_s, self.config.length_bucket)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        by_id = {seq.id: seq for seq in engine.running if seq.decoding}
-        chosen = choose([_active(seq, now) for seq in by_id.values()], self.table, now, self.config.reserve)
-        grants = [Grant(by_id[active.id], 1) for active in chosen][: engine.token_budget]
-        return grants + fill(engine, prompts(engine), engine.token_budget - len(grants))
+        running = engine.running
+        actives: list[Row] = [
+            (length, seq.id, seq.first_token_at or 0.0, seq.output_tokens - 1, seq.tpot_s, seq)
+            for seq in running
+            if seq.output_tokens and (length := seq.prompt_tokens + seq.output_tokens) - seq.computed == 1  # decoding
+        ]
+        chosen = choose(actives, self.table, now, self.config.reserve)
+        grants = [Grant(active[5], 1) for active in chosen if active[5] is not None][: engine.token_budget]
+        waiting = prompts(engine) if len(actives) < len(running) else queued(engine)
+        return grants + fill(engine, waiting, engine.token_budget - len(grants))
 
     def observe(self, event: EngineEvent, now: float) -> None:
         if isinstance(event, StepRan) and event.step.decodes and not event.step.chunks and event.seconds > 0:
-            longest = max(seq.tokens for seq in event.step.decodes) - event.repeats
+            longest = event.step.decodes[-1].tokens - event.repeats  # as `choose` ordered them
             self.table.observe(len(event.step.decodes), longest, event.seconds / event.repeats)
-
-
-def _active(seq: Seq, now: float) -> Active:
-    first = now if seq.first_token_at is None else seq.first_token_at
-    return Active(seq.tokens, seq.id, first, seq.output_tokens - 1, seq.tpot_s)
