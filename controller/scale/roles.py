@@ -2,7 +2,7 @@
 
 HyperFlexis sec. 6 sizes prefill and decode apart and reassigns workers across roles when their demand diverges, which
 avoids starting one instance while another is stopped. The paper gives no rule. Ours: when a stage's scaler asks for an
-instance, the other stage gives one that it could have spared (`spare`, the test for giving it up altogether) all through
+instance, the other stage gives one that it could have spared (`spare`, the test for giving it up at all) all through
 its own hold, `sustain_s`: a moment's calm at one stage while work has yet to reach it must not move an instance. It is
 drained and changes its role when it is empty; otherwise a new instance is started. Cost: O(instances).
 """

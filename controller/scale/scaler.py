@@ -3,8 +3,8 @@
 Load above `upper` adds an instance; load below `lower` for `sustain_s` drains one. The two exclude each other. The hold
 restarts after a decision and after a tick that is not below `lower`.
 
-Ours, where the paper is silent: bounds; a cool-down after each change, during which (and while an instance still
-starts) nothing is added, since the last change has not shown its effect yet; scale-in drains before it stops, one
+Ours, where the paper is silent: bounds; a cool-down after each change, during which nothing is added, and nothing is
+added while the instances that still start would carry the load; scale-in drains before it stops, one
 instance at a time, the one with the least to do; a drain is taken back before a new instance is started; an instance is
 only given up if the rest would stay below `upper` with its load. A tick speaks for the interval that ends with it, so
 `sustain_s` = 3 at 1 s means three ticks. Cost: O(instances) a tick.
@@ -25,6 +25,7 @@ from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member
 
 STEADY = "steady"
+MOST_BELIEVED = 2.0  # so a fleet at most grows to this over `upper` of what serves, before any of it has shown
 _EPSILON_S = 0.05  # beat's jitter must not cost a whole tick
 
 
@@ -126,9 +127,16 @@ def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, coun
     if draining := seen.having("draining"):  # quicker and cheaper than a new one, so without cool-down
         kept = min(draining, key=lambda member: (-member.outstanding, member.id))
         return _Verdict("load_above_upper", [Undrain(kept.id)], "scale_out")
-    if seen.having("starting") or _cooldown_left(config, state, now) > 0:
+    if _cooldown_left(config, state, now) > 0 or _starting_suffice(config, seen):
         return _Verdict("settling", [], "scale_hold")
     return _start("load_above_upper", 1, seen)
+
+
+def _starting_suffice(config: ScalingConfig, seen: FleetObservation) -> bool:
+    """Would the load, spread over those that start as well, be below `upper`? A load is believed up to MOST_BELIEVED:
+    a long wait says that there is too little, not how much too little."""
+    ready, starting = len(seen.having("ready")), len(seen.having("starting"))
+    return starting > 0 and min(seen.load, MOST_BELIEVED) * ready <= config.upper * (ready + starting)
 
 
 def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:

@@ -92,6 +92,22 @@ def test_a_drain_is_taken_back_before_a_new_instance_is_started():
     assert run.tick(seen) == [Undrain("b")]
 
 
+def test_more_is_started_while_those_that_start_would_not_carry_the_load():
+    """Two ready and n starting: a load of 1.3 is 0.87 over three and 0.65 over four; one of 9 is believed as 2."""
+
+    def started(load, starting):
+        members = (Member("a", "ready", load), Member("b", "ready", load))
+        return Run().tick(fleet(load, *members, *(Member(f"s{n}", "starting") for n in range(starting)))) != []
+
+    assert [started(1.3, n) for n in range(4)] == [True, True, False, False]
+    assert [started(9.0, n) for n in range(5)] == [True, True, True, False, False]
+
+
+def test_without_anything_ready_one_start_at_a_time():
+    waiting = replace(fleet(0, Member("s", "starting")), wait_over_slo=9.0)
+    assert Run().tick(waiting) == []
+
+
 def test_the_instance_with_least_to_do_is_drained():
     run = Run(replace(CONFIG, sustain_s=0))
     seen = fleet(0, Member("a", "ready", 0.2, 4), Member("b", "ready", 0.1, 1), Member("c", "ready", 0.1, 2))
