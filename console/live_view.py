@@ -11,7 +11,14 @@ from typing import Any, TypedDict
 
 from console.words import class_name, reason_in_words
 from controller.core import freshness
-from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
+from controller.core.messages import (
+    ROWS_OF_A_CLASS,
+    ClassWindow,
+    FleetMessage,
+    InstanceMessage,
+    QueueMessage,
+    QueueRow,
+)
 from controller.slo.windows import merged_windows
 
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
@@ -223,7 +230,7 @@ def stale_after_s(fleets: Iterable[FleetMessage]) -> float:
 
 
 def queue(messages: Sequence[QueueMessage], limit: int) -> dict[str, Any]:
-    """Queues of all gateways: the most urgent rows first, cut to `limit`; totals are not cut."""
+    """Queues of all gateways: the most urgent rows first, cut as each gateway cuts its own; totals are not cut."""
     rows: list[QueueRow] = sorted(
         (row for message in messages for row in message["rows"]), key=lambda row: (row["slack_s"], row["id"])
     )
@@ -234,8 +241,20 @@ def queue(messages: Sequence[QueueMessage], limit: int) -> dict[str, Any]:
     return {
         "total": sum(message["total"] for message in messages),
         "by_class": [by_class[key] for key in sorted(by_class)],
-        "rows": rows[:limit],
+        "rows": cut_rows(rows, limit),
     }
+
+
+def cut_rows(rows: Sequence[QueueRow], limit: int) -> list[QueueRow]:
+    """The first `limit`, and beyond them the first few of each class."""
+    chosen: list[QueueRow] = []
+    seen: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        kind = (row["tenant"], row["slo_class"])
+        if len(chosen) < limit or seen[kind] < ROWS_OF_A_CLASS:
+            chosen.append(row)
+            seen[kind] += 1
+    return chosen
 
 
 def _add_queue_class(by_class: dict[str, dict[str, Any]], entry: dict[str, Any]) -> None:

@@ -60,6 +60,7 @@ class QueueRowOutput(serializers.Serializer):
     ttft_s = serializers.FloatField(help_text="The target.")
     slack_s = serializers.FloatField()
     hopeless = serializers.BooleanField()
+    paused = serializers.BooleanField(help_text="Held back by an operator.")
 
 
 class QueueOutput(serializers.Serializer):

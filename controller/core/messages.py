@@ -107,11 +107,12 @@ class QueueRow(TypedDict):
     ttft_s: float
     slack_s: float
     hopeless: bool
+    paused: bool  # held back by an operator
     priority: int | None
 
 
 class QueueMessage(TypedDict):
-    """Merged newest state of one gateway's queue; `rows` is cut to the most urgent LIMIT rows, `total` is not."""
+    """Merged newest state of one gateway's queue; `rows` is cut, `total` is not."""
 
     gateway: str
     at: float
@@ -121,7 +122,8 @@ class QueueMessage(TypedDict):
     rows: list[QueueRow]
 
 
-QUEUE_ROWS_PUBLISHED = 200
+QUEUE_ROWS_PUBLISHED = 200  # most urgent rows; beyond them the first few of each class, so that none is hidden
+ROWS_OF_A_CLASS = 25
 
 
 class DecisionMessage(TypedDict):

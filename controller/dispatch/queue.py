@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from controller.core.messages import QueueRow
+from controller.core.messages import ROWS_OF_A_CLASS, QueueRow
 from controller.core.policy import Admission, Cost, Ordering
 from controller.core.types import Request
 
@@ -216,12 +216,15 @@ class RequestQueue:
                 yield entry
 
     def rows(self, limit: int, now: float) -> list[QueueRow]:
-        rows: list[QueueRow] = []
+        """The first `limit` in order, and beyond them the first few of each class: none is hidden by another."""
+        chosen: list[Entry] = []
+        seen: Counter[tuple[str, str]] = Counter()
         for entry in self.entries():
-            if len(rows) >= limit:
-                break
-            rows.append(_row(entry, now))
-        return rows
+            kind = (entry.request.tenant, entry.request.slo_class)
+            if len(chosen) < limit or seen[kind] < ROWS_OF_A_CLASS:
+                chosen.append(entry)
+                seen[kind] += 1
+        return [_row(entry, now) for entry in chosen]
 
     def _place(self, entry: Entry, now: float) -> None:
         if entry.paused:
@@ -265,6 +268,7 @@ def _row(entry: Entry, now: float) -> QueueRow:
         ttft_s=request.targets.ttft_s,
         slack_s=request.ttft_due - now - entry.cost.prefill_s,
         hopeless=entry.hopeless,
+        paused=entry.paused,
         priority=max(0, entry.order) if entry.order else request.priority,
     )
 
@@ -306,5 +310,5 @@ class QueueView:
         """The most urgent rows of each model's queue, `limit` in all."""
         rows: list[QueueRow] = []
         for queue in self._queues.values():
-            rows.extend(queue.rows(limit - len(rows), now))
+            rows.extend(queue.rows(max(0, limit - len(rows)), now))
         return rows

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
 from tests.browser.stack import Stack, chromium, running
+
+expect.set_options(timeout=15_000)  # a page with charts on a busy machine
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_from_a_missing_class_to_its_cause_in_three_clicks(visit, stack):
     page.wait_for_url("**attained=no**")
     page.locator("#request-rows th a").first.click()
     expect(page.get_by_role("heading", name="Against its deadlines")).to_be_visible()
-    expect(page.get_by_role("region", name="Decisions")).to_be_visible()
+    expect(page.get_by_role("region", name="Decisions", exact=True)).to_be_visible()
     page.get_by_role("link", name="Compare with one that made it").click()
     expect(page.get_by_role("heading", name="Compare two requests")).to_be_visible()
 

@@ -40,7 +40,8 @@ def fleet(**fields: Any) -> FleetMessage:
 def queue_row(**fields: Any) -> QueueRow:
     defaults: dict[str, Any] = {
         "id": "req-1", "tenant": "acme", "slo_class": "chat", "model": "demo", "prompt_tokens": 100,
-        "output_tokens": 20, "waited_s": 0.2, "ttft_s": 1.0, "slack_s": 0.8, "hopeless": False, "priority": 0,
+        "output_tokens": 20, "waited_s": 0.2, "ttft_s": 1.0, "slack_s": 0.8, "hopeless": False, "paused": False,
+        "priority": 0,
     }  # fmt: skip
     return QueueRow(**{**defaults, **fields})  # type: ignore[typeddict-item]
 

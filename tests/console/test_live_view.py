@@ -89,7 +89,7 @@ def test_the_queue_shows_the_most_urgent_and_counts_all():
     first = queue(rows=[queue_row(id="late", slack_s=-1.0), queue_row(id="calm", slack_s=9.0)])
     second = queue(gateway="gateway-2", rows=[queue_row(id="soon", slack_s=0.1)])
     shown = live_view.queue([first, second], limit=2)
-    assert [row["id"] for row in shown["rows"]] == ["late", "soon"]
+    assert [row["id"] for row in shown["rows"]] == ["late", "soon", "calm"]
     assert shown["total"] == 3
     assert shown["by_class"] == [
         {"key": "acme/chat", "tenant": "acme", "slo_class": "chat", "name": "chat", "count": 3, "oldest_slack_s": 0.8}
@@ -110,3 +110,11 @@ def test_the_fleet_is_counted_by_role_and_state():
         {"role": "prefill", "total": 6, "text": "6 up"},
     ]
     assert [each["role"] for each in shown["instances"]] == ["decode"] * 3 + ["prefill"] * 6
+
+
+def test_a_class_behind_many_urgent_requests_is_still_listed():
+    urgent = [queue_row(id=f"u{n}", slack_s=0.001 * n) for n in range(300)]
+    calm = [queue_row(id=f"c{n}", slo_class="batch", slack_s=50.0 + n) for n in range(100)]
+    rows = live_view.queue([queue(rows=[*urgent, *calm])], 200)["rows"]
+    assert [row["id"] for row in rows[:200]] == [f"u{n}" for n in range(200)]
+    assert [row["id"] for row in rows[200:]] == [f"c{n}" for n in range(25)]

@@ -1,6 +1,6 @@
 // Queue: rows keep their element while they wait; slack runs down between frames by the clock of this browser.
 
-import { count, ms } from "../format.js";
+import { DASH, count, ms } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 
 const TICK_MS = 200;
@@ -86,7 +86,8 @@ function showRows() {
       elements.set(row.id, element);
     }
     element.row = row;
-    put(cell(element, "priority"), String(row.priority));
+    put(cell(element, "priority"), row.priority === null ? DASH : String(row.priority));
+    cell(element, "paused").hidden = !row.paused;
     const next = after ? after.nextElementSibling : body.firstElementChild;
     if (next !== element) body.insertBefore(element, next);
     after = element;
@@ -98,7 +99,7 @@ function showRows() {
 function showCounts(shown) {
   const { total, rows } = state.data;
   put(find("[data-total]"), count(total));
-  const cut = total > rows.length ? `, the ${count(rows.length)} most urgent are listed` : "";
+  const cut = total > rows.length ? `, the ${count(rows.length)} most urgent (of each class) are listed` : "";
   put(find("[data-shown]"), total ? `${count(shown)} shown of ${count(total)} waiting${cut}` : "");
   const empty = find("[data-empty]");
   empty.hidden = shown > 0;
@@ -130,7 +131,7 @@ function tick() {
 function showSelected() {
   if (!canAct) return;
   const chosen = form.querySelectorAll('input[name="request"]:checked').length;
-  find("[data-act]").disabled = chosen === 0;
+  for (const button of form.querySelectorAll("[data-act]")) button.disabled = chosen === 0;
   put(find("[data-selected]"), chosen ? `${count(chosen)} selected` : "None selected");
 }
 

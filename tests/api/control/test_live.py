@@ -64,7 +64,8 @@ def publish_fleet(board, gateway="g1", age_s=0.0, classes=()):
 def row(name, slack_s, tenant="acme", slo_class="chat"):
     return {
         "id": name, "tenant": tenant, "slo_class": slo_class, "model": "demo", "prompt_tokens": 10, "output_tokens": 20,
-        "waited_s": 0.5, "ttft_s": 1.0, "slack_s": slack_s, "hopeless": slack_s < 0, "priority": 0,
+        "waited_s": 0.5, "ttft_s": 1.0, "slack_s": slack_s, "hopeless": slack_s < 0,
+        "paused": False, "priority": 0,
     }  # fmt: skip
 
 

@@ -52,3 +52,25 @@ def test_a_viewer_cannot_cancel(viewer, live_store):
     assert viewer.post("/queue/command/", CANCEL).status_code == 403
     assert live_store.commands == []
     assert Decision.objects.get().kind == "access_refused"
+
+
+@pytest.mark.parametrize(("kind", "done"), [("pause", "1 paused."), ("resume", "1 resumed.")])
+def test_what_waits_is_held_back_and_let_go(operator, live_store, kind, done):
+    live_store.answers = [answer(applied=["req-1"])]
+    said = operator.post("/queue/command/", {"kind": kind, "request": ["req-1"]})
+    assert said.json()["message"] == done
+    assert Decision.objects.get(kind=f"queue_{kind}").request_id == "req-1"
+
+
+def test_a_new_priority_is_told_and_recorded(operator, live_store):
+    live_store.answers = [answer(applied=["req-1"])]
+    form = {"kind": "reprioritise", "request": ["req-1"], "priority": "3"}
+    assert operator.post("/queue/command/", form).json()["message"] == "1 given another priority."
+    assert Decision.objects.get(kind="queue_reprioritise").inputs["priority"] == 3
+
+
+@pytest.mark.parametrize("priority", ["", "-1", "high", "1001", "１"])
+def test_a_priority_that_is_none_is_refused(operator, live_store, priority):
+    form = {"kind": "reprioritise", "request": ["req-1"], "priority": priority}
+    assert operator.post("/queue/command/", form).status_code == 400
+    assert live_store.commands == []

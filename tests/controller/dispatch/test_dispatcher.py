@@ -392,3 +392,19 @@ def test_overload_attains_more_than_first_come_first_served():
     slackline = attained("slackline")
     assert slackline > 1.5 * attained("fcfs_window")
     assert slackline >= attained("hyperflexis") - 0.03
+
+
+def test_beyond_the_most_urgent_rows_each_class_shows_its_first_and_what_is_held_back():
+    dispatcher = build_dispatcher("hyperflexis")
+    dispatcher.handle([up(slots=1), ev.Arrived(request("running", output=999))], 0.0)
+    urgent = [request(f"u{n:03}", 0.1, ttft=5.0, tpot=0.5, slo_class="chat") for n in range(60)]
+    calm = [request(f"c{n:03}", 0.1, ttft=50.0, tpot=5.0, slo_class="batch") for n in range(40)]
+    dispatcher.handle([ev.Arrived(each) for each in (*urgent, *calm)], 0.1)
+    waiting = len(dispatcher.queue())
+    held = dispatcher.queue().rows(1000, 0.2)[-1]["id"]
+    dispatcher.handle([ev.Command("c", "olga", "pause", (held,), None)], 0.2)
+    rows = dispatcher.queue().rows(30, 0.3)
+    by_class = {name: [row for row in rows if row["slo_class"] == name] for name in ("chat", "batch")}
+    assert (len(rows), len(by_class["chat"]), len(by_class["batch"])) == (55, 30, 25)
+    everything = dispatcher.queue().rows(waiting, 0.3)
+    assert [row["id"] for row in everything if row["paused"]] == [held]
