@@ -12,7 +12,8 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +23,7 @@ from controller.simulator import runner, table
 from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
 from controller.simulator.page import page
 from controller.simulator.report import report
+from controller.simulator.trace_events import TraceWriter
 from controller.simulator.workloads import Row, parse_row
 
 BAR = 30
@@ -121,7 +123,8 @@ def _with(contenders: Sequence[Contender], text: str) -> tuple[Contender, ...]:
 
 def _changed(each: Contender, part: str, setting: str, value: Any) -> Contender:
     overrides = {**each.overrides, part: {**each.overrides.get(part, {}), setting: value}}
-    changed = {"label": each.label, "name": each.policy_set, "overrides": overrides, "engine": dict(each.engine)}
+    engines = {"engine": each.engine, "prefill_engine": each.prefill_engine, "decode_engine": each.decode_engine}
+    changed = {"label": each.label, "name": each.policy_set, "overrides": overrides, **engines}
     return contender(changed, "--set")
 
 
@@ -155,17 +158,33 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=0, help="only the first N seeds")
     parser.add_argument("--json", type=Path, help="also write the JSON here, indented")
     parser.add_argument("--html", type=Path, help="also write a page with charts here (not with run)")
+    parser.add_argument("--trace", type=Path, help="also write a Chrome trace of the run here (only with run)")
     return parser.parse_args(arguments)
 
 
-def carry_out(what: str, experiment: Experiment, bar: Bar) -> tuple[str, dict[str, Any]]:
+@contextmanager
+def tracing(path: Path | None) -> Iterator[TraceWriter | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        with path.open("w") as file:
+            writer = TraceWriter(file.write)
+            yield writer
+            writer.close()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", field="--trace") from None
+
+
+def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -> tuple[str, dict[str, Any]]:
     if what == "goodput":
         found = runner.goodput(experiment, bar)
         return table.goodput_table(found), found
     if what == "run":
         only = experiment.contenders[0]
         rates, knee = runner.rates_of(experiment, bar)
-        result = runner.run_once(experiment, only, rates[0], experiment.seeds[0], bar)
+        with tracing(trace) as writer:
+            result = runner.run_once(experiment, only, rates[0], experiment.seeds[0], bar, writer)
         found = report(result, experiment.warmup_s)
         entry = {"policy": only.label, "policy_set": only.policy_set, "rate": rates[0], **runner.summary([found])}
         return table.comparison_table({"entries": [entry], "knee": knee}), found
@@ -178,9 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.html and options.what == "run":
         print("--html draws a comparison: use compare, sweep or goodput", file=sys.stderr)
         return 2
+    if options.trace and options.what != "run":
+        print("--trace shows one run: use run", file=sys.stderr)
+        return 2
     bar = Bar(sys.stderr)
     try:
-        shown, found = carry_out(options.what, load(options), bar)
+        shown, found = carry_out(options.what, load(options), bar, options.trace)
     except ConfigError as error:
         bar.close()
         print(f"{options.config}: {error}" + (f" (field {error.field})" if error.field else ""), file=sys.stderr)

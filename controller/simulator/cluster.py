@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.core.types import Role
-from controller.simulator.instance import Instance
+from controller.simulator.instance import Instance, WatchStep
 from controller.simulator.preemptive_instance import PreemptiveInstance
 from controller.simulator.results import InstanceUse
 from controller.simulator.settings import InstanceSettings, SimulationSettings
@@ -19,6 +19,7 @@ class Cluster:
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
         self._live: dict[str, Instance] = {}
+        self.watch: WatchStep | None = None
         self._slots: dict[int, str] = {}
         self._gone: list[InstanceUse] = []
         self._occupants: Counter[int] = Counter()
@@ -73,6 +74,7 @@ class Cluster:
         wanted_kind = self._kinds[name]
         kind = PreemptiveInstance if wanted_kind.engine_kind == "preemptive_prefill" else Instance
         instance = kind(name, wanted_kind, since, self._settings.leaps)
+        instance.watch = self.watch
         self._live[name] = instance
         self._slots[slot] = name
         return instance

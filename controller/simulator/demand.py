@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from controller.core.estimates import Estimate
-from controller.core.types import Targets
+from controller.core.types import Request, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +30,21 @@ class Demand:
     prefix: tuple[Hashable, ...] = ()
     workflow: str = ""
     estimate: Estimate | None = None
+
+    def request(self, model: str, targets: Targets, expected_tokens: int, level: int | None) -> Request:
+        """What a dispatcher is told of it: `expected_tokens` is a prediction, `targets` what it was promised."""
+        return Request(
+            id=self.id,
+            arrival=self.at,
+            targets=targets,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=expected_tokens,
+            model=model,
+            tenant=self.tenant,
+            slo_class=self.slo_class,
+            priority=self.priority,
+            level=level,
+            value=self.value,
+            max_tokens=self.max_tokens,
+            workflow=self.workflow,
+        )

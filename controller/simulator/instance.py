@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from controller.core.steps import (
     EngineAction,
@@ -27,6 +27,9 @@ from controller.simulator.tokens import Track
 MOST_STEPS = 256  # a leap is cut by the next arrival anyway; planning further ahead is work thrown away
 
 
+WatchStep = Callable[[str, Step, int, float, float], None]  # instance, step, how often it ran, start, end
+
+
 class Instance:
     """`due`: when the running step, or the last step of the leap, ends; `version` changes with it."""
 
@@ -42,6 +45,7 @@ class Instance:
         self.due: float | None = None
         self.version = 0
         self.busy_s = 0.0
+        self.watch: WatchStep | None = None
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
@@ -86,6 +90,8 @@ class Instance:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
         self._track(step, started, now)
         self.step_ends.extend(ends)
+        if self.watch is not None:
+            self.watch(self.id, step, len(ends), self._started, now)
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
     def _track(self, step: Step, started: Sequence[Seq], now: float) -> None:
@@ -198,6 +204,8 @@ class Instance:
             return
         step, at = self._step, self._ends[done - 1]
         self._track(step, (), at)
+        if self.watch is not None:
+            self.watch(self.id, step, done, self._started, at)
         self.step_ends.extend(self._ends[:done])
         self.busy_s += at - self._started
         ran = StepsDone(step.id, done, at - self._started)

@@ -94,6 +94,8 @@ class PreemptiveInstance(Instance):
         for seq in (*started, *step.decodes):
             self.tracks[seq.id].add(now)
         self.step_ends.append(now)
+        if self.watch is not None:
+            self.watch(self.id, step, 1, work.since, now)  # of a suspended step the last part
         return first, self.tell([StepsDone(step.id, 1, work.seconds)], now)
 
     def token_times_so_far(self, seq: Seq, now: float) -> array[float]:

@@ -11,6 +11,7 @@ from controller.simulator.experiment import Contender, Experiment
 from controller.simulator.report import attainment, report
 from controller.simulator.results import SimulationResult
 from controller.simulator.simulation import Simulation
+from controller.simulator.trace_events import TraceWriter
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 LOWEST_RATE, HIGHEST_RATE = 0.01, 100_000.0
@@ -22,14 +23,19 @@ def silent(what: str, done: int, of: int) -> None:
 
 
 def run_once(
-    experiment: Experiment, contender: Contender, rate: float | None, seed: int, progress: Progress = silent
+    experiment: Experiment,
+    contender: Contender,
+    rate: float | None,
+    seed: int,
+    progress: Progress = silent,
+    trace: TraceWriter | None = None,
 ) -> SimulationResult:
     demands = experiment.workload.demands(rate, seed)
     if not demands:
         raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
     settings = contender.settings(experiment.settings)
     migrator = contender.build_migrator() if settings.disaggregated else None
-    simulation = Simulation(settings, contender.build(), demands, migrator=migrator)
+    simulation = Simulation(settings, contender.build(), demands, migrator=migrator, trace=trace)
     at = f" at {rate:.3g}/s" if rate else ""
     return simulation.run(lambda done, of: progress(f"{contender.label}{at}, seed {seed}", done, of))
 

@@ -30,6 +30,7 @@ from controller.simulator.monitor import Monitor
 from controller.simulator.programs import Programs
 from controller.simulator.results import SimRecord, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
+from controller.simulator.trace_events import TraceWriter
 from controller.simulator.trip import Trip
 
 REPORT_EVERY = 500  # ended requests between two calls of `progress`
@@ -47,6 +48,7 @@ class Simulation:
         programs: Programs | None = None,
         migrator: Migrator | None = None,
         keep_token_times: bool = False,
+        trace: TraceWriter | None = None,
     ) -> None:
         """`migrator`: of the decode stages where instances have roles; None: that of the dispatcher's policy set."""
         if programs is not None:
@@ -66,6 +68,8 @@ class Simulation:
         self._trips: dict[str, Trip] = {}
         self._pending: list[ev.Event] = []
         self.cluster = Cluster(settings)
+        self._trace = trace
+        self.cluster.watch = trace.step if trace is not None else None
         self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
         self.handoff: Handoff | None = None
@@ -169,21 +173,7 @@ class Simulation:
         targets, level = demand.targets, None
         if self._mapped is not None:
             targets, level = self._mapped.assign(demand, self.dispatcher.pending_above, self.heap.now)
-        return Request(
-            id=demand.id,
-            arrival=demand.at,
-            targets=targets,
-            prompt_tokens=demand.prompt_tokens,
-            output_tokens=expected,
-            model=model,
-            tenant=demand.tenant,
-            slo_class=demand.slo_class,
-            priority=demand.priority,
-            level=level,
-            value=demand.value,
-            max_tokens=demand.max_tokens,
-            workflow=demand.workflow,
-        )
+        return demand.request(model, targets, expected, level)
 
     def _pass(self) -> None:
         """Everything of this instant in one batch, as the gateway's loop does."""
@@ -347,6 +337,8 @@ class Simulation:
             self.handoff.forget(trip.demand.id)
         record = trip.record(outcome, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
+        if self._trace is not None:
+            self._trace.request(record, self.heap.now)
         if self._programs is not None:
             for demand in self._programs.ended(
                 trip.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
