@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.errors import ConfigError
@@ -16,6 +16,7 @@ from workers.engine.model_options import ModelOptions, add_model_options, model_
 from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
 from workers.engine.preemption import add_scheduler_options, preemption_config
 from workers.engine.profiles import Profile, load_profile
+from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights import KINDS as SOURCES
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
@@ -63,6 +64,7 @@ class ServerConfig:
     kv: KvConfig
     weights: WeightConfig
     torch: ModelOptions | None = None
+    tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
 
 

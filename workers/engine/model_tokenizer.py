@@ -86,16 +86,23 @@ class FileTokenizer:
 
 
 class FileDecoder:
-    """Text as tokens come. What is not a whole character yet is held back."""
+    """Text as tokens come. What is not a whole character yet is held back, at most until the last token."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._held: list[int] = []
 
     def feed(self, token: int, last: bool = False) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        self._held.append(token)
+        text = self._stream.step(self._tokenizer, token)
+        if text is None and last:
+            text = self._tokenizer.decode(self._held, skip_special_tokens=True)
+        if text is not None:
+            self._held.clear()
+        return text or ""
 
 
 def model_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

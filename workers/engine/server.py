@@ -28,7 +28,6 @@ from workers.engine.manage import Management
 from workers.engine.model_tokenizer import model_tokenizer
 from workers.engine.preemption import build_scheduler
 from workers.engine.requests import Served
-from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights import EmulatedWeights, WeightManager, WeightStore
 from workers.engine.weights_http import WeightEndpoints
 
@@ -58,8 +57,8 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency)
     engine = Engine(config.model, scheduler, timer.now)
     engine.call_at = timer.call_at
-    tokenizer = _attach_executor(engine, config, timer, loop)
-    served = Served(config.model, config.engine.max_model_len, tokenizer, samples=config.torch is not None)
+    _attach_executor(engine, config, timer, loop)
+    served = Served(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
     kv, handover = config.kv, None
     if kv.token:
         store = _kv_store(config)
@@ -99,21 +98,17 @@ def _kv_store(config: ServerConfig) -> KvStore:
     return TorchKv(config.program.cache)
 
 
-def _attach_executor(
-    engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop
-) -> Tokenizer:
-    """The executor, and the tokenizer of what it runs."""
+def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop) -> None:
     boundary = config.preemption.boundary if config.preemption else "none"
     stops = boundary if boundary in ("operator", "layer") else None
     if config.torch is not None:
         from workers.engine.torch_serving import attach_torch
 
         attach_torch(engine, config.program, loop, stops)
-        return model_tokenizer(config.torch.folder, config.torch.config.vocab_size)
+        return
     assert config.profile is not None
     boundaries = ComposedBoundaries(boundary, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
     engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries))
-    return ChunkTokenizer()
 
 
 async def serve(config: ServerConfig) -> int:
@@ -207,6 +202,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
     except ImportError as error:
         raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
     options, engine = config.torch, config.engine
+    tokenizer = model_tokenizer(options.folder, options.config.vocab_size)
     program = load_program(
         *(options.folder, options.config),
         device=options.device,
@@ -219,4 +215,4 @@ def with_model(config: ServerConfig) -> ServerConfig:
     profile = config.profile
     if profile is None and config.preemption is not None:
         profile = measure(program, config.model, engine.max_model_len)
-    return replace(config, program=program, profile=profile)
+    return replace(config, tokenizer=tokenizer, program=program, profile=profile)
