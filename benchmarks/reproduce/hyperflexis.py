@@ -15,8 +15,8 @@ Found = tuple[list[Claim], list[Table], list[Plot]]
 SETTINGS = """
 Models stand on the nearest profiles of `../shared/data/latency_profiles.json`: {profiles}. The factors slow them so
 that HyperFlexis' own knee on WikiSQL alone lies where its Fig. 7 has it (40 and 12 requests/s on its NPUs). Engines
-take 64 sequences and 2,048 tokens a step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the
-seconds of its Table 2.
+take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table shows 64 and 256) and 2,048 tokens a
+step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its Table 2.
 
 Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate, seeds {seeds};
 a client says its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same

@@ -51,6 +51,7 @@ def figure_5(
     """Both schedulers on requests that say a priority alone; both are judged by what the mapping assigned."""
     rows: list[list[Value]] = []
     best: dict[str, tuple[float, str]] = {}
+    tabled: dict[str, float] = {}
     slower: dict[str, float] = defaultdict(lambda: -1e9)
     series: dict[str, list[tuple[float, float]]] = {}
     for mix, tasks in MIXES.items():
@@ -64,13 +65,17 @@ def figure_5(
                     for label in (ROUND_ROBIN, *OURS)
                 }
                 theirs = points[ROUND_ROBIN]
+                table = {
+                    label: statistics.fmean(by_table(result, tasks) for result in point.results)
+                    for label, point in points.items()
+                }
                 for label, point in points.items():
-                    table = statistics.fmean(by_table(result, tasks) for result in point.results)
-                    rows.append([mix, name, factor, label, point.attainment, table, point.e2e_s])
+                    rows.append([mix, name, factor, label, point.attainment, table[label], point.e2e_s])
                     series.setdefault(f"{label}, {name}, {mix}", []).append((factor, point.attainment))
                 for label in OURS:
                     ratio = points[label].attainment / max(theirs.attainment, 1e-9)
                     best[label] = max(best.get(label, (0.0, "")), (ratio, f"{name}, {mix}, {factor:g} x"))
+                    tabled[label] = max(tabled.get(label, 0.0), table[label] / max(table[ROUND_ROBIN], 1e-9))
                     if mix == "2-task":
                         slower[label] = max(slower[label], points[label].e2e_s - theirs.e2e_s)
             progress(f"Fig. 5: {name}, {mix}")
@@ -79,10 +84,8 @@ def figure_5(
     for label in OURS:
         ratio, where = best[label]
         reason = (
-            ""
-            if ratio >= 7.02
-            else "a ratio of 7 needs round robin below a seventh: with 300 a task as many requests as the workers have "
-            "slots for start at once whatever the load, and on four tasks a quarter have 20 s"
+            "judged by what the mapping assigned, as in Fig. 6; round robin queues nothing in the gateway, so the "
+            f"mapping sees no contention and assigns it tight targets. By the targets of Table 1: {tabled[label]:.2f} times"
         )
         text = f"attainment over round robin with mapped priorities, times ({label})"
         made.append(

@@ -26,6 +26,7 @@ from controller.simulator.mixes import MIXES, Task, demands
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "latency_profiles.json"
 UNIT_S = 0.05  # one unit of cost: one instance for 50 ms (sec. 7.5)
 LEVEL = 0.9
+SLOTS = 32  # sequences an engine takes: as in `make bench-vllm`; the paper gives none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ def _load(device: float, host: float, disk: float) -> dict[str, float]:
 MODELS = {
     model.name: model
     for model in (
-        Model("Qwen7B", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", 1.2, _load(0.89, 2.73, 4.14), 989_816, 57_344),
-        Model("Qwen32B", "aic/Qwen3-32B/A100-SXM-80GB/tp2", 1.35, _load(2.05, 19.41, 28.84), 299_377, 262_144),
+        Model("Qwen7B", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", 1.13, _load(0.89, 2.73, 4.14), 989_816, 57_344),
+        Model("Qwen32B", "aic/Qwen3-32B/A100-SXM-80GB/tp2", 1.29, _load(2.05, 19.41, 28.84), 299_377, 262_144),
         Model("Llama70B", "splitwise/llama2-70b/a100-80gb/tp8", 1.0, _load(1.16, 11.5, 22.58), 1_327_209, 327_680),
     )
 }
@@ -74,11 +75,12 @@ def coefficients(profile: str) -> LatencyCoefficients:
 
 
 def instance(model: Model, **changes: Any) -> InstanceSettings:
-    """64 sequences and 2,048 tokens a step, vLLM's own batching, no prefix cache (prompts of the mixes share none)."""
+    """SLOTS sequences and 2,048 tokens a step, vLLM's batching, no prefix cache (prompts of the mixes share none)."""
     latency = LatencyCoefficients(*(value * model.slowed for value in coefficients(model.profile)))
     settings = InstanceSettings(
         latency,
         kv_tokens=model.kv_tokens,
+        max_num_seqs=SLOTS,
         kv_bytes_per_token=model.kv_bytes_per_token,
         prefix_caching=False,
         batching="vllm_v1",
@@ -86,8 +88,9 @@ def instance(model: Model, **changes: Any) -> InstanceSettings:
     return replace(settings, **changes)
 
 
-def fleet(model: Model, count: int = 2, **settings: Any) -> SimulationSettings:
-    return SimulationSettings((instance(model),) * count, **settings)
+def fleet(model: Model, *, slots: int = SLOTS, **settings: Any) -> SimulationSettings:
+    """Two workers."""
+    return SimulationSettings((instance(model, max_num_seqs=slots),) * 2, **settings)
 
 
 def growing(model: Model, source: str = "device", **changes: Any) -> ElasticSettings:

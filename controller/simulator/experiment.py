@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.snapshot import MappingConfig
 from controller.core.types import LatencyCoefficients, Role
 from controller.dispatch import POLICY_SETS, Migrator, StageDispatcher, build_dispatcher, build_migrator
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
 from controller.simulator.links import SCOPES, LinkFailure, LinkSettings
+from controller.simulator.mapping import around
 from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
@@ -213,6 +215,8 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     for name in ("know_output", "leaps"):
         changes[name] = item.flag(name, getattr(settings, name))
     changes["elastic"] = _elastic(item.object("elastic"), instances[0].model) if "elastic" in item else None
+    if "mapping" in item:
+        changes["mapping"] = _mapping(item.object("mapping"))
     if "links" in item:
         changes["links"] = _links(item.object("links"))
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
@@ -249,19 +253,53 @@ def _link_failure(item: Fields) -> LinkFailure:
 
 
 def _elastic(item: Fields, model: str) -> ElasticSettings:
-    scaling = ScalingConfig(model)
-    counts, names = ("min_instances", "max_instances"), ("upper", "lower", "sustain_s", "cooldown_s", "interval_s")
-    bounds: dict[str, Any] = {name: item.integer(name, getattr(scaling, name), least=0) for name in counts}
-    levels: dict[str, Any] = {name: item.number(name, getattr(scaling, name)) for name in names}
+    """With `decode` the fields beside it are of the prefill instances, else of all."""
+    decode = item.object("decode") if "decode" in item else None
+    first = _scaling(item, ScalingConfig(model, "prefill" if decode is not None else "collocated"))
+    second = _scaling(decode, ScalingConfig(model, "decode")) if decode is not None else None
+    if decode is not None:
+        decode.done()
     source = item.text("source", "device", valid=sorted(LOAD_S))
     load = item.object("load_s")
     seconds = {name: load.number(name, LOAD_S[name], above=-1e-12) for name in sorted(LOAD_S)}
     load.done()
+    most, switch_s = item.optional_integer("most"), item.number("switch_s", 0.0, above=-1e-12)
     item.done()
     try:
-        return ElasticSettings(replace(scaling, **bounds, **levels), source, seconds)
+        return ElasticSettings(first, source, seconds, second, most, switch_s)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _scaling(item: Fields, scaling: ScalingConfig) -> ScalingConfig:
+    counts, names = ("min_instances", "max_instances"), ("upper", "lower", "sustain_s", "cooldown_s", "interval_s")
+    bounds: dict[str, Any] = {name: item.integer(name, getattr(scaling, name), least=0) for name in counts}
+    levels: dict[str, Any] = {name: item.number(name, getattr(scaling, name)) for name in names}
+    try:
+        return replace(scaling, **bounds, **levels)
+    except ConfigError as error:
+        raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _mapping(item: Fields) -> MappingConfig:
+    """`levels`, the most urgent first, each {ttft_s, tpot_s}; +- `spread` around them."""
+    levels = [Fields(raw, f"{item.name('levels')}[{i}]") for i, raw in enumerate(item.list("levels"))]
+    if not levels:
+        raise ConfigError("levels must not be empty", field=item.name("levels"))
+    targets = [(level.number("ttft_s", above=0), level.number("tpot_s", above=0)) for level in levels]
+    for level in levels:
+        level.done()
+    spread = item.number("spread", 0.25, above=-1e-12)
+    if spread >= 1:
+        raise ConfigError("spread must be below 1", field=item.name("spread"))
+    made = around(
+        targets,
+        spread,
+        window=item.integer("window", 1000, least=1),
+        window_age_s=item.number("window_age_s", 300.0, above=0),
+    )
+    item.done()
+    return made
 
 
 def _failure(item: Fields) -> Failure:

@@ -226,3 +226,41 @@ def test_kairos_long_tail_is_as_the_worked_examples_say():
     assert attained["kairos_printed"] == pytest.approx(0.77, abs=0.2)
     assert attained["kairos"] == pytest.approx(0.98, abs=0.03)
     assert attained["s_edf"] == pytest.approx(0.99, abs=0.03)
+
+
+LEVELS = [{"ttft_s": 0.7, "tpot_s": 0.5}, {"ttft_s": 20.0, "tpot_s": 1.0}]
+STAGES = [{**GOOD["instances"], "role": role} for role in ("prefill", "decode")]
+
+
+def test_a_mapping_is_read_and_gives_requests_their_targets():
+    raw = changed("settings", {"mapping": {"levels": LEVELS, "spread": 0.1}})
+    experiment = parsed(raw)
+    assert experiment.settings.mapping.levels[0].ttft_max_s == pytest.approx(0.77)
+    result = run_once(experiment, experiment.contenders[0], None, 1)
+    assert {record.targets.ttft_s <= 0.77 for record in result.records if record.slo_class == "medical_qa"} == {True}
+
+
+def test_scaling_is_read_for_each_stage():
+    raw = changed("settings", {"elastic": {"max_instances": 5, "decode": {"upper": 0.6}, "most": 6, "switch_s": 0.5}})
+    elastic = parsed({**raw, "instances": STAGES}).settings.elastic
+    assert (elastic.scaling.role, elastic.scaling.max_instances, elastic.scaling.upper) == ("prefill", 5, 0.8)
+    assert (elastic.decode.role, elastic.decode.upper) == ("decode", 0.6)
+    assert (elastic.most, elastic.switch_s) == (6, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"mapping": {"levels": []}}, "settings.mapping.levels"),
+        ({"mapping": {"levels": [{"ttft_s": 1}]}}, "settings.mapping.levels[0].tpot_s"),
+        ({"mapping": {"levels": LEVELS, "spread": 1}}, "settings.mapping.spread"),
+        ({"mapping": {"levels": LEVELS, "width": 1}}, "settings.mapping.width"),
+        ({"elastic": {"decode": {}}}, "settings.elastic.decode"),
+        ({"elastic": {"most": 0}}, "settings.elastic.most"),
+        ({"elastic": {"upper": 0.1}}, "settings.elastic.lower"),
+    ],
+)
+def test_wrong_mappings_and_scalings_name_their_field(settings, field):
+    with pytest.raises(ConfigError) as caught:
+        parsed(changed("settings", settings))
+    assert caught.value.field == field

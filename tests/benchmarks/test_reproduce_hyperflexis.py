@@ -1,0 +1,107 @@
+"""The parts of HyperFlexis' reproduction: what is compared, how a point is measured, how headlines are read off."""
+
+import pytest
+
+from benchmarks.reproduce import hyperflexis, hyperflexis_multitask
+from benchmarks.reproduce.claims import Section
+from benchmarks.reproduce.hyperflexis_mapping import by_table, mapping_of
+from benchmarks.reproduce.hyperflexis_multitask import PUBLISHED, ROUND_ROBIN, SCALING, SCORPIO, best_ratio
+from benchmarks.reproduce.hyperflexis_setting import (
+    CONTENDERS,
+    MODELS,
+    OURS,
+    PROFILES,
+    UNIT_S,
+    Point,
+    fleet,
+    growing,
+    measure,
+    of_mix,
+    run,
+)
+from benchmarks.reproduce.hyperflexis_stages import stages
+from controller.simulator.mixes import MIXES
+
+with_data = pytest.mark.skipif(not PROFILES.exists(), reason=f"{PROFILES} is not there")
+FOUR = MIXES["4-task"]
+
+
+def curve(*attained):
+    return [(factor, Point(met, 0.0, 1.0 / met, 10.0, 1.0)) for factor, met in zip((1.0, 2.0), attained, strict=True)]
+
+
+def test_up_to_is_the_largest_ratio_over_models_and_loads():
+    found = {
+        "small": {"ours": curve(1.0, 0.9), "theirs": curve(0.9, 0.3)},
+        "large": {"ours": curve(1.0, 0.8), "theirs": curve(0.8, 0.4)},
+    }
+    ratio, model, factor = best_ratio(found, "ours", "theirs", lambda point: point.attainment)
+    assert (round(ratio, 6), model, factor) == (3.0, "small", 2.0)
+
+
+def test_every_headline_of_figure_3_becomes_a_claim_for_each_of_ours():
+    lines = {label: curve(0.9, 0.8) for label in CONTENDERS} | {
+        SCALING.format(label): curve(1.0, 1.0) for label in OURS
+    }
+    lines |= {against: curve(0.9, 0.2) for against in (ROUND_ROBIN, SCORPIO, PUBLISHED)}
+    found = {mix: {"Qwen7B": lines} for mix in MIXES}
+    made = hyperflexis_multitask.claims(found, "", (1,))
+    factors = {c.claim: c for c in made}
+    top = factors["4-task: attainment over round robin, times (slackline on 2 to 4)"]
+    assert (top.theirs, top.ours, top.reached) == (4.44, 5.0, True)
+    equal = factors["4-task: attainment over round robin, times (slackline)"]
+    assert (equal.theirs, equal.ours, equal.reached) == (2.60, 4.0, True)
+    assert all(claim.reason for claim in made if not claim.reached)
+
+
+@with_data
+def test_contenders_are_real_and_share_the_requests():
+    requests = of_mix(FOUR, 40.0, 20)
+    for contender in CONTENDERS.values():
+        result = run(fleet(MODELS["Qwen7B"]), contender, requests(1))
+        assert sorted(record.id for record in result.records) == sorted(demand.id for demand in requests(1))
+
+
+@with_data
+def test_a_point_is_the_mean_over_seeds_and_cost_is_in_units_of_50_ms():
+    point = measure(fleet(MODELS["Qwen7B"]), CONTENDERS[ROUND_ROBIN], of_mix(FOUR, 40.0, 20), (1, 2), keep=True)
+    assert point.attainment == pytest.approx(1.0)
+    assert point.answered == 1.0
+    assert point.cost == pytest.approx(sum(r.cost for r in point.results) / 2 / UNIT_S)
+    first = point.results[0]
+    assert first.cost == pytest.approx(2 * first.ended_at)
+
+
+@with_data
+def test_a_growing_fleet_has_two_to_four_workers():
+    model = MODELS["Qwen32B"]
+    result = run(fleet(model, elastic=growing(model)), CONTENDERS["slackline"], of_mix(FOUR, 150.0, 150)(1))
+    assert {sample.instances for sample in result.samples} <= {2, 3, 4}
+    assert max(sample.instances for sample in result.samples) == 4
+
+
+@with_data
+def test_priorities_are_mapped_around_table_1():
+    mapping = mapping_of(FOUR)
+    assert [level.ttft_max_s for level in mapping.levels] == pytest.approx([0.875, 1.25, 2.5, 25.0])
+    result = run(fleet(MODELS["Qwen7B"], mapping=mapping), CONTENDERS["slackline"], of_mix(FOUR, 40.0, 20)(1))
+    assert by_table(result, FOUR) == pytest.approx(1.0)
+
+
+@with_data
+def test_stages_begin_as_two_and_two():
+    settings = stages(MODELS["Qwen7B"], scaling=True)
+    assert [each.role for each in settings.instances] == ["prefill", "prefill", "decode", "decode"]
+    assert settings.elastic.most == 8
+
+
+@with_data
+@pytest.mark.slow
+def test_the_whole_paper_quickly():
+    lines = []
+    section = hyperflexis.reproduce(lines.append, quick=True)
+    assert Section.from_json(section.to_json()).paper == "HyperFlexis"
+    figures = {claim.figure for claim in section.claims}
+    assert figures == {"Fig. 3", "Fig. 4", "Fig. 5", "Fig. 6", "Fig. 7", "Fig. 8", "Table 2"}
+    assert lines
+    assert any("SCORPIO's sweep" in table.title for table in section.tables)
