@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET
 from console import charts, live_view
 from console.access import allows
 from console.history import links, overview_history
+from console.kept import Kept
 from console.sentences import as_item
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
@@ -30,6 +31,7 @@ CHARTS = (
     {"name": "queue", "title": "Queue", "note": "requests waiting, since this page was opened"},
 )
 DECISIONS_SHOWN = 40
+POLLED: Kept[dict[str, Any]] = Kept(5.0)
 CARDS_MAX = 24  # more instances than that are a map of small cells
 BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None}
 STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
@@ -60,7 +62,8 @@ def overview(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def overview_history_json(request: HttpRequest) -> JsonResponse:
-    return JsonResponse(overview_history(timezone.now()))
+    """Polled by every open dashboard: made once for all that ask within a few seconds."""
+    return JsonResponse(POLLED.get(lambda: overview_history(timezone.now())))
 
 
 def read_fleets() -> list[FleetMessage]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from console.views import overview
+from console.warm import warm
 from tests import factories
 from workers import live
 
@@ -32,6 +34,18 @@ def viewer(signed_in: Callable[[str], Client]) -> Client:
 @pytest.fixture
 def operator(signed_in: Callable[[str], Client]) -> Client:
     return signed_in("operator")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warmed() -> None:
+    """As at the console's start: on a busy machine a first request may take longer than live data stay fresh."""
+    warm()
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has its own figures: none of another test's."""
+    monkeypatch.setattr(overview.POLLED, "kept_s", 0.0)
 
 
 class LiveStore:

@@ -1,0 +1,30 @@
+"""One answer for all who ask within a moment: a hundred dashboards poll the same figures of the last hour and day."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """Makes a value at most once every `kept_s` seconds of this process; who asks meanwhile gets the last one.
+
+    One caller makes it, the others that find it old wait for that one. An error is nobody's answer but its maker's.
+    """
+
+    def __init__(self, kept_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.kept_s = kept_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._made: tuple[float, T] | None = None
+
+    def get(self, make: Callable[[], T]) -> T:
+        with self._lock:
+            now = self._clock()
+            if self._made is None or now - self._made[0] >= self.kept_s:
+                self._made = (now, make())
+            return self._made[1]
