@@ -47,6 +47,7 @@ if ROLLUP_KEPT_DAYS < RECORDS_KEPT_DAYS:
 # A name of dispatch.POLICY_SETS and its changes by part, e.g. {"pacing": {"window": 12}}; checked when built.
 DISPATCH_POLICY = _env.text("DISPATCH_POLICY", "slackline")
 DISPATCH_OVERRIDES = _env.mapping("DISPATCH_OVERRIDES")
+TOKEN_PACING = _env.number("TOKEN_PACING", 0.0, 0.0, 1.0)  # share of the TPOT target; 0: tokens leave as they come
 
 # ---- database ----------------------------------------------------------------------------------------------------
 # A pool under ASGI, where each request has a thread context (so a connection) of its own; plain connections elsewhere.

@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     _raise_file_limit()
     name = arguments.name or f"gateway-{socket.gethostname()}-{arguments.port}"
-    options = GatewayOptions(name, settings.DISPATCH_POLICY, settings.DISPATCH_OVERRIDES)
+    options = GatewayOptions(
+        name, settings.DISPATCH_POLICY, settings.DISPATCH_OVERRIDES, token_pacing=settings.TOKEN_PACING
+    )
     alone = arguments.snapshot is not None
     store = _store(arguments.snapshot)
     service = Service(options, store, settings.DATA_DIR, None if alone else settings.REDIS_URL)

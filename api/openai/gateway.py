@@ -17,6 +17,7 @@ from api.openai.fleet import Fleet
 from api.openai.flight import Flight
 from api.openai.instruments import Instruments
 from api.openai.ledger import Ledger, ModelRates, RecordSink
+from api.openai.pacer import paced
 from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
@@ -37,6 +38,7 @@ class GatewayOptions:
     policy: str = "slackline"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: as they come
 
 
 class Gateway:
@@ -101,6 +103,8 @@ class Gateway:
     def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
         request, applied = self._request(parsed, tenant, arrival)
+        if parsed.streamed and self.options.token_pacing:
+            send = paced(send, request.targets, self.options.token_pacing, self.clock, chat=chat)
         flight = Flight(
             request,
             parsed.head,

@@ -1,0 +1,87 @@
+"""Optional (TOKEN_PACING): tokens that come in bursts leave at the promised pace.
+
+Kairos' decode runs short sequences ahead and then lets them wait: their mean time per token keeps its promise, but a
+reader sees bursts (sec. 2.3 of its paper has early tokens buffered and released little by little). With a share s of
+the TPOT target as pace, token k after the first leaves at the first's time + k x s x TPOT, or when it comes if that is
+later. So an answer whose tokens were early ends later than it could, yet within its promise for s up to 1; a late one
+is not touched.
+The engine is never slowed down: it is read as fast as it sends, and records hold the times at which tokens came.
+
+Not paced: answers in one piece, requests with an end-to-end deadline, and those without a TPOT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from api.openai.asgi import Message, Send
+from controller.core.types import Targets
+from workers.backends.events import carries_text
+
+Clock = Callable[[], float]
+
+
+def paced(send: Send, targets: Targets, share: float, clock: Clock, *, chat: bool) -> Send:
+    """`send` itself where nothing is to be paced."""
+    if share <= 0 or targets.deadline_s is not None or not math.isfinite(targets.tpot_s) or targets.tpot_s <= 0:
+        return send
+    return Pacer(send, share * targets.tpot_s, clock, chat=chat)
+
+
+class Pacer:
+    """A Send. The last message of a response returns when everything has left; the others return at once."""
+
+    def __init__(self, send: Send, pace_s: float, clock: Clock, *, chat: bool) -> None:
+        self._send = send
+        self._pace_s = pace_s
+        self._clock = clock
+        self._chat = chat
+        self._waiting: deque[tuple[bytes, bool]] = deque()  # event, carries a token
+        self._next_at = -math.inf  # when the next token may leave
+        self._release: asyncio.Task[None] | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        self._hold(message.get("body", b""))
+        if self._release is None or self._release.done():
+            self._release = asyncio.get_running_loop().create_task(self._leave())
+        if message.get("more_body"):
+            return
+        try:
+            await self._release
+        except asyncio.CancelledError:
+            self._release.cancel()
+            raise
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _hold(self, raw: bytes) -> None:
+        """Whole events, as the relay gives them; what is no event goes with the one before it."""
+        *events, rest = raw.split(b"\n\n")
+        self._waiting.extend((event + b"\n\n", carries_text(event, self._chat)) for event in events)
+        if rest:
+            self._waiting.append((rest, False))
+
+    async def _leave(self) -> None:
+        """Until nothing waits. A client that is gone takes nothing more."""
+        with suppress(OSError):
+            while self._waiting:
+                await self._one_more()
+
+    async def _one_more(self) -> None:
+        event, token = self._waiting[0]
+        if token:
+            wait_s = self._next_at - self._clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            begun = self._clock() if math.isinf(self._next_at) else self._next_at
+            self._next_at = begun + self._pace_s  # a late token does not move those after it
+        self._waiting.popleft()
+        message: dict[str, Any] = {"type": "http.response.body", "body": event, "more_body": True}
+        await self._send(message)
