@@ -23,7 +23,8 @@ WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
 # What a wish may say and the reference engine understands; anything else is the wisher's own note.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
-    *("block_size", "scheduling_policy", "batching", "startup_delay"),
+    *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
+    *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib"),
 )
 BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
