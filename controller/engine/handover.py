@@ -23,6 +23,11 @@ class Handover:
         self.arrived = SeqQueue(key)
         self.held: dict[str, Seq] = {}
 
+    @property
+    def coming(self) -> int:
+        """Sequences with blocks here and no slot."""
+        return len(self.incoming) + len(self.arrived)
+
     def reserve(self, seq: Seq) -> bool:
         """Blocks for the sequence as it is, less what the prefix cache has; False (and nothing taken) without room."""
         if not self._blocks.fits(seq):

@@ -101,9 +101,9 @@ class EngineScheduler:
         return self._step is None and not self._ids and not self._handover.held
 
     @property
-    def arriving_count(self) -> int:
-        """Sequences whose KV is on its way from another engine, or here and without a slot."""
-        return len(self._handover.incoming) + len(self._handover.arrived)
+    def arrived_count(self) -> int:
+        """Sequences whose KV has come from another engine and that have no slot yet."""
+        return len(self._handover.arrived)
 
     # ---- events -------------------------------------------------------------------------------------------------
 
@@ -396,5 +396,5 @@ class EngineScheduler:
         for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
             if any(seq.state is not state for seq in queue):
                 raise ProtocolError(f"a sequence in the {state} queue is in another state")
-        if len(self._waiting) + len(self._running) + self.arriving_count != len(self._ids):
+        if len(self._waiting) + len(self._running) + self._handover.coming != len(self._ids):
             raise ProtocolError("ids known and ids queued differ")

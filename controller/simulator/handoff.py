@@ -64,6 +64,11 @@ class Handoff:
         self._wake = 0
         self._network_version = 0
 
+    @property
+    def moving(self) -> int:
+        """Requests between their first token and their decode instance."""
+        return len(self._kept)
+
     def start(self) -> None:
         for failure in self._host.settings.links.failures:
             self._host.heap.push(failure.at, Kind.FAILURE, partial(self._link_failed, failure))

@@ -140,7 +140,7 @@ class Instance:
         totals = engine.totals
         return Load(
             observed_at=now,
-            running=len(engine.running),
+            running=len(engine.running) + engine.arrived_count,
             waiting=engine.waiting_count,
             kv_usage=self._kv_usage(now),
             kv_capacity_tokens=engine.config.kv_capacity_tokens,

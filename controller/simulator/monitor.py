@@ -7,6 +7,7 @@ from typing import Protocol
 from controller.core import events as ev
 from controller.dispatch import StageDispatcher
 from controller.simulator.cluster import Cluster
+from controller.simulator.handoff import Handoff
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.results import Sample, SimulationResult
 from controller.simulator.settings import SimulationSettings
@@ -17,6 +18,7 @@ class Host(Protocol):
 
     cluster: Cluster
     dispatcher: StageDispatcher
+    handoff: Handoff | None
     heap: EventHeap
     result: SimulationResult
     settings: SimulationSettings
@@ -55,5 +57,6 @@ class Monitor:
         host, now = self._host, self._host.heap.now
         loads = [instance.load(now) for instance in host.cluster]
         running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
-        host.result.samples.append(Sample(now, len(host.dispatcher.queue()), waiting, running, len(loads)))
+        moving = host.handoff.moving if host.handoff is not None else 0
+        host.result.samples.append(Sample(now, len(host.dispatcher.queue()), waiting, running, len(loads), moving))
         host.heap.push(now + host.settings.sample_s, Kind.TICK, self._sample)

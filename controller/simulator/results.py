@@ -54,6 +54,7 @@ class Sample(NamedTuple):
     waiting: int  # in engines, before the first token
     running: int
     instances: int
+    moving: int = 0  # between their first token and a decode instance that has their KV
 
 
 class InstanceUse(NamedTuple):
