@@ -132,7 +132,7 @@ def chunked(tokens: int, ordering: str = "edf", label: str = "") -> Contender:
         "batching_settings": {"ordering": ordering},
         "max_num_batched_tokens": tokens,
     }
-    return Contender(label or f"DistServe-CP{tokens // 1024}K", engine)
+    return Contender(label or f"DistServe-CP{tokens / 1024:g}K", engine)
 
 
 def class_priority(tokens: int = 2048) -> Contender:
