@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 def sensitivity(lab: Runner, quick: bool) -> tuple[list[Claim], list[Table]]:
-    base = Case(RATE, 60 if quick else 900, SEED)
+    base = Case(RATE, 60 if quick else 600, SEED)
     claims: list[Claim] = []
     tables = [
         _table(lab, "Figure 6.9: SLO tightness", "all targets times", {

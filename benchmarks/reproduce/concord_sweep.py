@@ -23,14 +23,17 @@ from benchmarks.reproduce.concord_lab import (
 )
 
 LOADS = (2.0, 3.0)
-PROGRAMS, SEED = 450, 77
+PROGRAMS, SEED = 300, 77
 NEVER = 10**9
 
 
 def choices() -> dict[str, list[System]]:
     """Candidates by system. The seeds of later runs are others than the sweep's."""
     return {
-        CONCORD.name: [CONCORD.variant(slots=slots) for slots in (80, 96, 128)],
+        CONCORD.name: [
+            *(CONCORD.variant(slots=slots) for slots in (80, 96, 128)),
+            *(CONCORD.variant(settings={"rectangles": True, "commit": commit}) for commit in (0.0, 1.0)),
+        ],
         WHOLE_SLOTS.name: [WHOLE_SLOTS.variant(slots=slots) for slots in (96, 128)],
         LTR.name: [
             *(LTR.variant(slots=slots, settings={"promote_steps": NEVER}) for slots in (96, 128, 160)),

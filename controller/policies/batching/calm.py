@@ -10,16 +10,17 @@ sequence outside the best batch keeps its slot unless the challenger passes cost
 
 Scheduling happens once a frame of `frame_steps` engine steps; in between, slots that become free are filled in order of
 priority. Lengths, goodput and deadlines are those of the sequence's Estimate, its length bound asked again each frame;
-without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are a decaying
-mean of measured steps. Deviations: whole slots, chosen again every frame; a prompt token is charged to all sequences
-it holds up, or long prompts look cheap; a sequence that loses its slot stays where it is with its KV (an engine with
+without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are
+those of the last frame's steps. Deviations: whole slots, chosen again every frame; a prompt token is charged to all it
+holds up, or long prompts look cheap; a sequence that loses its slot stays where it is with its KV (an engine with
 more `max_num_seqs` than `slots` is needed for that), evicted and computed again only when blocks run out, least
 priority first.
 
 `rectangles`: the other reading, that of the prose and Fig. 4.6. A sequence needs only a share of a slot, its likely
 generation time over the time it has (of a paced one: seconds a token over its TBT). Those of highest priority whose
-shares fit into all slots are promised to end in time; of them the ones with the least slack run, then the others by
-priority, without a window. So who has time lets others go first, and nobody is begun who would push another out.
+shares fit into `commit` (0.1) of all slots are promised: they run least slack first. Then come, by priority and without
+a window, those that are likely to make it and last those that make it only if they are short. There is no preemption
+guard then: an order of its own each frame.
 
 `slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example), `cutoffs`: values to adapt it among (empty: it
 stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `fair_weight` 0: f of
@@ -45,9 +46,6 @@ from controller.policies.preemption.cost_aware import CostAwarePreemption, Stand
 
 __all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
 
-SPEED_WEIGHT = 0.02  # of the newest step in the seconds a token
-UNTIL_SOMETHING_HAPPENS = 1 << 30  # steps
-
 
 @dataclass(frozen=True, slots=True)
 class CalmConfig:
@@ -58,6 +56,7 @@ class CalmConfig:
     starvation: float = 0.5
     fair_weight: float = 0.0
     rectangles: bool = False
+    commit: float = 0.1
     token_s: float = 0.02
     prefill_s: float = 1e-4
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
@@ -74,8 +73,9 @@ class CalmConfig:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
         if self.starvation < 0:
             raise ConfigError("starvation must not be negative", field="starvation")
-        if not 0 <= self.fair_weight <= 1:
-            raise ConfigError("fair_weight must lie in [0, 1]", field="fair_weight")
+        for name in ("fair_weight", "commit"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must lie in [0, 1]", field=name)
 
 
 def with_fairness(priority: Column, fair: Column, weight: float) -> Column:
@@ -115,6 +115,8 @@ class Calm:
         self._begun: dict[Seq, None] = {}  # not in the last step, but in one before
         self._steps = 0
         self._token_s: float | None = None
+        self._frame_s = 0.0  # of this frame's steps with decodes
+        self._frame_steps = 0
         self._stays = 1
 
     @property
@@ -166,16 +168,18 @@ class Calm:
         return [seq for row in self._keeping(chosen, found) if (seq := columns.seqs[row]) is not None]
 
     def _packed(self, rows: Column, found: Standings, slots: int) -> list[int]:
-        """Of the densest whose bandwidth fits into all slots, those with the least slack; then the other densest."""
+        """The promised ones by slack, then by priority those that are likely to make it, then those that may."""
         if len(rows) <= slots:
             return self._sorted(rows, found)
         rows = rows[np.lexsort((rows, found.slack[rows], -found.priority[rows]))]
         bandwidth = found.bandwidth[rows]
-        sure = bandwidth <= 1.0
-        fits = sure & (np.cumsum(np.where(sure, bandwidth, 0.0)) <= self.config.slots)
-        kept, others = rows[fits], rows[~fits]
-        packed: list[int] = [*kept[np.argsort(found.slack[kept], kind="stable")].tolist(), *others.tolist()]
-        return packed[:slots]
+        likely = bandwidth <= 1.0
+        shares = np.cumsum(np.where(likely, bandwidth, 0.0))
+        promised = likely & (shares <= self.config.commit * self.config.slots)
+        first = rows[promised]
+        groups = (first[np.argsort(found.slack[first], kind="stable")], rows[likely & ~promised], rows[~likely])
+        packed: list[int] = np.concatenate(groups)[:slots].tolist()
+        return packed
 
     def _sorted(self, rows: Column, found: Standings) -> list[int]:
         order = np.lexsort((rows, found.slack[rows], -found.priority[rows]))
@@ -224,9 +228,8 @@ class Calm:
         self._columns.synchronise(seqs, self.frame)
         batch = self._batch(seqs, now) if contested else seqs
         grants = self._granted(engine, batch, running)
-        into = self._steps % self.config.frame_steps
-        full = len(grants) >= slots
-        self._stays = self.config.frame_steps - into if full else 1 if contested else UNTIL_SOMETHING_HAPPENS
+        left = self.config.frame_steps - self._steps % self.config.frame_steps
+        self._stays = 1 if contested and len(grants) < slots else left
         return grants
 
     def _batch(self, seqs: Sequence[Seq], now: float) -> Sequence[Seq]:
@@ -325,14 +328,16 @@ class Calm:
         for seq in self._ran:
             if seq not in columns.rows:
                 columns.add(seq, frame)
-        if self.frame != frame:
-            self._cutoff.tick(self.frame)
         if self._ran:
             columns.ran(self._ran, self.frame)
-        if step.decodes and event.seconds:
-            each = event.seconds / event.repeats
-            weight = 1.0 if self._token_s is None else 1.0 - (1.0 - SPEED_WEIGHT) ** event.repeats
-            self._token_s = self.token_s + weight * (each - self.token_s)
+        if step.decodes:
+            self._frame_s += event.seconds
+            self._frame_steps += event.repeats
+        if self.frame != frame:
+            self._cutoff.tick(self.frame)
+            if self._frame_steps:
+                self._token_s = self._frame_s / self._frame_steps
+            self._frame_s, self._frame_steps = 0.0, 0
 
 
 def _earned(seq: Seq, now: float) -> float:
