@@ -5,7 +5,8 @@
 What one decision is, by kind: ordering - rank all requests and sort them (the dispatcher itself ranks a request once
 and again when its rank expires); admission - judge them all on one worker; routing - choose among 8 workers that hold
 them; pacing - the room of the 8 workers; batching - compose one step with half of them decoding and half queued;
-preemption - weigh every one against a challenger. CALM is also measured at 5,000, where the aim is 5 ms. Medians over
+preemption - weigh every one against a challenger; migration - order all prefilled requests and place the first of them
+on one of 8 decode workers that hold as many. CALM is also measured at 5,000, where the aim is 5 ms. Medians over
 repeated decisions, garbage collection off. Last line: JSON, `ms` by policy ("kind/name") and size.
 """
 
@@ -27,6 +28,7 @@ from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS, Cost
 from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, Request
 from controller.dispatch.pacing import PACINGS
+from controller.dispatch.placements import MIGRATIONS, Prefilled
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
@@ -113,6 +115,12 @@ def batching(name: str, size: int, seed: int) -> Decide:
     return lambda: policy.compose(view, NOW)
 
 
+def migration(name: str, size: int, seed: int) -> Decide:
+    policy, offered = MIGRATIONS[name](), workers(size, seed)
+    stages = [Prefilled(request, NOW - 0.1) for request in requests(size, seed + 1)]
+    return lambda: policy.choose(min(stages, key=policy.order), offered, NOW)
+
+
 def preemption(_: str, size: int, seed: int) -> Decide:
     policy, rng = CostAwarePreemption(), random.Random(seed)
     running = [Standing(rng.uniform(1, 50), rng.uniform(1, 400), rng.randint(20, 8_000)) for _ in range(size)]
@@ -126,6 +134,7 @@ KINDS: dict[str, tuple[Any, Callable[[str, int, int], Decide]]] = {
     "routing": (ROUTINGS, routing),
     "pacing": (PACINGS, pacing),
     "batching": (BATCHINGS, batching),
+    "migration": (MIGRATIONS, migration),
     "preemption": ([CostAwarePreemption.name], preemption),
 }
 

@@ -33,7 +33,7 @@ from controller.predict.latency import LatencyModel
 
 MAX_MODEL_LEN = 160_000
 BLOCK = 16
-PREFILL_BLOCKS = 1 << 20  # the prefill engine's KV is never what is short
+PREFILL_BLOCKS = 1 << 18  # the prefill engine's KV is never what is short
 
 
 class Call(NamedTuple):

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.bench_policies import CALM_SIZE, KINDS, View, measure, sizes_of
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.dispatch.pacing import PACINGS
+from controller.dispatch.placements import MIGRATIONS
 from controller.policies.batching import BATCHINGS
 
 CASES = [pytest.param(kind, name, id=f"{kind}-{name}") for kind, (names, _) in KINDS.items() for name in names]
@@ -18,6 +19,7 @@ def test_all_registries_are_covered():
         ("routing", ROUTINGS),
         ("pacing", PACINGS),
         ("batching", BATCHINGS),
+        ("migration", MIGRATIONS),
     ):
         assert covered[kind] == set(registry)
 
@@ -25,7 +27,7 @@ def test_all_registries_are_covered():
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_decision_decides_something(kind, name):
     decided = KINDS[kind][1](name, 40, 1)()
-    assert decided is not None
+    assert decided is not None or kind == "migration"  # which may rather wait
     if kind in ("ordering", "admission", "preemption"):
         assert len(decided) == 40
 
