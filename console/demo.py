@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 MODEL = "demo"
@@ -11,6 +12,9 @@ DEVICES = 4
 DEVICE_KIND = "emulated-a100"
 DEVICE_MEMORY_BYTES = 80 * 2**30
 ENGINE_SEQS = 6  # few, so that a burst of the demo load fills two engines and the scaler has something to do
+
+TRACE = Path(__file__).parent.parent / "controller/simulator/samples/azure2023_conv_2000.csv"
+TRACE_NAME = "Azure 2023 conversation, 2,000 of 19,366 requests (CC-BY-4.0)"
 
 # Only with `--demo`: a key that documents can print. Never on a machine others can reach.
 DEMO_SECRET = "sk-slackline-demo-key-not-for-production-use"

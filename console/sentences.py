@@ -47,6 +47,7 @@ VERBS: dict[str, str] = {
     "queue_pause": "paused",
     "queue_resume": "resumed",
     "access_refused": "was refused",
+    "experiment_cancelled": "cancelled experiment",
 }
 # Steps of one request, as the gateway records them with it.
 STEPS: dict[str, str] = {

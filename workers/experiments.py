@@ -18,7 +18,7 @@ from controller.core.errors import ConfigError
 from controller.models import Experiment, ExperimentRun
 from controller.services import experiment_runs as steps
 from controller.services.experiment_runs import Lease, LeaseLost
-from controller.services.experiment_specs import REQUESTS_MAX, Replay, read
+from controller.services.experiment_specs import REQUESTS_MAX, Replay, prefix_note, read
 from workers.live import LiveUnavailable, send_experiment
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Worker:
     def _notes(self, simulated: Sequence[Simulated]) -> list[str]:
         replay = simulated[0].workload
         if not isinstance(replay, Replay):
-            return []
+            return [note for note in (prefix_note(self._row.spec),) if note]
         notes = []
         if replay.estimated:
             notes.append(

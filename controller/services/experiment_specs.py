@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
@@ -42,6 +44,9 @@ SEEDS_MAX = 10
 RUNS_MAX = 100
 REQUESTS_MAX = 100_000  # of one run
 REQUESTS_TOTAL_MAX = 500_000
+PREFIXES_SEEN = 200  # rows that tell the size of a trace's blocks
+BLOCK_TOKENS = 16  # of an engine that does not say
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 WINDOW_MAX = timedelta(days=7)
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
@@ -266,7 +271,7 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
         if window is not None:  # the simulator knows no database: it gets the requests below
             raw["workload"] = {"kind": "mix", "mix": "2-task", "per_task": 1, "rate": 1.0}
         try:
-            each = parse_experiment(raw, _no_profile, _first_row if dry else _trace_rows)
+            each = parse_experiment(raw, _no_profile, _first_row if dry else partial(_trace_rows, instances))
         except ConfigError as error:
             own = isinstance(policy, Mapping) and "instances" in policy
             raise ConfigError(_moved(str(error), index, own), field=_moved(error.field or "", index, own)) from None
@@ -304,10 +309,40 @@ def _trace(slug: Any) -> Trace:
     return row
 
 
-def _trace_rows(slug: str) -> list[Row]:
+def _trace_rows(instances: Any, slug: str) -> list[Row]:
+    """Prefix ids stay where they name blocks of the engines' size; of another size they would say something wrong."""
     from controller.simulator.workloads import parse_row
 
-    return [parse_row(raw, number) for number, raw in enumerate(traces.rows_of(_trace(slug)), 1)]
+    rows = [parse_row(raw, number) for number, raw in enumerate(traces.rows_of(_trace(slug)), 1)]
+    return [row._replace(prefix=()) for row in rows] if _foreign_blocks(rows, instances) else rows
+
+
+def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
+    """Tokens a prefix block of the trace where engines have another size, else None.
+
+    A trace does not say; it is the power of two that fits the number of ids of most prompts.
+    """
+    seen = [row for row in rows if row.prefix][:PREFIXES_SEEN]
+    if not seen:
+        return None
+    fitting = [sum(-(-row.prompt_tokens // size) == len(row.prefix) for row in seen) for size in BLOCK_SIZES]
+    block = BLOCK_SIZES[fitting.index(max(fitting))]
+    groups = instances if isinstance(instances, list) else [instances]
+    return block if any(group.get("block_size", BLOCK_TOKENS) != block for group in groups) else None
+
+
+def prefix_note(spec: Mapping[str, Any]) -> str:
+    """Says it where a trace's prefix ids are left out."""
+    from controller.simulator.workloads import parse_row
+
+    workload = spec["workload"]
+    if workload.get("kind") != "trace":
+        return ""
+    first = islice(traces.rows_of(_trace(workload["path"])), PREFIXES_SEEN)
+    block = _foreign_blocks([parse_row(raw, number) for number, raw in enumerate(first, 1)], spec["instances"])
+    return (
+        f"Prefixes are not shared: the trace's blocks have {block} tokens, the engines' another size." if block else ""
+    )
 
 
 def _first_row(slug: str) -> list[Row]:

@@ -112,7 +112,7 @@ def _audit(actor: Actor, what: str, row: Experiment, inputs: Mapping[str, Any]) 
         kind=f"experiment_{what}",
         subject_type="experiment",
         subject=row.slug,
-        reason=f"{actor.type}_{what}",
+        reason=f"{actor.type}_{'asked' if what == 'cancelled' else what}",
         inputs=inputs,
         outcome={"id": row.pk, "state": row.state},
     )

@@ -25,6 +25,7 @@ from controller.models import (
     ServedModel,
     SLOClass,
     Tenant,
+    Trace,
 )
 from controller.services.actors import SYSTEM
 from controller.services.api_keys import api_key_create, api_key_revoke, secret_digest
@@ -36,6 +37,7 @@ from controller.services.served_models import latency_profile_set, served_model_
 from controller.services.slo_classes import slo_class_create
 from controller.services.tenants import tenant_create
 from controller.services.topology import device_create, host_create
+from controller.services.traces import trace_create
 from workers.engine.profiles import load_profile
 
 
@@ -58,6 +60,7 @@ class Command(BaseCommand):
             _classes()
             model = _model()
             _fleet(model, options["engines"])
+            _trace()
             _keys(credentials, fixed=options["demo"])
             _people(credentials)
         _write(path, credentials)
@@ -111,6 +114,12 @@ def _fleet(model: ServedModel, engines: int) -> None:
             max_num_seqs=demo.ENGINE_SEQS,
             spec={"profile": demo.PROFILE, "seed": number},
         )
+
+
+def _trace() -> None:
+    """A trace to start experiments with: the sample that comes with the simulator."""
+    if not Trace.objects.exists():
+        trace_create(actor=SYSTEM, name=demo.TRACE_NAME, content=demo.TRACE.read_bytes())
 
 
 def _keys(credentials: dict[str, Any], *, fixed: bool) -> None:

@@ -1,0 +1,60 @@
+"""Asking, keeping, retention, and what a spec becomes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from controller.models import Decision, Experiment
+from controller.services import experiments as service
+from controller.services.actors import Actor
+from controller.services.experiment_specs import prefix_note, read
+from controller.services.traces import trace_create
+from tests import experiment_data as data
+
+pytestmark = pytest.mark.django_db
+
+
+def test_what_nobody_kept_goes_after_thirty_days_and_previews_after_an_hour():
+    old, kept, young, waiting = (data.experiment(name) for name in ("old", "kept", "young", "waiting"))
+    preview = service.preview_create(actor=data.OLGA, name="edit", spec=data.spec(), notes=[])
+    ago = {old: 31, kept: 31, young: 29, preview: 1}
+    for row, days in ago.items():
+        at = timezone.now() - timedelta(days=days)
+        Experiment.objects.filter(pk=row.pk).update(state="cancelled", ended_at=at, kept=row == kept)
+    assert service.experiments_retain(actor=Actor.job("retention")) == 1
+    assert set(Experiment.objects.values_list("name", flat=True)) == {"kept", "young", "waiting"}
+    assert Decision.objects.get(kind="experiment_removed").actor == "retention"
+    assert waiting.state == "queued"
+
+
+def test_a_script_in_a_loop_is_stopped(monkeypatch):
+    monkeypatch.setattr(service, "OPEN_MAX", 1)
+    data.experiment()
+    with pytest.raises(ValidationError, match="1 experiments wait or run already"):
+        data.experiment()
+
+
+@pytest.mark.parametrize(("block_size", "kept"), [(512, True), (16, False)])
+def test_prefixes_stay_only_where_blocks_are_of_the_engines_size(block_size, kept):
+    lengths = [500 + 300 * number for number in range(20)]
+    blocks = [" ".join(map(str, range(-(-length // 512)))) for length in lengths]
+    rows = "".join(f"{n},{length},5,{blocks[n]}\n" for n, length in enumerate(lengths))
+    content = f"arrival_s,input_tokens,output_tokens,prefix_hashes\n{rows}".encode()
+    trace = trace_create(actor=data.OLGA, name="blocks", content=content)
+    instances = [{"profile": data.SPEED, "max_model_len": 32_768, "block_size": block_size}]
+    workload = {"kind": "trace", "path": trace.slug, "ttft_s": 1.0, "tpot_s": 0.1}
+    [one] = read(data.spec(instances=instances, workload=workload, policies=["slackline"]))
+    demands = one.workload.demands(None, 1)
+    assert [bool(each.prefix) for each in demands] == [kept] * 20
+    assert bool(prefix_note(data.spec(instances=instances, workload=workload, policies=["slackline"]))) is not kept
+
+
+def test_every_policy_is_read_with_its_own_instances():
+    own = [{**data.INSTANCES[0], "count": 3}]
+    row = data.experiment(policies=["slackline", {"name": "slackline", "label": "three", "instances": own}])
+    assert [len(one.settings.instances) for one in read(row.spec)] == [2, 3]
+    assert row.labels == ["slackline", "three"]
