@@ -26,13 +26,17 @@ LAYERS = {  # what each pure package may import of ours
 
 
 def imports(path):
-    """(module, at module level or not) of every import in a file."""
+    """What every import in a file names, at module level or not."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imports_of(node)
+
+
+def imports_of(node):
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def files(*folders):
@@ -90,6 +94,19 @@ def test_api_and_console_are_siblings():
 def test_the_engine_runs_without_django():
     below = ("workers.backends", "controller.models", "controller.services", "controller.selectors")
     assert offences(files("workers/engine"), lambda _, name: starts(name, "django", "celery", *below)) == []
+
+
+def test_torch_is_optional():
+    """At the top of a module only where the module is for torch; everything else must import without it."""
+    optional = ("torch", "safetensors", "tokenizers", "transformers", "jinja2")
+    needed = [
+        path
+        for path in files("api", "console", "controller", "workers", "benchmarks")
+        for node in ast.parse(path.read_text()).body
+        for name in imports_of(node)
+        if starts(name, *optional) and not path.name.startswith("torch_")
+    ]
+    assert {path.name for path in needed} <= {"bench_preempt.py", "vllm_model.py"}
 
 
 def test_backends_know_no_orm_and_no_policies():
