@@ -194,6 +194,8 @@ class Measurement:
             for kind in BOUNDARIES:
                 if len(self.blocked[kind]) < signals:
                     self._signalled(kind)
+            counts = ", ".join(f"{kind} {len(times)}" for kind, times in self.blocked.items())
+            print(f"round {len(self.operators)}: signals {counts} of {signals}", file=sys.stderr)
         for device in self._devices.values():
             device.executor.close()
 
