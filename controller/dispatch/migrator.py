@@ -10,6 +10,7 @@ whatever an instance or a link does, the request is placed again, prefilled agai
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +22,7 @@ from controller.core.errors import ConfigError
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
-from controller.dispatch.placements import Choice, Placement, Prefilled
+from controller.dispatch.placements import Choice, Order, Placement, Prefilled
 from controller.dispatch.shadow import Worker
 
 MIGRATION_RANKS = ("none", "tpot")
@@ -33,7 +34,8 @@ class MigratorConfig:
     request that found no room at an engine is placed again, and doubled with each failure where all instances failed
     it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
     wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
-    its TPOT. `engine_rank`: what the engine is told about urgency.
+    its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
+    told about urgency.
     """
 
     placed_timeout_s: float = 5.0
@@ -41,14 +43,16 @@ class MigratorConfig:
     retry_s: float = 0.05
     max_failures: int = 6
     hold_s: float = 60.0
+    scan_limit: int = 16
     engine_rank: str = "tpot"
 
     def __post_init__(self) -> None:
         for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
-        if self.max_failures < 1:
-            raise ConfigError("max_failures must be at least 1", field="max_failures")
+        for name in ("max_failures", "scan_limit"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
 
@@ -101,7 +105,8 @@ class Migrator:
         self.placement = placement
         self._roster = Roster()
         self._transfers: dict[str, Transfer] = {}
-        self._open: dict[str, Transfer] = {}  # of these, all that are not committed
+        self._waiting: list[tuple[Order, Transfer]] = []  # in the placement's order
+        self._moving: dict[str, Transfer] = {}  # placed or moving
         self._serial = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
@@ -129,8 +134,9 @@ class Migrator:
                 handler(event, now, actions)
             else:
                 self._roster.handle(event)
-        if self._open:
+        if self._moving:
             self._undo_overdue(now, actions)
+        if self._waiting:
             self._place_waiting(now, actions)
         wake_at = self._wake(now)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
@@ -141,15 +147,12 @@ class Migrator:
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
-        return sum(transfer.state is State.WAITING for transfer in self._open.values())
+        return len(self._waiting)
 
     def longest_wait_over_tpot(self, now: float) -> float:
         """The largest wait since the first token over the TPOT, of those that wait: the scaler's view of the stage."""
-        waits = (
-            (now - t.since) / t.request.targets.tpot_s
-            for t in self._open.values()
-            if t.state is State.WAITING and t.request.targets.tpot_s > 0
-        )
+        tpots = ((t, t.request.targets.tpot_s) for _, t in self._waiting)
+        waits = ((now - t.since) / tpot_s for t, tpot_s in tpots if tpot_s > 0)
         return max(waits, default=0.0)
 
     def state_of(self, request_id: str) -> State | None:
@@ -162,7 +165,7 @@ class Migrator:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1:
             return  # ends with its first token
         transfer = Transfer(event.request, event.instance_id, now)
-        self._transfers[event.request.id] = self._open[event.request.id] = transfer
+        self._transfers[event.request.id] = transfer
         if self.placement.one_shot:
             choice = self.placement.choose(transfer.stage, self._candidates(transfer), now)
             if choice is not None:
@@ -172,8 +175,9 @@ class Migrator:
         request = event.request
         known = self._transfers.get(request.id)
         transfer = known or Transfer(request, event.instance_id, now)
-        if known is None:
-            self._transfers[request.id] = self._open[request.id] = transfer
+        if known is not None and known.state is not State.PREFILLING:
+            return  # said twice
+        self._transfers[request.id] = transfer
         transfer.stage = Prefilled(request, now)
         transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
         self._move_to(transfer, State.WAITING, now)
@@ -188,7 +192,6 @@ class Migrator:
         if transfer is None or transfer.state is State.COMMITTED:
             return
         self._move_to(transfer, State.COMMITTED, now)
-        del self._open[event.request_id]
         actions.append(ev.FreeKv(event.request_id, transfer.source))
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
@@ -203,8 +206,8 @@ class Migrator:
         return transfer
 
     def _transfer_failed(self, event: ev.TransferFailed, now: float, actions: list[ev.Action]) -> None:
-        transfer = self._open.get(event.request_id)
-        if transfer is None or transfer.target != event.instance_id or transfer.state is State.WAITING:
+        transfer = self._moving.get(event.request_id)
+        if transfer is None or transfer.target != event.instance_id:
             return
         if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
             transfer.not_before = now + self.config.retry_s
@@ -235,7 +238,7 @@ class Migrator:
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
-        for transfer in list(self._open.values()):
+        for transfer in [t for t in self._transfers.values() if t.state is not State.COMMITTED]:
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:
@@ -253,7 +256,8 @@ class Migrator:
 
     def _forget(self, request_id: str) -> Transfer | None:
         transfer = self._transfers.pop(request_id, None)
-        self._open.pop(request_id, None)
+        if transfer is not None:
+            self._leave_state(transfer)
         if transfer is not None and transfer.target in self._roster.workers:
             self._roster.workers[transfer.target].remove(request_id)
         return transfer
@@ -261,8 +265,12 @@ class Migrator:
     # ---- placing ---------------------------------------------------------------------------------------------------
 
     def _place_waiting(self, now: float, actions: list[ev.Action]) -> None:
-        waiting = [t for t in self._open.values() if t.state is State.WAITING and t.not_before <= now]
-        for transfer in sorted(waiting, key=lambda t: self.placement.order(t.stage)):
+        skipped = 0
+        for _, transfer in list(self._waiting):
+            if skipped >= self.config.scan_limit:
+                break
+            if transfer.not_before > now:
+                continue
             if transfer.target:  # chosen when the prefill was sent
                 self._place(transfer, "one_shot", now, actions)
                 continue
@@ -272,7 +280,9 @@ class Migrator:
                 choice = self._any(candidates)
                 if choice is None and not self._decoders(transfer.request):
                     self._give_up(transfer, "no_decode_instance", now, actions)
-            if choice is not None:
+            if choice is None:
+                skipped += 1
+            else:
                 self._assign(transfer, choice, now)
                 self._place(transfer, choice.reason, now, actions)
 
@@ -319,16 +329,14 @@ class Migrator:
     # ---- undoing ---------------------------------------------------------------------------------------------------
 
     def _undo_overdue(self, now: float, actions: list[ev.Action]) -> None:
-        for transfer in list(self._open.values()):
-            limit = self._limit(transfer)
-            if limit is not None and now >= transfer.since + limit:
+        for transfer in list(self._moving.values()):
+            if now >= transfer.since + self._limit(transfer):
                 actions.append(ev.Abort(transfer.request.id, transfer.target))
                 self._failed(transfer, f"{transfer.state.value}_timeout", now, actions)
 
-    def _limit(self, transfer: Transfer) -> float | None:
-        if transfer.state is State.PLACED:
-            return self.config.placed_timeout_s
-        return self.config.moving_timeout_s if transfer.state is State.MOVING else None
+    def _limit(self, transfer: Transfer) -> float:
+        placed = transfer.state is State.PLACED
+        return self.config.placed_timeout_s if placed else self.config.moving_timeout_s
 
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
@@ -357,22 +365,29 @@ class Migrator:
         actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))
 
     def _move_to(self, transfer: Transfer, state: State, now: float) -> None:
+        self._leave_state(transfer)
         transfer.state, transfer.since = state, now
+        if state is State.WAITING:
+            insort(self._waiting, (self.placement.order(transfer.stage), transfer), key=_order)
+        elif state in (State.PLACED, State.MOVING):
+            self._moving[transfer.request.id] = transfer
+
+    def _leave_state(self, transfer: Transfer) -> None:
+        self._moving.pop(transfer.request.id, None)
+        if transfer.state is State.WAITING:
+            del self._waiting[bisect_left(self._waiting, self.placement.order(transfer.stage), key=_order)]
 
     def _wake(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
-        at = math.inf
-        for transfer in self._open.values():
-            limit = self._limit(transfer)
-            if limit is not None:
-                at = min(at, transfer.since + limit)
-            elif transfer.state is State.WAITING:
-                at = min(at, transfer.not_before if transfer.not_before > now else self._look_again(transfer, now))
+        at = min((t.since + self._limit(t) for t in self._moving.values()), default=math.inf)
+        if self._waiting:
+            # Pace falls while they wait: a request becomes hopeless by time alone.
+            steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
+            at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
+            turns = ((t.not_before, t.since + self.config.hold_s) for _, t in self._waiting)
+            at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
         return at
 
-    def _look_again(self, transfer: Transfer, now: float) -> float:
-        """Pace falls while it waits: a request becomes hopeless by time alone, and is held no longer than `hold_s`."""
-        held = transfer.since + self.config.hold_s
-        steps = [w.decode_s() for w in self._decoders(transfer.request) if w.outstanding]
-        again = now + max(self.config.retry_s, min(steps, default=math.inf))
-        return min(again, held) if held > now else again
+
+def _order(entry: tuple[Order, Transfer]) -> Order:
+    return entry[0]
