@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from controller.core.errors import ConfigError
 from controller.models import Experiment, ExperimentRun
 from controller.services import experiment_runs as steps
+from controller.services.experiment_reading import Replay, prefix_note, read
 from controller.services.experiment_runs import Lease, LeaseLost
-from controller.services.experiment_specs import REQUESTS_MAX, Replay, prefix_note, read
+from controller.services.experiment_specs import REQUESTS_MAX
 from workers.live import LiveUnavailable, send_experiment
 
 if TYPE_CHECKING:

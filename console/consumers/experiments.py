@@ -15,6 +15,7 @@ from controller.selectors import experiments as selectors
 from workers import live
 
 SHOWN_AFTER_END = timedelta(minutes=5)
+KEPT = 500
 OVER = ("done", "failed", "cancelled")
 
 
@@ -46,10 +47,12 @@ class ExperimentsConsumer(LiveConsumer):
             return False  # a late word
         self._states[state["slug"]] = state
         self._unsent.add(state["slug"])
+        if len(self._states) > KEPT:
+            self._states.pop(next(iter(self._states)))  # the one heard of first: a page shows fewer than these
         return True
 
     def frame(self, snapshot: bool) -> dict[str, Any]:
-        slugs = list(self._states) if snapshot else list(self._unsent)
+        slugs = list(self._states) if snapshot else [slug for slug in self._unsent if slug in self._states]
         self._unsent.clear()
         return {"experiments": [self._states[slug] for slug in slugs]}
 

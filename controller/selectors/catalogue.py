@@ -90,6 +90,13 @@ def targets() -> dict[tuple[str | None, str], float]:
     }
 
 
+def values() -> dict[tuple[str | None, str], float]:
+    """What one request of each class is worth, by its tenant's name (None: shared) and its own."""
+    return {
+        (owner, name): worth for owner, name, worth in SLOClass.objects.values_list("tenant__name", "name", "value")
+    }
+
+
 def slo_class_for(*, name: str, tenant: Tenant | None) -> SLOClass | None:
     """The class a tenant means by this name: its own, else the shared one."""
     owners = Q(tenant__isnull=True) if tenant is None else _own_or_shared(tenant.pk)

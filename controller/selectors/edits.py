@@ -83,6 +83,7 @@ class ClassEdit:
     tpot_s: float
     deadline_s: float | None
     waiting_time_s: float
+    value: float | None = None  # None: as it is
 
     def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
         """Those whose targets the edit changes."""
@@ -93,9 +94,17 @@ class ClassEdit:
         return Value(self.ttft_s, FloatField()), Value(self.tpot_s, FloatField())
 
     def targets(self, request: Recorded) -> Targets:
-        if request.slo_class != self.name or request.source not in FROM_CLASS or not self.owners.have(request.tenant):
+        if not self._touches(request):
             return request.targets
         return Targets(self.ttft_s, self.tpot_s, self.deadline_s, self.waiting_time_s)
+
+    def worth(self, request: Recorded, usual: float) -> float:
+        """The value of serving it in time; `usual` is what its class says now."""
+        return self.value if self.value is not None and self._touches(request) else usual
+
+    def _touches(self, request: Recorded) -> bool:
+        named = request.slo_class == self.name and request.source in FROM_CLASS
+        return named and self.owners.have(request.tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,10 @@ class MappingEdit:
         ttft = max(min(ttft, bounds.ttft_max_s), bounds.ttft_min_s)
         tpot = max(min(tpot, bounds.tpot_max_s), bounds.tpot_min_s)
         return Targets(ttft, tpot, None, max(5.0, 2 * ttft))
+
+    def worth(self, request: Recorded, usual: float) -> float:
+        """A mapping says nothing of it."""
+        return usual
 
 
 Edit = ClassEdit | MappingEdit

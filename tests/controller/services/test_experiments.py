@@ -11,9 +11,10 @@ from django.utils import timezone
 from controller.models import Decision, Experiment
 from controller.services import experiments as service
 from controller.services.actors import Actor
-from controller.services.experiment_specs import prefix_note, read
+from controller.services.experiment_reading import prefix_note, read
 from controller.services.traces import trace_create
 from tests import experiment_data as data
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -51,6 +52,18 @@ def test_prefixes_stay_only_where_blocks_are_of_the_engines_size(block_size, kep
     demands = one.workload.demands(None, 1)
     assert [bool(each.prefix) for each in demands] == [kept] * 20
     assert bool(prefix_note(data.spec(instances=instances, workload=workload, policies=["slackline"]))) is not kept
+
+
+def test_a_replay_knows_what_its_classes_are_worth():
+    data.fleet()
+    factories.slo_class(name="interactive", value=3.0)
+    factories.slo_class(name="interactive", value=7.0, tenant=factories.tenant(name="acme"))
+    data.traffic(2, tenant=lambda n: ["acme", "demo"][n])
+    now = timezone.now()
+    times = {"since": (now - timedelta(hours=1)).isoformat(), "until": now.isoformat()}
+    row = data.experiment(workload={"kind": "window", "model": "demo", **times}, policies=["slackline"])
+    [one] = read(row.spec)
+    assert [each.value for each in one.workload.demands(None, 1)] == [7.0, 3.0]
 
 
 def test_every_policy_is_read_with_its_own_instances():

@@ -1,0 +1,210 @@
+"""A resolved spec as the simulator's own objects, in the worker: recorded traffic and traces are fetched here.
+
+Errors are ConfigError with the field's path. The simulator is imported when it is needed: numpy would cost every
+process memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from controller.core.errors import ConfigError
+from controller.models import Trace
+from controller.selectors import catalogue, traffic
+from controller.selectors.edits import edit_of_json
+from controller.services import traces
+
+if TYPE_CHECKING:
+    from controller.simulator.demand import Demand
+    from controller.simulator.experiment import Experiment as Simulated
+    from controller.simulator.workloads import Row
+
+PREFIXES_SEEN = 200  # rows that tell the size of a trace's blocks
+BLOCK_TOKENS = 16  # of an engine that does not say
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Recorded requests as a workload of the simulator: their own times, or stretched to a rate."""
+
+    requests: tuple[Demand, ...]
+    estimated: int = 0  # of whose answers the length is not on record
+
+    def newest(self, count: int) -> Replay:
+        """The last ones, from the first of them on."""
+        kept = self.requests[-count:]
+        start = kept[0].at if kept else 0.0
+        return Replay(tuple(replace(each, at=each.at - start) for each in kept), self.estimated)
+
+    def demands(self, rate: float | None, seed: int) -> list[Demand]:
+        """The same for every seed: nothing is drawn."""
+        requests = self.requests
+        if rate is None or len(requests) < 2 or requests[-1].at <= 0:
+            return list(requests)
+        factor = (len(requests) - 1) / requests[-1].at / rate
+        return [replace(each, at=each.at * factor) for each in requests]
+
+
+def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
+    """One experiment of the simulator for each entry of `policies`, each with one contender.
+
+    `dry`: everything is checked, but traffic and traces are not fetched.
+    """
+    from controller.simulator.experiment import parse_experiment
+
+    recorded: list[traffic.Arrival] = []
+    found = []
+    for index, policy in enumerate(spec["policies"]):
+        plain, instances = _own(policy, spec["instances"])
+        raw = {**{name: value for name, value in spec.items() if name != "notes"}, "policies": [plain]}
+        raw["instances"] = instances
+        workload = raw.get("workload")
+        window = workload if isinstance(workload, Mapping) and workload.get("kind") == "window" else None
+        if window is not None:  # the simulator knows no database: it gets the requests below
+            raw["workload"] = {"kind": "mix", "mix": "2-task", "per_task": 1, "rate": 1.0}
+        try:
+            each = parse_experiment(raw, _no_profile, _first_row if dry else partial(_trace_rows, instances))
+        except ConfigError as error:
+            own = isinstance(policy, Mapping) and "instances" in policy
+            raise ConfigError(_moved(str(error), index, own), field=_moved(error.field or "", index, own)) from None
+        except (TypeError, ValueError, OverflowError) as error:  # a value no check of the simulator foresaw
+            raise ConfigError(f"this cannot be simulated: {error}", field=f"policies[{index}]") from error
+        if window is not None and not dry:
+            longest = min(instance.max_model_len for instance in each.settings.instances)
+            recorded = recorded or _recorded(window)
+            each = replace(each, workload=_replay(recorded, longest, policy))
+        found.append(each)
+    return found
+
+
+def _own(policy: Any, common: Any) -> tuple[Any, Any]:
+    if not isinstance(policy, Mapping):
+        return policy, common
+    plain = {name: value for name, value in policy.items() if name not in ("instances", "retarget")}
+    return plain, policy.get("instances", common)
+
+
+def _moved(text: str, index: int, own_instances: bool) -> str:
+    """Each policy is read as the only one; its errors name its place in the list, and its own instances."""
+    moved = text.replace("policies[0]", f"policies[{index}]")
+    return re.sub(r"^instances", f"policies[{index}].instances", moved) if own_instances else moved
+
+
+def _no_profile(name: str) -> Mapping[str, Any]:
+    raise ConfigError(f"unknown profile {name!r}", field="instances.profile")
+
+
+def trace_named(slug: Any) -> Trace:
+    """Without its content. Raises ConfigError where nobody registered it."""
+    row = Trace.objects.filter(slug=slug).defer("content").first() if isinstance(slug, str) else None
+    if row is None:
+        raise ConfigError(f"there is no trace {str(slug)[:80]!r}; register it first", field="workload.path")
+    return row
+
+
+def _trace_rows(instances: Any, slug: str) -> list[Row]:
+    """Prefix ids stay where they name blocks of the engines' size; of another size they would say something wrong."""
+    from controller.simulator.workloads import parse_row
+
+    rows = [parse_row(raw, number) for number, raw in enumerate(traces.rows_of(trace_named(slug)), 1)]
+    return [row._replace(prefix=()) for row in rows] if _foreign_blocks(rows, instances) else rows
+
+
+def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
+    """Tokens a prefix block of the trace where engines have another size, else None.
+
+    A trace does not say; it is the power of two that fits the number of ids of most prompts.
+    """
+    seen = [row for row in rows if row.prefix][:PREFIXES_SEEN]
+    if not seen:
+        return None
+    fitting = [sum(-(-row.prompt_tokens // size) == len(row.prefix) for row in seen) for size in BLOCK_SIZES]
+    block = BLOCK_SIZES[fitting.index(max(fitting))]
+    groups = instances if isinstance(instances, list) else [instances]
+    return block if any(group.get("block_size", BLOCK_TOKENS) != block for group in groups) else None
+
+
+def prefix_note(spec: Mapping[str, Any]) -> str:
+    """Says it where a trace's prefix ids are left out."""
+    from controller.simulator.workloads import parse_row
+
+    workload = spec["workload"]
+    if workload.get("kind") != "trace":
+        return ""
+    first = islice(traces.rows_of(trace_named(workload["path"])), PREFIXES_SEEN)
+    block = _foreign_blocks([parse_row(raw, number) for number, raw in enumerate(first, 1)], spec["instances"])
+    return (
+        f"Prefixes are not shared: the trace's blocks have {block} tokens, the engines' another size." if block else ""
+    )
+
+
+def _first_row(slug: str) -> list[Row]:
+    """As many rows as the trace has, all alike: counts are checked without unpacking it."""
+    from controller.simulator.workloads import parse_row
+
+    row = parse_row({"arrival_s": "0", "input_tokens": "1", "output_tokens": "1"}, 1)
+    return [row] * trace_named(slug).requests
+
+
+def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
+    asked = traffic.Window(
+        time_of(window, "since"),
+        time_of(window, "until"),
+        window["model"],
+        window.get("tenant"),
+        window.get("slo_class"),
+    )
+    newest = window.get("newest")
+    found = traffic.arrivals(
+        asked, limit=newest or traffic.REQUESTS_MAX, newest=bool(newest), sources=bool(window.get("sources"))
+    )
+    if not found:
+        raise ConfigError("the window's records are gone", field="workload.since")
+    return found
+
+
+def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> Replay:
+    """`longest`: tokens an engine takes. A preview's policy says in `retarget` which edit it stands for."""
+    from controller.simulator.demand import Demand
+
+    retarget = policy.get("retarget") if isinstance(policy, Mapping) else None
+    edit = edit_of_json(retarget) if retarget else None
+    values = catalogue.values()
+    demands = []
+    for number, each in enumerate(recorded):
+        value = values.get((each.tenant, each.slo_class)) or values.get((None, each.slo_class)) or 1.0
+        output = max(1, min(each.output_tokens, longest - 2))
+        demands.append(
+            Demand(
+                id=f"w{number}",
+                at=each.at,
+                prompt_tokens=max(1, min(each.prompt_tokens, longest - 1 - output)),
+                output_tokens=output,
+                targets=edit.targets(each) if edit is not None else each.targets,
+                slo_class=each.slo_class,
+                tenant=each.tenant,
+                value=edit.worth(each, value) if edit is not None else value,
+                workflow=each.workflow,
+            )
+        )
+    return Replay(tuple(demands), sum(each.estimated for each in recorded))
+
+
+def time_of(raw: Mapping[str, Any], name: str) -> datetime:
+    try:
+        value = parse_datetime(str(raw.get(name, "")))
+    except ValueError:
+        value = None
+    if value is None:
+        raise ConfigError(f"{name} must be an ISO 8601 time", field=f"workload.{name}")
+    return value if timezone.is_aware(value) else timezone.make_aware(value)
