@@ -27,6 +27,7 @@ VLLM_CPU_BATCH_TOKENS = 2048  # max_num_batched_tokens of its OpenAI server on a
 GATEWAY_PROGRESS_S = 0.05  # api.openai.runtime.PROGRESS_S
 GATEWAY_TELEMETRY_S = 1.0  # TELEMETRY_PERIOD_S
 PROBE_TOKENS, PROBES, PROBE_GAP_S = 64, 24, 0.4
+LIVE_OUTLIER = 0.3  # steps on a shared machine scatter; only intervals with a stall or an eviction are left out
 NOBODY_WAITS = 3600.0  # the seeded classes' waiting_time
 
 
@@ -101,7 +102,7 @@ def refitted(run: RealRun, plan: Sequence[Arrival]) -> LatencyCoefficients:
     rows = [row for served in by_engine.values() for row in intervals(served, served)]
     if not rows:
         raise ConfigError("the calibration run has no finished requests", field="records")
-    return fit_records(rows, outlier=0.3)
+    return fit_records(rows, LIVE_OUTLIER)
 
 
 def simulated(
