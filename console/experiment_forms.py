@@ -16,7 +16,8 @@ from controller.dispatch import POLICY_SETS
 from controller.models import ServedModel
 from controller.selectors import experiments
 from controller.selectors.fleet_model import default_model
-from controller.services.experiment_specs import RATES_MAX, REQUESTS_MAX
+from controller.services.experiment_reading import REQUESTS_MAX
+from controller.services.experiment_specs import RATES_MAX
 from workers.shipped_profiles import profile_names
 
 CONTENDERS = 4

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from controller.core.errors import ConfigError
 from controller.models import Experiment, ExperimentRun
 from controller.services import experiment_runs as steps
-from controller.services.experiment_reading import Replay, prefix_note, read
+from controller.services.experiment_reading import REQUESTS_MAX, Replay, prefix_note, read
 from controller.services.experiment_runs import Lease, LeaseLost
-from controller.services.experiment_specs import REQUESTS_MAX
 from workers.live import LiveUnavailable, send_experiment
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Worker:
 
         rates, knee = rates_of(simulated[0], self._progress)
         for one in simulated:
-            self._check_size(one, rates[-1])
+            self._check_size(one, max((rate for rate in rates if rate is not None), default=None))
         steps.runs_plan(
             lease=self._lease,
             labels=[one.contenders[0].label for one in simulated],

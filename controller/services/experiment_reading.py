@@ -26,8 +26,9 @@ from controller.services import traces
 if TYPE_CHECKING:
     from controller.simulator.demand import Demand
     from controller.simulator.experiment import Experiment as Simulated
-    from controller.simulator.workloads import Row
+    from controller.simulator.workloads import Row, Workload
 
+REQUESTS_MAX = 100_000  # of one run
 PREFIXES_SEEN = 200  # rows that tell the size of a trace's blocks
 BLOCK_TOKENS = 16  # of an engine that does not say
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
@@ -53,6 +54,21 @@ class Replay:
             return list(requests)
         factor = (len(requests) - 1) / requests[-1].at / rate
         return [replace(each, at=each.at * factor) for each in requests]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A workload of a duration: the search for a knee doubles its rate, and nobody else would say when to stop."""
+
+    workload: Workload
+    rate: float | None
+    duration_s: float
+
+    def demands(self, rate: float | None, seed: int) -> list[Demand]:
+        expected = (rate or self.rate or 0.0) * self.duration_s
+        if expected > REQUESTS_MAX:
+            raise ConfigError(f"about {expected:,.0f} requests in a run; at most {REQUESTS_MAX:,}", field="workload")
+        return self.workload.demands(rate, seed)
 
 
 def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
@@ -83,6 +99,8 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
             longest = min(instance.max_model_len for instance in each.settings.instances)
             recorded = recorded or _recorded(window)
             each = replace(each, workload=_replay(recorded, longest, policy))
+        elif isinstance(workload, Mapping) and isinstance(workload.get("duration_s"), int | float):
+            each = replace(each, workload=Bounded(each.workload, workload.get("rate"), workload["duration_s"]))
         found.append(each)
     return found
 

@@ -21,13 +21,12 @@ from controller.core.errors import ConfigError
 from controller.models.experiments import label_of
 from controller.selectors import traffic
 from controller.selectors.fleet_model import MOST_INSTANCES, default_model, fleet_today, size_of
-from controller.services.experiment_reading import read, time_of, trace_named
+from controller.services.experiment_reading import REQUESTS_MAX, read, time_of, trace_named
 
 VARIANTS_MAX = 8  # the page offers four, the API a few more
 RATES_MAX = 10
 SEEDS_MAX = 10
 RUNS_MAX = 100
-REQUESTS_MAX = 100_000  # of one run
 REQUESTS_TOTAL_MAX = 500_000
 WINDOW_MAX = timedelta(days=7)
 

@@ -77,6 +77,14 @@ def test_a_knee_is_found_once_and_kept():
     assert row.result["entries"][0]["rate"] == row.knee
 
 
+def test_the_search_for_a_knee_ends_before_memory_does():
+    forever = {"kind": "mix", "mix": "4-task", "duration_s": 80_000, "rate": 1.0}
+    row = data.experiment(workload=forever, knee={"policy": "round_robin", "times": [1.0]})
+    worker.next_experiment()
+    assert (fresh(row).state, fresh(row).error_field) == ("failed", "workload")
+    assert "about 640,000 requests in a run" in fresh(row).error
+
+
 def test_finished_runs_are_not_run_again_after_the_worker_died(monkeypatch):
     from controller.simulator import runner
 
