@@ -104,7 +104,7 @@ def collocated(size: Size, progress: Progress) -> Part:
     flow = flowprefill()
     vllm = Contender("vLLM-CP2K", {"batching": "vllm_v1", "scheduling_policy": "fcfs"})
     count = max(100, size.count // 3)
-    rates = (2.0, 4.0) if size.quick else (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    rates = (2.0, 4.0) if size.quick else (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     tasks = qwen.tasks(LLAMA.slo, decode=True, ttft_factor=3.0)
     series: dict[str, list[tuple[float, float]]] = {}
     rows: Rows = []
