@@ -1,6 +1,6 @@
 """HyperFlexis: Figures 3 to 8 and Table 2.
 
-Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one seed and a fifth of the requests.
+Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one seed and a quarter of the requests.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' de
 
 
 def reproduce(progress: Progress, quick: bool) -> Section:
-    """Every figure in turn. `quick`: one model and seed, 60 requests a task, two loads."""
+    """Every figure in turn. `quick`: one model and seed, 80 requests a task, two loads."""
     seeds = (1,) if quick else (1, 2, 3)
-    per_task = 60 if quick else 300
+    per_task = 80 if quick else 300
     two = ("Qwen7B",) if quick else ("Qwen7B", "Qwen32B")
     three = two if quick else tuple(MODELS)
     times = (1.0, 2.0) if quick else None
@@ -44,7 +44,7 @@ def reproduce(progress: Progress, quick: bool) -> Section:
         lambda: hyperflexis_multitask.reproduce(progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds),
         lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
         lambda: hyperflexis_mapping.figure_5(progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds),
-        lambda: hyperflexis_mapping.figure_6(progress, "Qwen32B", seeds, 18.0 if quick else 90.0),
+        lambda: hyperflexis_mapping.figure_6(progress, "Qwen7B", seeds, 18.0 if quick else 90.0),
         lambda: hyperflexis_single.figure_7(progress, two, times or hyperflexis_single.FIG7_TIMES, per_task, seeds),
         lambda: hyperflexis_single.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
         lambda: hyperflexis_single.table_2(progress, three, 2.0, per_task, seeds),

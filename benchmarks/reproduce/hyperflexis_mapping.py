@@ -13,13 +13,14 @@ from benchmarks.reproduce.hyperflexis_setting import (
     OURS,
     attainment,
     fleet,
+    instance,
     measure,
     of_mix,
     round_robin_knee,
     run,
 )
 from controller.core.snapshot import MappingConfig
-from controller.simulator import SimulationResult
+from controller.simulator import SimulationResult, SimulationSettings
 from controller.simulator.mapping import around
 from controller.simulator.mixes import MIXES, Task, demands
 
@@ -85,7 +86,7 @@ def figure_5(
         ratio, where = best[label]
         reason = (
             "judged by what the mapping assigned, as in Fig. 6; round robin queues nothing in the gateway, so the "
-            f"mapping sees no contention and assigns it tight targets. By the targets of Table 1: {tabled[label]:.2f} times"
+            f"mapping sees no contention and assigns tight targets. By Table 1's own targets: {tabled[label]:.2f} times"
         )
         text = f"attainment over round robin with mapped priorities, times ({label})"
         made.append(
@@ -119,9 +120,13 @@ def figure_5(
 def figure_6(
     progress: Progress, model: str, seeds: Sequence[int], duration_s: float = STAIRCASE_S
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
-    """Four clients of 15 requests/s, the lowest priority first, each 20 s after the other, all until the end."""
+    """Four clients of 15 requests/s, the lowest priority first, each 20 s after the other, all until the end.
+
+    One worker: the paper does not say, and this is where 15 requests/s of WikiSQL are below and 60 of all above what
+    the model bears, as its text has it.
+    """
     tasks = MIXES["4-task"]
-    settings = fleet(MODELS[model], mapping=mapping_of(tasks))
+    settings = SimulationSettings((instance(MODELS[model]),), mapping=mapping_of(tasks))
     gap = CLIENT_GAP_S * duration_s / STAIRCASE_S
     rows: list[list[Value]] = []
     plots: list[Plot] = []
@@ -142,28 +147,19 @@ def figure_6(
         rows.append([label, "all", None, None, None, statistics.fmean(map(attainment, results))])
         plots.append(_plot(label, results[0], tasks))
         progress(f"Fig. 6: {label}")
-    setting = f"{model}, 2 workers, 15 to 60 requests/s in steps of {gap:g} s"
+    setting = f"{model}, 1 worker, 15 to 60 requests/s in steps of {gap:g} s"
     text = "seconds of the last phase in which P0 to P2 keep their mean TTFT, share ({})"
-    reason = "the paper shows the curves, not a number: its statement is that all are kept"
-    made = [
-        Claim(
-            "HyperFlexis", "Fig. 6", text.format(label), 1.0, round(kept[label], 3), kept[label] >= 0.95, setting, seeds
-        )
-        for label in OURS
-    ]
-    made.append(
-        Claim(
-            "HyperFlexis",
-            "Fig. 6",
-            text.format("round robin"),
-            None,
-            round(kept[ROUND_ROBIN], 3),
-            None,
-            setting,
-            seeds,
-            reason,
-        )
+    shown = "the paper shows the curves, not a number: its statement is that all are kept"
+    short = (
+        "on this profile the last phase is about 1.3 times what one worker bears: who is put off differs (the table "
+        "has the share of each); slackline puts off those whose answers cost most, for the most attained in all"
     )
+    made = []
+    for label in (*OURS, ROUND_ROBIN):
+        share, mine = round(kept[label], 3), label != ROUND_ROBIN
+        reached = share >= 0.95 if mine else None
+        theirs, reason = (1.0, "" if reached else short) if mine else (None, shown)
+        made.append(Claim("HyperFlexis", "Fig. 6", text.format(label), theirs, share, reached, setting, seeds, reason))
     columns = [
         "scheduler",
         "priority",
@@ -176,13 +172,14 @@ def figure_6(
 
 
 def _seconds(result: SimulationResult, tasks: Sequence[Task], begin: float, end: float) -> float:
-    """Share of (second, priority above the lowest) whose mean TTFT keeps the mean of the assigned targets."""
-    seen: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    """Share of (second, priority above the lowest) whose mean TTFT keeps the target of Table 1."""
+    promised = {task.name: task.targets.ttft_s for task in tasks[:-1]}
+    seen: dict[tuple[int, str], list[float]] = defaultdict(list)
     for record in result.records:
-        if begin <= record.at < end and record.slo_class != tasks[-1].name:
+        if begin <= record.at < end and record.slo_class in promised:
             late = record.ttft_s if record.ttft_s is not None else float("inf")
-            seen[int(record.at), record.slo_class].append((late, record.targets.ttft_s))
-    kept = [statistics.fmean(a for a, _ in each) <= statistics.fmean(b for _, b in each) for each in seen.values()]
+            seen[int(record.at), record.slo_class].append(late)
+    kept = [statistics.fmean(each) <= promised[name] for (_, name), each in seen.items()]
     return sum(kept) / len(kept) if kept else 0.0
 
 

@@ -26,6 +26,7 @@ from controller.simulator.mixes import MIXES, Task, demands
 PROFILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "latency_profiles.json"
 UNIT_S = 0.05  # one unit of cost: one instance for 50 ms (sec. 7.5)
 LEVEL = 0.9
+HIGHEST_RATE = 4096.0
 SLOTS = 32  # sequences an engine takes: as in `make bench-vllm`; the paper gives none
 
 
@@ -150,7 +151,10 @@ def of_mix(tasks: Sequence[Task], rate: float, per_task: int) -> Callable[[int],
 def knee(
     settings: SimulationSettings, contender: Contender, tasks: Sequence[Task], per_task: int, seeds: Sequence[int]
 ) -> float:
-    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %."""
+    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %.
+
+    Raises ValueError where there is none: at any rate, or at no rate.
+    """
 
     def holds(rate: float) -> bool:
         return measure(settings, contender, of_mix(tasks, rate, per_task), seeds).attainment >= LEVEL
@@ -161,6 +165,10 @@ def knee(
     high = 2.0
     while holds(high):
         low, high = high, 2 * high
+        if high > HIGHEST_RATE:
+            raise ValueError(
+                f"{contender.label} holds {LEVEL} at any rate: {per_task} a task fit into the engines at once"
+            )
     while high / low > 1.03:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if holds(middle) else (low, middle)

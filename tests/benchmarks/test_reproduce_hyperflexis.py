@@ -15,6 +15,7 @@ from benchmarks.reproduce.hyperflexis_setting import (
     Point,
     fleet,
     growing,
+    knee,
     measure,
     of_mix,
     run,
@@ -86,6 +87,12 @@ def test_priorities_are_mapped_around_table_1():
     assert [level.ttft_max_s for level in mapping.levels] == pytest.approx([0.875, 1.25, 2.5, 25.0])
     result = run(fleet(MODELS["Qwen7B"], mapping=mapping), CONTENDERS["slackline"], of_mix(FOUR, 40.0, 20)(1))
     assert by_table(result, FOUR) == pytest.approx(1.0)
+
+
+@with_data
+def test_a_run_too_short_for_a_knee_is_refused():
+    with pytest.raises(ValueError, match="at any rate"):
+        knee(fleet(MODELS["Qwen7B"]), CONTENDERS[ROUND_ROBIN], MIXES["2-task"], 5, (1,))
 
 
 @with_data
