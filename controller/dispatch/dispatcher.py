@@ -275,7 +275,7 @@ class StageDispatcher:
             if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self.config.scan_limit:
                 break
             request = entry.request
-            tighter = request.targets.tpot_s < tpot and request.output_tokens > 1
+            tighter = worker.decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
             own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
             need = worker.kv_need(request)
             has_blocks = kv + need < free_tokens
