@@ -56,6 +56,8 @@ STEPS: dict[str, str] = {
     "refuse": "Refused",
     "expire": "Dropped",
     "cancel": "Cancelled",
+    "place": "Placed for decoding",
+    "transfer": "KV cache moved",
 }
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {

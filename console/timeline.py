@@ -47,7 +47,7 @@ def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
     whole = whole_s or span_s(row)
     tracks = [_decisions(row, whole), _queue(row, whole)]
     if row.queue_s is not None and row.e2e_s is not None:
-        tracks += [_prefill(row, whole), _decode(row, whole)] if row.ttft_s is not None else [_engine(row, whole)]
+        tracks += _stages(row, whole) if row.ttft_s is not None else [_engine(row, whole)]
     tracks.append(_answer(row, whole))
     return Timeline([track for track in tracks if track], axis(whole))
 
@@ -116,12 +116,33 @@ def _queue(row: RequestRecord, whole: float) -> Track:
     return track
 
 
-def _prefill(row: RequestRecord, whole: float) -> Track:
+def _stages(row: RequestRecord, whole: float) -> list[Track]:
+    """Prefill and decode; between them the KV cache's way, where two instances shared the work."""
+    moved = _kv_moved(row)
+    if moved is None:
+        return [_prefill(row, whole, row.ttft_s or 0.0), _decode(row, whole)]
+    placed, landed, instance = moved
+    kv = Track("KV cache", landed - placed, note=f"to {instance}" if instance else "")
+    kv.bars.append(_bar(placed, landed, whole, "kv", f"moved from {placed:.3f} s to {landed:.3f} s"))
+    return [_prefill(row, whole, placed), kv, _decode(row, whole)]
+
+
+def _kv_moved(row: RequestRecord) -> tuple[float, float, str] | None:
+    """When the decode stage was placed, when its KV had landed there, and where: of the last transfer."""
+    for step in reversed(row.decisions):
+        figures = step.get("figures") or {}
+        landed, took = step.get("at"), figures.get("after_s")
+        if step.get("kind") == "transfer" and isinstance(landed, int | float) and isinstance(took, int | float):
+            return max(0.0, landed - took), landed, str(figures.get("instance", ""))
+    return None
+
+
+def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
     """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
     sent, first = row.queue_s or 0.0, row.ttft_s or 0.0
-    track = Track("Prefill", first - sent, note="engine's queue included")
+    track = Track("Prefill", until - sent, note="engine's queue included")
     kind = "" if row.ttft_met else "bad"
-    track.bars.append(_bar(sent, first, whole, kind, f"first token after {first:.3f} s"))
+    track.bars.append(_bar(sent, until, whole, kind, f"first token after {first:.3f} s"))
     _due(track, row.target_ttft_s, whole, "first token due")
     return track
 

@@ -32,6 +32,10 @@ REASONS: dict[str, str] = {
     # dispatches
     "fits_budget": "fits the engine's room for more",
     "hopeless_spare_budget": "too late to make it, served from what was spare",
+    # the way of a KV cache between two instances
+    "kv_landed": "its KV cache arrived where it is decoded",
+    "kv_lost": "its KV cache was lost: prefilled again",
+    "decode_failed": "the decode instance failed: prefilled again",
     # jobs
     "load_above_upper": "load above the upper threshold",
     "load_below_lower": "load below the lower threshold",

@@ -85,3 +85,15 @@ def test_what_was_measured_is_never_a_sliver_beside_loose_targets():
 
 def test_a_request_without_any_time_is_a_picture_all_the_same():
     assert span_s(row(e2e_s=None, ttft_s=None, queue_s=None, target_ttft_s=0.0, output_tokens=0)) == 1.0
+
+
+def test_the_kv_caches_way_stands_between_prefill_and_decode():
+    steps = [
+        {"kind": "place", "at": 0.3, "figures": {}},
+        {"kind": "transfer", "reason": "kv_landed", "at": 0.4, "figures": {"instance": "decode-1", "after_s": 0.1}},
+    ]
+    shown = tracks(row(queue_s=0.1, ttft_s=0.4, e2e_s=1.4, decisions=steps), whole=2.0)
+    assert list(shown) == ["Decisions", "Queue", "Prefill", "KV cache", "Decode", "Whole answer"]
+    ends = [(bar.start, bar.start + bar.share) for bar in (shown[n].bars[0] for n in ("Prefill", "KV cache", "Decode"))]
+    assert ends == [pytest.approx((0.05, 0.15)), pytest.approx((0.15, 0.2)), pytest.approx((0.2, 0.7))]
+    assert (shown["KV cache"].note, shown["KV cache"].value_s) == ("to decode-1", pytest.approx(0.1))
