@@ -174,7 +174,7 @@ class Worker:
         self.sent_total += 1
 
     def first_token(self, request_id: str, now: float, *, assumed: bool = False, elsewhere: bool = False) -> None:
-        """It decodes here from now on. `elsewhere`: prefilled on another instance, which teaches nothing of this one."""
+        """It decodes here from now on. `elsewhere`: prefilled by another instance, which teaches nothing of this."""
         sent = self.waiting.pop(request_id, None)
         if sent is None:
             return
