@@ -13,7 +13,8 @@ One prefill instance (the paper's 1P1D; its decode instance never delays a prefi
 profiles of A100-SXM-80GB for the paper's A800. {count} requests a run and seeds {seeds}: the stand-in for the Qwen
 trace (lengths of Table 1, SLOs of Table 2), gamma arrivals with CV {cv}, which is the same provider's published figure;
 the trace's own arrivals are not to be had, and the table on burstiness shows what depends on them. Attainment counts
-first tokens in time, the median over the seeds; goodput is the highest rate at 90 %.
+first tokens in time, the median over the seeds; goodput is the highest rate at 90 %. It may lie past what the device
+can sustain for ever: a run lasts some two minutes, as the paper's, and S-EDF keeps for last what is late anyway.
 
 FlowPrefill: rounds on arrival and completion, S-EDF, batches to 4,096 tokens, operator boundaries composed from FLOP
 shares, measured all-reduces and the profile's attention term. DistServe: first come, first served, whole prompts, the
