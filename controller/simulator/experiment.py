@@ -19,6 +19,11 @@ from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
 COEFFICIENTS = LatencyCoefficients._fields
+FROM_PROFILE = {  # fields of an instance that its profile may bring, by their names there; `_est`: an estimate
+    "kv_tokens": ("kv_capacity_tokens", "kv_capacity_tokens_est"),
+    "kv_bytes_per_token": ("kv_bytes_per_token",),
+    "tensor_parallel": ("tp",),
+}
 ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in ("latency", "believed")))
 
 
@@ -165,10 +170,10 @@ def _instances(top: Fields, read_profile: ReadProfile) -> tuple[InstanceSettings
 def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
     profile = _profile(item, item.required("profile"), read_profile)
     values: dict[str, Any] = {"latency": _coefficients(profile, item.name("profile"))}
-    if profile.get("kv_capacity_tokens"):
-        values["kv_tokens"] = int(profile["kv_capacity_tokens"])
-    if profile.get("kv_bytes_per_token"):
-        values["kv_bytes_per_token"] = int(profile["kv_bytes_per_token"])
+    for name, names in FROM_PROFILE.items():
+        found = next((profile[each] for each in names if profile.get(each)), None)
+        if found is not None:
+            values[name] = int(found)
     believed = item.any("believed")
     if believed is not None:
         values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))

@@ -44,6 +44,7 @@ class InstanceSettings:
     unit_cost: float = 1.0
     model: str = "model"
     role: str = "collocated"
+    tensor_parallel: int = 1  # devices of one instance; the profile is of all of them together
     kv_bytes_per_token: int = 131_072  # Llama-3.1-8B in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes
     engine_kind: str = "continuous"
     preemption: Mapping[str, Any] = field(default_factory=dict)
@@ -58,8 +59,9 @@ class InstanceSettings:
             raise ConfigError(
                 "a decode instance is a continuous engine: the other takes over no KV", field="engine_kind"
             )
-        if self.kv_bytes_per_token < 1:
-            raise ConfigError("kv_bytes_per_token must be at least 1", field="kv_bytes_per_token")
+        for name in ("tensor_parallel", "kv_bytes_per_token"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
@@ -140,7 +142,7 @@ class InstanceSettings:
             max_num_seqs=self.max_num_seqs,
             kv_capacity_tokens=self.kv_tokens // self.block_size * self.block_size,
             max_model_len=self.max_model_len,
-            unit_cost=self.unit_cost,
+            unit_cost=self.unit_cost * self.tensor_parallel,
             latency=self.believed or self.latency,
         )
 

@@ -88,6 +88,15 @@ def test_a_good_file_is_read_whole():
             "valid: .*calm",
         ),
         ("workload.stagger_s", -1, "workload.stagger_s", "above"),
+        ("instances.role", "both", "instances.role", "valid: collocated, decode, prefill"),
+        ("instances.role", "prefill", "instances.role", "need decode"),
+        ("instances.tensor_parallel", 0, "instances.tensor_parallel", "at least 1"),
+        ("settings.links", {"bandwidth_gb_s": 0}, "settings.links.bandwidth_gb_s", "above 0"),
+        ("settings.links", {"scope": "moon"}, "settings.links.scope", "valid: port, pair, fabric"),
+        ("settings.links", {"speed": 1}, "settings.links.speed", "valid: bandwidth_gb_s"),
+        ("settings.links", {"failures": [{"at": 1}]}, "settings.links.failures[0].instance", "missing"),
+        ("policies.1.overrides", {"migration": {"name": "x"}}, "policies[1].overrides.migration", "valid: .*tpot_budg"),
+        ("policies.1.overrides", {"migrator": {"hold": 1}}, "policies[1].overrides.migrator.hold", "valid: .*hold_s"),
         ("seeds", [], "seeds", "empty"),
         ("seeds", [1.5], "seeds", "integer"),
         ("rates", ["fast"], "rates", "number"),
@@ -264,3 +273,31 @@ def test_wrong_mappings_and_scalings_name_their_field(settings, field):
     with pytest.raises(ConfigError) as caught:
         parsed(changed("settings", settings))
     assert caught.value.field == field
+
+
+def test_roles_links_and_engines_by_role_are_read():
+    group = GOOD["instances"]
+    profile = {**group["profile"], "kv_bytes_per_token": 57_344, "kv_capacity_tokens_est": 65_536, "tp": 4}
+    raw = changed("instances", [{**group, "role": role, "profile": profile} for role in ("prefill", "decode")])
+    raw["settings"]["links"] = {
+        "bandwidth_gb_s": 25,
+        "scope": "pair",
+        "failures": [{"instance": 0, "at": 1, "for_s": 2}],
+    }
+    both = {"prefill_engine": {"max_num_seqs": 2}, "decode_engine": {"batching": "kairos_decode"}}
+    raw["policies"] = ["slackline", {"name": "slackline", "label": "other", "engine": {"block_size": 8}, **both}]
+    experiment = parsed(raw)
+    assert experiment.settings.links.failures[0].for_s == 2.0
+    common = experiment.settings.instances
+    assert [each.role for each in common] == ["prefill"] * 2 + ["decode"] * 2
+    assert {(each.kv_bytes_per_token, each.tensor_parallel) for each in common} == {(57_344, 4)}
+    assert {each.kv_tokens for each in common} == {16384}  # the file's own goes before the profile's
+    assert common[0].spec("x").unit_cost == 4.0
+    changed_ones = experiment.contenders[1].settings(experiment.settings).instances
+    assert [(e.max_num_seqs, e.batching, e.block_size) for e in changed_ones] == [
+        *[(2, "chunked_prefill", 8)] * 2,
+        *[(16, "kairos_decode", 8)] * 2,
+    ]
+    result = run_once(experiment, experiment.contenders[1], 20.0, 1)
+    assert {use.role for use in result.instances} == {"prefill", "decode"}
+    assert attainment(result.records) > 0.9
