@@ -64,8 +64,10 @@ def instance_message(state: FleetState, up: bool) -> InstanceMessage:
 
 
 def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
-    """Those the dispatcher knows, and those that are configured but do not answer."""
-    known = {state.id: instance_message(state, True) for state in gateway.dispatcher.fleet(now)}
+    """Those the dispatcher and the migrator know, and those that are configured but do not answer."""
+    handoff = gateway.runtime.handoff
+    states = [*gateway.dispatcher.fleet(now), *(handoff.migrator.fleet(now) if handoff is not None else ())]
+    known = {state.id: instance_message(state, True) for state in states}
     for name, seat in gateway.fleet.seats.items():
         if name not in known:
             spec = seat.spec
@@ -100,14 +102,18 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
     """By model; the wait is the largest share of a TTFT target among each model's most urgent queued requests."""
     arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
     waiting = gateway.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now)
+    handoff = gateway.runtime.handoff
+    moving = handoff.migrator.pressure(now) if handoff is not None else {}
     return {
         model: ModelTraffic(
             arrival_rate=arrived.get(model, 0.0),
             service_rate=finished.get(model, 0.0),
             queued=waiting.get(model, (0, 0.0))[0],
             wait_over_slo=waiting.get(model, (0, 0.0))[1],
+            migrating=moving.get(model, (0, 0.0))[0],
+            migrate_wait_over_slo=moving.get(model, (0, 0.0))[1],
         )
-        for model in sorted(arrived.keys() | finished.keys() | waiting.keys())
+        for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys())
     }
 
 

@@ -69,6 +69,8 @@ class ModelTraffic(TypedDict):
     service_rate: float  # requests/s finished over the last 10 s
     queued: int
     wait_over_slo: float  # largest wait / TTFT target among queued
+    migrating: int  # prefilled, and without a decode instance yet
+    migrate_wait_over_slo: float  # largest wait since the first token / TPOT target among those
 
 
 class FleetMessage(TypedDict):

@@ -149,11 +149,15 @@ class Migrator:
         """Prefilled requests that have no decode instance yet."""
         return len(self._waiting)
 
-    def longest_wait_over_tpot(self, now: float) -> float:
-        """The largest wait since the first token over the TPOT, of those that wait: the scaler's view of the stage."""
-        tpots = ((t, t.request.targets.tpot_s) for _, t in self._waiting)
-        waits = ((now - t.since) / tpot_s for t, tpot_s in tpots if tpot_s > 0)
-        return max(waits, default=0.0)
+    def pressure(self, now: float) -> dict[str, tuple[int, float]]:
+        """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
+        found: dict[str, tuple[int, float]] = {}
+        for _, transfer in self._waiting:
+            tpot_s = transfer.request.targets.tpot_s
+            count, longest = found.get(transfer.request.model, (0, 0.0))
+            wait = (now - transfer.since) / tpot_s if tpot_s > 0 else 0.0
+            found[transfer.request.model] = (count + 1, max(longest, wait))
+        return found
 
     def state_of(self, request_id: str) -> State | None:
         transfer = self._transfers.get(request_id)

@@ -6,13 +6,16 @@ Rates, waits and queue are those of the model (FleetMessage.models), added up ov
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from controller.core.freshness import STALE_PERIODS
 from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic
+from controller.core.types import Role
 from controller.scale.load import FleetObservation, Member, processing_rate
 
-NO_TRAFFIC = ModelTraffic(arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0)
+NO_TRAFFIC = ModelTraffic(
+    arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0, migrating=0, migrate_wait_over_slo=0.0
+)
 LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacity, and nothing to wait for
 
 
@@ -40,22 +43,34 @@ def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
 
 
 def observe(
-    rows: Iterable[Row], messages: Sequence[FleetMessage], now: float, model: str, startable: bool = True
+    rows: Iterable[Row],
+    messages: Sequence[FleetMessage],
+    now: float,
+    model: str,
+    startable: bool = True,
+    *,
+    role: str = "collocated",
 ) -> FleetObservation:
-    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
+    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count.
+
+    What waits before a decode instance are prefilled requests, before any other the dispatcher's queue.
+    """
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
     traffic = [m["models"].get(model, NO_TRAFFIC) for m in current]
+    decodes = role == Role.DECODE
+    queued: Literal["migrating", "queued"] = "migrating" if decodes else "queued"
+    wait: Literal["migrate_wait_over_slo", "wait_over_slo"] = "migrate_wait_over_slo" if decodes else "wait_over_slo"
     here = [row for row in rows if row.desired != "stopped" and row.observed not in LOST]
     members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
         members=members,
         age_s=min((now - m["at"] for m in current or messages), default=None),
         period_s=max((m["period_s"] for m in current or messages), default=1.0),
-        wait_over_slo=max((t["wait_over_slo"] for t in traffic), default=0.0),
+        wait_over_slo=max((t[wait] for t in traffic), default=0.0),
         arrival_rate=sum(t["arrival_rate"] for t in traffic),
-        queued=sum(t["queued"] for t in traffic),
+        queued=sum(t[queued] for t in traffic),
         startable=startable,
     )
     finished = sum(t["service_rate"] for t in traffic)

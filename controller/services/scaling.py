@@ -45,7 +45,7 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
             return None
         rows = list(Instance.objects.live().filter(model=policy.model, role=policy.role).order_by("id"))
         pattern = _pattern(policy, rows)
-        seen = _look(rows, fleet, policy.model.name, pattern, now)
+        seen = _look(rows, fleet, policy, pattern, now)
         row = ScalerState.objects.filter(policy=policy).first()
         memory = Memory.from_json(row.state if row else {})
         memory, actions, decided = Scaler().decide(scaling_config(policy), memory, seen, now)
@@ -103,10 +103,10 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
 
 
 def _look(
-    rows: Sequence[Instance], fleet: Sequence[FleetMessage], model: str, pattern: Instance | None, now: float
+    rows: Sequence[Instance], fleet: Sequence[FleetMessage], policy: ScalingPolicy, pattern: Instance | None, now: float
 ) -> FleetObservation:
     known = [Row(r.id, r.desired_state, r.observed_state, r.provisioner not in STARTABLE) for r in rows]
-    return observe(known, fleet, now, model, startable=pattern is not None)
+    return observe(known, fleet, now, policy.model.name, startable=pattern is not None, role=policy.role)
 
 
 def _apply(

@@ -125,8 +125,9 @@ class Elastic:
         """Largest wait over its SLO, and how many wait, before the stage."""
         host = self._host
         if stage.role is Role.DECODE and host.handoff is not None:
-            return host.handoff.migrator.longest_wait_over_tpot(now), host.handoff.migrator.waiting()
-        pressure = host.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now).values()
+            pressure = host.handoff.migrator.pressure(now).values()
+        else:
+            pressure = host.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
     def _fleet(self, now: float) -> dict[str, FleetState]:

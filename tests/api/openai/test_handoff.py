@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from api.openai import status
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import TestBed, completion, snapshot, until
@@ -180,3 +181,13 @@ async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
         assert answer.status == 200
         assert not bed.gateway.runtime.handoff.active
         assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1
+
+
+async def test_decode_instances_are_told_as_serving() -> None:
+    """The scaler of the decode stage reads them from the gateway's message."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        await bed.ask(STREAMED)
+        message = status.fleet_message(bed.gateway, 1, [])
+        told = {each["id"]: (each["role"], each["state"]) for each in message["instances"]}
+        assert told == {"p": ("prefill", "up"), "d": ("decode", "up")}
+        assert message["models"]["demo"]["migrating"] == 0

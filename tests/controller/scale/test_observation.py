@@ -5,7 +5,10 @@ import pytest
 from controller.scale.observation import Row, observe, outstanding
 
 NOW = 1_700_000_000.0
-QUIET = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
+QUIET = {
+    "arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0,
+    "migrating": 0, "migrate_wait_over_slo": 0.0,
+}  # fmt: skip
 
 
 def instance(id, utilisation=0.5, running=2, waiting=1):
@@ -68,3 +71,19 @@ def test_another_models_traffic_is_not_this_ones():
 def test_a_model_nobody_asked_for_has_no_traffic():
     look = observe([READY], [message(instance("a", 0.1))], NOW, "unheard")
     assert (look.arrival_rate, look.load) == (0.0, pytest.approx(0.1))
+
+
+def test_what_waits_before_a_decode_instance_are_prefilled_requests():
+    """A rush at prefill must not add decode instances, and a rush at decode no prefill instances."""
+    prefill_rush = message(instance("a", 0.2), queued=40, wait_over_slo=3.0)
+    decode_rush = message(instance("a", 0.2), migrating=7, migrate_wait_over_slo=2.0)
+    loads = {
+        (name, role): observe([READY], [rush], NOW, "m", role=role).load
+        for name, rush in (("prefill", prefill_rush), ("decode", decode_rush))
+        for role in ("prefill", "decode")
+    }
+    assert loads["prefill", "prefill"] == pytest.approx(3.0)
+    assert loads["prefill", "decode"] == pytest.approx(0.2)
+    assert loads["decode", "decode"] == pytest.approx(2.0)
+    assert loads["decode", "prefill"] == pytest.approx(0.2)
+    assert observe([READY], [decode_rush], NOW, "m", role="decode").queued == 7

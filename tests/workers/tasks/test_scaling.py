@@ -19,7 +19,8 @@ pytestmark = pytest.mark.django_db
 
 def fleet(utilisation, *ids, age_s=0.2, **other):
     instances = [{"id": id, "utilisation": utilisation, "running": 1, "waiting": 0} for id in ids]
-    traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0, **other}
+    traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
+    traffic |= {"migrating": 0, "migrate_wait_over_slo": 0.0, **other}
     message = {"at": time.time() - age_s, "period_s": 1.0, "instances": instances}
     return [{**message, "models": {"mid": traffic}}]
 
