@@ -16,6 +16,9 @@ def test_the_data_path_does_not_notice(system, postgres, say, fault):
     pages = [page for page in seen.watch.pages_between(seen.began + 1, seen.ended - 11) if page.status != 200]
     assert pages, "no page said that PostgreSQL is away"
     assert all("The database is away" in page.text for page in pages)
+    # The first look finds out, waiting as long as it must; later ones know.
+    slowest = max(page.took_s for page in seen.watch.pages_between(seen.began + 15, seen.ended - 1))
+    assert slowest < 1.5, "pages waited for a server that was known to be away"
     frames = seen.watch.frames_between(seen.began + 2, seen.ended)
     assert frames, "the live page stood still: its figures come from Redis"
     assert max(frame.gap_s for frame in frames) < 5.0
