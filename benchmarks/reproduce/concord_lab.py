@@ -42,7 +42,7 @@ PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where 
 @dataclass(frozen=True, slots=True)
 class System:
     """`policy` is the dispatcher's set; `foresight` what is believed of lengths and graphs: "noisy", "oracle" or
-    "blind"."""
+    "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch."""
 
     name: str
     batching: str
@@ -51,6 +51,7 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     foresight: str = "noisy"
     policy: str = "round_robin"
+    history: float = 2.2
 
     def variant(self, **changes: Any) -> System:
         return replace(self, **changes)
@@ -58,7 +59,8 @@ class System:
     @property
     def text(self) -> str:
         more = "".join(f", {key} {value}" for key, value in self.settings.items())
-        return f"{self.slots} slots, {self.budget} tokens a step{more}"
+        past = f", history x {self.history:g}" if self.batching == "calm" else ""
+        return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
 
 
 CONCORD = System("Concord (CALM)", "calm", 96, settings={"rectangles": True})
@@ -163,7 +165,7 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
 
 def run(system: System, case: Case) -> Figures:
     times = arrivals(case)
-    token_s = LatencyModel(coefficients()).decode(CONCORD.slots, CONCORD.slots * 1000)
+    token_s = system.history * LatencyModel(coefficients()).decode(CONCORD.slots, CONCORD.slots * 1000)
     programs = Programs(
         case.mix.programs(times, case.seed),
         foresight(system, case),

@@ -33,6 +33,7 @@ def choices() -> dict[str, list[System]]:
         CONCORD.name: [
             *(CONCORD.variant(slots=slots) for slots in (80, 96, 128)),
             *(CONCORD.variant(settings={"rectangles": True, "commit": commit}) for commit in (0.0, 1.0)),
+            *(CONCORD.variant(history=history) for history in (1.25, 3.0)),
         ],
         WHOLE_SLOTS.name: [WHOLE_SLOTS.variant(slots=slots) for slots in (96, 128)],
         LTR.name: [

@@ -24,8 +24,8 @@ class Estimate:
     `goodput`: what ending in time earns; of a program's call, what the whole program earns. `each_token`: every token
     that comes by its own time earns one (latency-sensitive requests), and `goodput` is not used. `due`: the end of its
     stage under the amortised deadline (Concord sec. 4.1); `latest`: an end after which the promise, or the program's,
-    cannot be kept any more. `program` names calls that only count together, `later_*` are the tokens of
-    its stages to come.
+    cannot be kept any more at best, `likely_latest` most likely. `program` names calls that only count together,
+    `later_*` are the tokens of its stages to come.
     """
 
     length: LengthBound
@@ -33,6 +33,7 @@ class Estimate:
     each_token: bool = False
     due: float = math.inf
     latest: float = math.inf
+    likely_latest: float = math.inf
     program: str = ""
     later_output: float = 0.0
     later_prompt: float = 0.0

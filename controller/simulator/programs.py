@@ -220,15 +220,18 @@ class Programs:
             targets = program.targets
             paced_end = at + targets.ttft_s + (length.upper(0) - 1) * targets.tpot_s
             paced = self.count == "tokens"
-            estimate = Estimate(length, 1.0, each_token=paced, due=at + targets.ttft_s, latest=paced_end)
+            estimate = Estimate(
+                length, 1.0, each_token=paced, due=at + targets.ttft_s, latest=paced_end, likely_latest=paced_end
+            )
         else:
             whole = math.fsum(opened.seconds)
             due = program.at + opened.shares[stage] * deadline
-            latest = program.at + deadline - (1.0 - opened.shares[stage]) * whole * self.foresight.optimism
+            end, later_s = program.at + deadline, (1.0 - opened.shares[stage]) * whole
+            latest = end - later_s * self.foresight.optimism
             worth = opened.tokens if self.count == "tokens" else 1.0
             later = self.foresight.later(program, stage)
             estimate = Estimate(
-                length, worth, due=due, latest=latest, program=program_id,
+                length, worth, due=due, latest=latest, program=program_id, likely_latest=end - later_s,
                 later_output=later.output_tokens, later_prompt=later.prompt_tokens,
             )  # fmt: skip
             left = max(1e-3, due - at)

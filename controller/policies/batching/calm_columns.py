@@ -49,8 +49,8 @@ class Columns:
     """Rows by sequence. Freed rows are used again; `alive` says which hold somebody."""
 
     FLOATS = (
-        "prompt", "held", "left", "least", "prefill", "produced", "goodput", "due", "pace", "latest", "since",
-        "later_output", "later_prompt",
+        "prompt", "held", "left", "least", "shortest", "prefill", "produced", "goodput", "due", "pace", "latest",
+        "likely_latest", "since", "later_output", "later_prompt",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -81,13 +81,15 @@ class Columns:
     prompt: Column
     held: Column  # tokens in the KV cache
     left: Column  # tokens to generate, at most
-    least: Column  # tokens to generate, at least
+    least: Column  # tokens to generate, at least, by the lowest bound it ever had: one doubt must not lose a program
+    shortest: Column  # that bound, of the whole answer
     prefill: Column  # prompt (or recomputed) tokens before the next one
     produced: Column
     goodput: Column
     due: Column  # of the first token
     pace: Column  # target seconds a token
     latest: Column
+    likely_latest: Column
     since: Column  # frame in which it last ran
     later_output: Column  # of its program's stages to come
     later_prompt: Column
@@ -106,12 +108,14 @@ class Columns:
         self.alive[row], self.since[row] = True, frame
         self.prompt[row], self.due[row], self.pace[row] = seq.prompt_tokens, seq.due, seq.tpot_s
         if estimate is None:
-            self.latest[row] = _promised(seq)
+            self.latest[row] = self.likely_latest[row] = _promised(seq)
             self.each[row] = False
         else:
             self.each[row], self.goodput[row] = estimate.each_token, estimate.goodput
             self.latest[row] = math.inf if estimate.each_token else estimate.latest
+            self.likely_latest[row] = min(self.latest[row], estimate.likely_latest)
             self.later_output[row], self.later_prompt[row] = estimate.later_output, estimate.later_prompt
+        self.shortest[row] = 0.0
         self.refresh((seq,))
 
     def _join(self, name: str) -> int:
@@ -148,7 +152,9 @@ class Columns:
             upper = seq.max_tokens if estimate is None else estimate.length.upper(produced)
             least = upper if estimate is None else estimate.length.lower(produced)
             left = max(1, upper - produced)
-            self.least[row] = max(1, least - produced)
+            if self.shortest[row] <= produced or least < self.shortest[row]:
+                self.shortest[row] = least
+            self.least[row] = max(1.0, self.shortest[row] - produced)
             needed = seq.prompt_tokens + produced - seq.computed
             self.left[row], self.produced[row], self.held[row] = left, produced, seq.computed
             self.prefill[row] = 0 if produced and needed == 1 else needed
@@ -181,14 +187,18 @@ class Columns:
         likely = np.sqrt(self.left * self.least) * pace.token_s + prompt_s
         kept = self._on_time(now, pace)
         lost = self._lost(now, pace, kept)
-        slack = np.where(self.each, -self._behind(now, pace), self.latest - now - likely)
+        slack = np.where(self.each, -self._behind(now, pace), self.likely_latest - now - likely)
         slack = np.where(lost, np.minimum(slack, 0.0) - LEAST_S, np.maximum(slack, 0.0))
         goodput = np.where(self.each, kept, self.goodput)
         priority = margin_goodput(goodput, self._work(pace), np.maximum(0.0, frame - self.since), starvation)
         priority[~alive] = -1.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            needed = likely / np.maximum(self.latest - now, LEAST_S)
+            needed = likely / np.maximum(self.likely_latest - now, LEAST_S)
             bandwidth = np.where(self.each, pace.token_s / self.pace, needed)
+        bandwidth[~alive] = 0.0
+        most = np.zeros(max(1, self._most_groups))
+        np.maximum.at(most, self.group, bandwidth)
+        bandwidth = np.where(most[self.group] > 1.0, np.maximum(bandwidth, most[self.group]), bandwidth)
         return Standings(priority, goodput, elapsed, slack, bandwidth)
 
     def _work(self, pace: Pace) -> Column:

@@ -75,7 +75,7 @@ class Ranked:
         contested = len(seqs) > self.slots
         batch = self._batch() if contested else seqs
         grants = self._granted(engine, batch, running)
-        self._stays = self._unchanged(len(grants)) if contested else NEVER
+        self._stays = self._unchanged([grant.seq for grant in grants])
         return grants
 
     def _batch(self) -> list[Seq]:
@@ -115,14 +115,18 @@ class Ranked:
             budget -= tokens
         return grants
 
-    def _unchanged(self, granted: int) -> int:
-        if granted < self.slots:
+    def _unchanged(self, batch: Sequence[Seq]) -> int:
+        """Steps until a key may change. With slots to spare others may come in any time: blocks decide."""
+        if len(batch) < self.slots and len(batch) < len(self._entries):
             return 1
-        until = min((self.next_change(seq) for seq in self._ran), default=NEVER)
+        until = min((self.next_change(seq) for seq in batch), default=NEVER)
         while self._promotions and self._stale(self._promotions[0]):
             heapq.heappop(self._promotions)
         if self._promotions:
             until = min(until, self._promotions[0][0] - self.step)
+        if self._ran:
+            seated = set(batch)
+            until = min(until, *(self.promoted_after(seq) for seq in self._ran if seq not in seated), NEVER)
         return max(1, until)
 
     def stays(self) -> int:
@@ -145,11 +149,11 @@ class Ranked:
 
     def _observe_step(self, event: StepRan) -> None:
         seqs = [*event.step.decodes, *(chunk.seq for chunk in event.step.chunks)]
-        self.step += event.repeats
         before, self._ran = self._ran, dict.fromkeys(seqs)
         for seq in before:
             if seq not in self._ran and seq in self._entries:
                 self._wait(seq)
+        self.step += event.repeats
         for seq in seqs:
             if seq not in self._entries:
                 self._entries[seq] = self._entry(seq)
