@@ -170,10 +170,10 @@ def _instances(top: Fields, read_profile: ReadProfile) -> tuple[InstanceSettings
 def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
     profile = _profile(item, item.required("profile"), read_profile)
     values: dict[str, Any] = {"latency": _coefficients(profile, item.name("profile"))}
-    for name, names in FROM_PROFILE.items():
+    for known, names in FROM_PROFILE.items():
         found = next((profile[each] for each in names if profile.get(each)), None)
         if found is not None:
-            values[name] = int(found)
+            values[known] = int(found)
     believed = item.any("believed")
     if believed is not None:
         values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))
