@@ -39,6 +39,7 @@ class Ranked:
         self._entries: dict[Seq, Entry] = {}  # of all that are there
         self._queue: list[Entry] = []  # of those without a slot, smallest first
         self._ran: dict[Seq, None] = {}
+        self._fresh: dict[Seq, None] = {}  # came while the running step ran: they wait from its end on
         self._since: dict[Seq, int] = {}  # step since which one without a slot waits
         self._promotions: list[tuple[int, float, str, int, Seq]] = []  # heap: when, arrival, id, waiting since
         self._stays = 1
@@ -120,6 +121,7 @@ class Ranked:
         if len(batch) < self.slots and len(batch) < len(self._entries):
             return 1
         until = min((self.next_change(seq) for seq in batch), default=NEVER)
+        until = min(until, *(self.promoted_after(seq) for seq in self._fresh), NEVER)
         while self._promotions and self._stale(self._promotions[0]):
             heapq.heappop(self._promotions)
         if self._promotions:
@@ -163,6 +165,10 @@ class Ranked:
                 self._entries[seq] = self._entry(seq)
             if seq.finish is not None:
                 self._forget(seq)
+        for seq in self._fresh:
+            if seq in self._entries and seq not in self._ran:
+                self._count_waiting(seq)
+        self._fresh.clear()
         self._promote_due()
 
     def _promote_due(self) -> None:
@@ -183,10 +189,14 @@ class Ranked:
 
     def _enter(self, seq: Seq) -> None:
         self._entries[seq] = self._entry(seq)
-        self._wait(seq)
+        insort(self._queue, self._entries[seq], key=_order)
+        self._fresh[seq] = None
 
     def _wait(self, seq: Seq) -> None:
         insort(self._queue, self._entries[seq], key=_order)
+        self._count_waiting(seq)
+
+    def _count_waiting(self, seq: Seq) -> None:
         self._since[seq] = self.step
         after = self.promoted_after(seq)
         if after < NEVER:
@@ -204,6 +214,7 @@ class Ranked:
             self._leave_queue(seq)
             del self._entries[seq]
             self._ran.pop(seq, None)
+            self._fresh.pop(seq, None)
             self.gone(seq)
 
     def _synchronise(self, seqs: Sequence[Seq]) -> None:

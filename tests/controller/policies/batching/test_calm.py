@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.core.estimates import Estimate
 from controller.core.steps import Added, Chunk, Seq, Step, StepRan
 from controller.policies.batching.calm import Calm, CalmConfig, margin_goodput, select, with_fairness
+from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.preemption.cost_aware import Config, CostAwarePreemption, Standing
+from controller.predict.foresight import KnownLength
 from tests.controller.policies.batching.view import FakeView
 from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 
@@ -186,7 +189,106 @@ def test_five_thousand_in_five_milliseconds():
     assert min(taken) < 0.015  # 5 ms is the figure (benchmarks); this bound only catches a change of order
 
 
-@pytest.mark.parametrize("bad", [{"cutoff": 0.0}, {"slots": 0}, {"token_s": 0.0}, {"starvation": -1.0}])
+def believed(name, tokens=50, prompt=50, **fields):
+    estimate = Estimate(KnownLength(tokens), fields.pop("goodput", 100.0), **fields)
+    return Seq(name, 0.0, prompt, tokens, due=1e9, tpot_s=1e9, estimate=estimate)
+
+
+def first_of(policy, *seqs, now=0.0):
+    view = FakeView([], list(seqs), token_budget=500)
+    return [grant.seq.id for grant in policy.compose(view, now)]
+
+
+def test_calls_of_a_program_share_one_priority_over_their_whole_stage():
+    policy = Calm(CalmConfig(token_s=0.01))
+    calls = [believed(f"c{n}", program="p", goodput=1000.0) for n in range(3)]
+    alone = believed("alone", goodput=1000.0)
+    found = policy.standings([*calls, alone], 0.0)
+    assert found.priority[0] == found.priority[1] == found.priority[2]
+    assert found.priority[3] == pytest.approx(3 * found.priority[0])
+
+
+def test_stages_to_come_count_as_work():
+    policy = Calm(CalmConfig(token_s=0.01, prefill_s=1e-9))
+    now, later = believed("now", 50), believed("later", 50, later_output=50.0)
+    found = policy.standings([now, later], 0.0)
+    assert found.priority[0] == pytest.approx(2 * found.priority[1], rel=1e-3)
+
+
+def test_one_call_that_cannot_make_it_loses_its_program():
+    policy = Calm(CalmConfig(slots=1, token_s=0.01))
+    short, long = (believed(n, t, program="p", goodput=900.0, latest=5.0) for n, t in (("short", 10), ("long", 600)))
+    assert first_of(policy, short, long, believed("other", goodput=1.0, latest=5.0)) == ["other"]
+
+
+def test_a_paced_request_is_worth_the_tokens_that_still_come_in_time():
+    policy = Calm(CalmConfig(token_s=0.01, prefill_s=1e-9))
+    in_time = Seq("a", 0.0, 10, 50, due=2.0, tpot_s=0.1, estimate=Estimate(KnownLength(50), 1.0, each_token=True))
+    found = policy.standings([in_time], 0.0)
+    assert found.goodput[0] == 50
+    assert found.bandwidth[0] == pytest.approx(0.1)  # 10 ms a token against 100 ms
+    found = policy.standings([in_time], 4.9)  # 2.91 s behind, 90 ms caught up with each token: 33 are lost
+    assert found.goodput[0] == 17
+    assert policy.standings([in_time], 50.0).slack[0] < 0
+
+
+def test_promised_ones_run_by_slack_and_others_by_priority():
+    """Bandwidths 0.05, 0.25 and 0.5: with 0.35 slots to promise the two densest are, least slack first."""
+    relaxed = believed("relaxed", 50, goodput=900.0, likely_latest=10.0)
+    urgent = believed("urgent", 50, goodput=800.0, likely_latest=2.0)
+    third = believed("third", 50, goodput=700.0, likely_latest=1.0)
+    config = CalmConfig(slots=1, token_s=0.01, prefill_s=1e-9, rectangles=True, commit=0.35)
+    assert first_of(Calm(config), relaxed, urgent, third) == ["urgent"]
+    assert first_of(Calm(replace(config, commit=0.0)), relaxed, urgent, third) == ["relaxed"]
+    assert first_of(Calm(replace(config, commit=1.0)), relaxed, urgent, third) == ["third"]
+
+
+def test_one_that_would_have_to_be_short_comes_after_those_likely_to_make_it():
+    config = CalmConfig(slots=1, token_s=0.01, prefill_s=1e-9, rectangles=True, commit=0.0)
+    hopeful = believed("hopeful", 50, goodput=9000.0, likely_latest=0.1)
+    assert first_of(Calm(config), hopeful, believed("likely", goodput=1.0)) == ["likely"]
+
+
+def test_the_cutoff_is_tried_and_the_best_one_kept():
+    cutoff = AdaptiveCutoff((0.5, 0.8, 1.0), frames=10, explore_every=5)
+    seen = []
+    for epoch in range(1, 25):
+        seen.append(cutoff.value)
+        cutoff.earned({0.5: 10.0, 0.8: 90.0, 1.0: 40.0}[cutoff.value])
+        cutoff.tick(10 * epoch - 1)  # not yet a whole epoch
+        assert cutoff.value == seen[-1]
+        cutoff.tick(10 * epoch)
+    assert seen[:4] == [0.5, 0.8, 1.0, 0.8]
+    assert set(seen[4:]) > {0.8}  # it goes on exploring
+    assert seen.count(0.8) > 14
+
+
+def test_the_cutoff_follows_when_another_value_becomes_the_best():
+    cutoff = AdaptiveCutoff((0.5, 1.0), frames=1, explore_every=2)
+    for frame in range(1, 80):
+        best = 0.5 if frame < 30 else 1.0
+        cutoff.earned(10.0 if cutoff.value == best else 1.0)
+        cutoff.tick(frame)
+    late = []
+    for frame in range(80, 100):
+        late.append(cutoff.value)
+        cutoff.earned(10.0 if cutoff.value == 1.0 else 1.0)
+        cutoff.tick(frame)
+    assert late.count(1.0) >= 14
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"commit": 2.0},
+        {"cutoffs": (0.9, 0.0)},
+        {"fair_weight": -1.0},
+        {"cutoff": 0.0},
+        {"slots": 0},
+        {"token_s": 0.0},
+        {"starvation": -1.0},
+    ],
+)
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ConfigError) as caught:
         CalmConfig(**bad)

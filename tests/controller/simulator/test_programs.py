@@ -1,0 +1,188 @@
+"""Programs of calls: stages released in turn, deadlines amortised, goodput all or nothing (worked examples C1, C6)."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.types import Outcome, Targets
+from controller.dispatch import build_dispatcher
+from controller.simulator import Simulation, SimulationSettings
+from controller.simulator.concord_mix import KINDS, ConcordMix
+from controller.simulator.foresight import Blind, Noisy, Oracle
+from controller.simulator.mixes import PATIENT_S
+from controller.simulator.programs import Call, Program, Programs, Speeds, Stage, accumulated_shares
+from tests.controller.simulator.runs import SMALL, facts
+
+WIDE = replace(SMALL, max_num_seqs=64, kv_tokens=65_536)
+LONG = replace(WIDE, max_model_len=16_384)
+
+
+def whole(deadline):
+    return Targets(deadline, deadline, deadline, PATIENT_S)
+
+
+def program(name="p", at=0.0, stages=None, deadline=80.0):
+    stages = stages or (Stage((Call(20, 10), Call(30, 40)), 0.5), Stage((Call(10, 5),)))
+    return Program(name, at, "compound", stages, whole(deadline))
+
+
+def single(name, targets, prompt=93, output=318):
+    return Program(name, 0.0, "single", (Stage((Call(prompt, output),)),), targets)
+
+
+def play(programs, foresight=None, instances=(WIDE,), keep=False, count="tokens", **settings):
+    chosen = SimulationSettings(tuple(instances), **settings)
+    driver = Programs(programs, foresight or Oracle(), Speeds(), count)
+    simulation = Simulation(chosen, build_dispatcher("round_robin"), [], programs=driver, keep_token_times=keep)
+    return simulation.run()
+
+
+def test_c6_stage_deadlines_are_amortised_by_accumulated_share():
+    shares = accumulated_shares([2, 3, 5])
+    assert shares == pytest.approx([0.2, 0.5, 1.0])
+    assert [20 * share for share in shares] == pytest.approx([4, 10, 20])
+
+
+def test_c6_a_late_stage_leaves_the_next_deadline_where_it_was():
+    """Stage 1 ends at 6 instead of 4: phi keeps 10 for the second stage, so 4 s are left of it."""
+
+    class Pattern(Oracle):
+        def seconds(self, program, speeds):
+            return [2.0, 3.0, 5.0]
+
+    calls = Stage((Call(10, 10),))
+    driver = Programs([program(stages=(calls, calls, calls), deadline=20.0)], Pattern())
+    (first,) = driver.first()
+    assert first.estimate.due == pytest.approx(4.0)
+    assert first.targets.deadline_s == pytest.approx(4.0)
+    (second,) = driver.ended(first, Outcome.OK, False, 0, 6.0)
+    assert (second.at, second.estimate.due) == (6.0, pytest.approx(10.0))
+    assert second.targets.deadline_s == pytest.approx(4.0)
+    assert second.estimate.latest == pytest.approx(20.0 - 5.0)  # what the stages to come need
+    assert second.estimate.likely_latest == second.estimate.latest
+
+
+def test_stages_are_released_when_all_calls_and_the_tool_have_ended():
+    result = play([program(at=1.0)], keep=True)
+    by_stage = {record.id: record for record in result.records}
+    ends = [by_stage[name].at + by_stage[name].e2e_s for name in ("p/0.0", "p/0.1")]
+    assert by_stage["p/0.0"].at == by_stage["p/0.1"].at == 1.0
+    assert by_stage["p/1.0"].at == pytest.approx(max(ends) + 0.5)
+    (found,) = result.programs
+    assert (found.stages, found.calls, found.tokens, found.attained, found.earned) == (2, 3, 115, True, 115)
+    assert found.e2e_s == pytest.approx(by_stage["p/1.0"].at + by_stage["p/1.0"].e2e_s - 1.0)
+
+
+@pytest.mark.parametrize(("margin", "earned"), [(1e-6, 411), (-0.01, 0)])
+def test_c1_a_deadline_earns_input_and_output_or_nothing(margin, earned):
+    took = play([single("d", whole(1000.0))]).programs[0].e2e_s
+    (found,) = play([single("d", whole(took + margin))]).programs
+    assert (found.earned, found.attained) == (earned, earned > 0)
+
+
+def test_c1_a_program_late_by_its_last_call_earns_nothing():
+    took = play([program()]).programs[0].e2e_s
+    assert play([program(deadline=took + 1e-6)]).programs[0].earned == 115
+    assert play([program(deadline=took - 0.001)]).programs[0].earned == 0
+
+
+def test_c1_a_paced_request_earns_its_tokens_one_by_one():
+    paced = Targets(2.0, 0.1, None, PATIENT_S)
+    (found,) = play([single("l", paced, output=50)]).programs
+    assert (found.earned, found.attained) == (50, True)
+    too_fast = Targets(2.0, 0.001, None, PATIENT_S)  # the first token's slack carries those after it for a while
+    (found,) = play([single("l", too_fast, output=600)], instances=(LONG,)).programs
+    assert 0 < found.earned < 600
+    assert not found.attained
+
+
+def test_calls_of_a_lost_program_are_not_continued():
+    result = play([program(), program("q", stages=(Stage((Call(2000, 5),)), Stage((Call(5, 5),))))])
+    lost = next(found for found in result.programs if found.id == "q")
+    assert (lost.calls, lost.e2e_s, lost.attained, lost.earned) == (1, None, False, 0)
+    assert [record.id for record in result.records if record.id.startswith("q")] == ["q/0.0"]
+
+
+def test_what_is_open_at_the_cut_off_is_lost():
+    result = play([program(stages=(Stage((Call(10, 5),), 50.0), Stage((Call(10, 5),))))], cutoff_s=10.0)
+    (found,) = result.programs
+    assert (found.calls, found.attained, found.e2e_s) == (1, False, None)
+
+
+@pytest.mark.parametrize("batching", ["calm", "learned_rank", "least_attained_service", "earliest_deadline_first"])
+def test_every_program_ends_once_and_leaps_change_nothing(batching):
+    programs = ConcordMix().programs([0.3 * n for n in range(16)], 3)
+    busy = replace(LONG, batching=batching, batching_settings={"slots": 4}, max_num_batched_tokens=256)
+    runs = [play(programs, Noisy(), (busy,), keep=True, leaps=leaps, cutoff_s=60.0) for leaps in (True, False)]
+    assert facts(runs[0]) == facts(runs[1])
+    assert sorted(found.id for found in runs[0].programs) == sorted(each.id for each in programs)
+    assert runs[0].programs == runs[1].programs
+    assert any(found.attained for found in runs[0].programs)
+    for found in runs[0].programs:
+        assert 0 <= found.earned <= found.tokens
+
+
+def test_the_mix_is_that_of_table_6_1():
+    programs = ConcordMix().programs([0.0] * 6000, 1)
+    kinds = {kind: [each for each in programs if each.kind == kind] for kind in KINDS}
+    for kind in KINDS:
+        assert len(kinds[kind]) == pytest.approx(2000, rel=0.1)
+    outputs = [each.stages[0].calls[0].output_tokens for each in kinds["latency"]]
+    assert sum(outputs) / len(outputs) == pytest.approx((318 + 534) / 2, rel=0.15)
+    tokens = [each.tokens for each in kinds["compound"]]
+    assert sum(tokens) / len(tokens) == pytest.approx((1300 + 4458 + 12223 + 3541) / 2, rel=0.1)
+    assert all(each.targets.deadline_s == 20.0 * len(each.stages) for each in kinds["compound"])
+    assert all(each.targets.deadline_s == 20.0 for each in kinds["deadline"])
+    assert all(each.targets[:3] == (2.0, 0.1, None) for each in kinds["latency"])
+    assert programs == ConcordMix().programs([0.0] * 6000, 1)
+
+
+def test_slos_scale_and_shares_hold():
+    programs = ConcordMix((1.0, 2.0, 0.0), 1.5).programs([0.0] * 300, 1)
+    assert {each.kind for each in programs} == {"latency", "deadline"}
+    assert {each.targets.deadline_s for each in programs} == {None, 30.0}
+
+
+def test_the_oracle_is_exact_and_the_noise_model_errs_as_stated():
+    names = [f"r{n}" for n in range(4000)]
+    bounds = [Noisy(length_error=0.5).length(name, 400) for name in names]
+    assert sum(bound.upper(0) >= 400 for bound in bounds) / len(bounds) == pytest.approx(0.9, abs=0.02)
+    assert sum(bound.lower(0) <= 400 for bound in bounds) / len(bounds) == pytest.approx(0.9, abs=0.02)
+    spreads = [sum(bound.upper(at) - bound.lower(at) for bound in bounds) for at in (0, 200, 350)]
+    assert spreads[0] > spreads[1] > spreads[2]  # refined: the bounds close in
+    assert all(bound.upper(at) > at and bound.lower(at) > at for bound in bounds[:50] for at in (0, 399, 400, 900))
+    exact = Noisy(length_error=0.0, graph_error=0.0)
+    assert exact.length("a", 400).upper(120) == Oracle().length("a", 400).upper(120) == 400
+    assert exact.seconds(program(), Speeds()) == Oracle().seconds(program(), Speeds())
+    assert Blind(300, 4000.0).length("a", 5).upper(0) == 300
+
+
+def test_goodput_may_count_requests():
+    tokens, requests = (Programs([program()], Oracle(), count=count).first()[0] for count in ("tokens", "requests"))
+    assert (tokens.estimate.goodput, requests.estimate.goodput) == (115.0, 1.0)
+    paced = Programs([single("l", Targets(2.0, 0.1, None, PATIENT_S), output=11)], Oracle(), count="requests")
+    (demand,) = paced.first()
+    assert not demand.estimate.each_token
+    assert demand.estimate.latest == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "field"),
+    [
+        (lambda: Program("p", 0.0, "k", (), whole(1.0)), "stages"),
+        (lambda: program(stages=(Stage(()),)), "stages"),
+        (lambda: Program("p", 0.0, "k", program().stages, Targets(1.0, 1.0)), "deadline_s"),
+        (lambda: Programs([program(), program()], Oracle()), "programs"),
+        (lambda: Programs([program()], Oracle(), count="bytes"), "count"),
+        (lambda: ConcordMix((0.0, 0.0, 0.0)), "shares"),
+        (lambda: ConcordMix(slo_scale=0.0), "slo_scale"),
+        (lambda: Noisy(length_error=math.inf), "length_error"),
+        (lambda: accumulated_shares([0.0, 0.0]), "seconds"),
+    ],
+)
+def test_bad_settings_are_refused(build, field):
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert caught.value.field == field
