@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 SAY_EVERY_S = 0.5
 LONGEST_S = 900.0  # wall time of an experiment over all its attempts
 PREVIEW_S = 10.0  # somebody waits
-PREVIEW_RUN_SHARE = 0.7  # of that for the runs; the rest is fetching, judging and the way there
-PROBE = 200  # requests that tell how fast this machine simulates
+PREVIEW_RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
+WARM_UP, PROBE = 30, 200  # requests that load what a run needs, and that tell how fast this machine simulates
+SLOWER_LATER = 1.5  # a request costs more once a queue has built up than in a probe
 POINTS = 100  # of a distribution
 
 
@@ -79,8 +80,6 @@ class Worker:
     # ---- the work -------------------------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        from controller.simulator.runner import run_once
-
         self._say("Reading the traffic", 0.0, always=True)
         simulated = read(self._row.spec)
         if self._preview:
@@ -89,15 +88,24 @@ class Worker:
         self._total = len(runs)
         for run in runs:
             if run.report is None:
-                one, began = simulated[run.variant], self._clock()
-                result = run_once(one, one.contenders[0], run.rate, run.seed, self._progress)
-                self._say(f"{run.label}: adding up", 1.0)
-                run.report = figures(result, one.warmup_s)
-                seconds = round(self._clock() - began, 3)
+                run.report, seconds = self._simulate(simulated[run.variant], run)
+                while self._preview and (shorter := self._still_shorter(simulated, seconds)):
+                    simulated = shorter
+                    run.report, seconds = self._simulate(simulated[run.variant], run)
                 steps.run_finish(lease=self._lease, run=run, report=run.report, seconds=seconds)
             self._done += 1
-            self._said = -SAY_EVERY_S if not self._preview else self._said
-        steps.experiment_finish(lease=self._lease, result=result_of(self._row, simulated, runs), spent_s=self._spent())
+        notes = [*self._row.notes, *self._notes(simulated)] if self._preview else None
+        result = result_of(self._row, simulated, runs)
+        steps.experiment_finish(lease=self._lease, result=result, notes=notes, spent_s=self._spent())
+
+    def _simulate(self, one: Simulated, run: ExperimentRun) -> tuple[dict[str, Any], float]:
+        """The report, and the wall seconds it took."""
+        from controller.simulator.runner import run_once
+
+        began = self._clock()
+        result = run_once(one, one.contenders[0], run.rate, run.seed, self._progress)
+        self._say(f"{run.label}: adding up", 1.0)
+        return figures(result, one.warmup_s), round(self._clock() - began, 3)
 
     def fail(self, error: str, field: str = "") -> None:
         try:
@@ -121,7 +129,7 @@ class Worker:
             rates=rates,
             seeds=simulated[0].seeds,
             knee=knee,
-            notes=[*self._row.notes, *self._notes(simulated)],
+            notes=() if self._preview else [*self._row.notes, *self._notes(simulated)],
         )
         self._row.knee = knee
         return list(self._row.runs.order_by("number"))
@@ -152,18 +160,34 @@ class Worker:
         from controller.simulator.runner import run_once
 
         first = simulated[0]
-        replays = [one.workload for one in simulated if isinstance(one.workload, Replay)]
-        requests = len(replays[0].requests) if replays else 0
+        requests = self._requests(simulated)
         if requests <= PROBE:
             return list(simulated)
-        began = self._clock()
-        run_once(replace(first, workload=replays[0].newest(PROBE)), first.contenders[0], None, 1)
-        each = max(1e-6, (self._clock() - began) / PROBE)
+        began = 0.0
+        for count in (WARM_UP, PROBE):
+            began = self._clock()
+            run_once(newest(first, count), first.contenders[0], None, 1)
+        each = max(1e-6, SLOWER_LATER * (self._clock() - began) / PROBE)
         left = PREVIEW_S * PREVIEW_RUN_SHARE - self._spent()
-        fit = min(requests, max(PROBE, int(left / (len(simulated) * each))))
-        self._left_out = requests - fit
-        shorter = zip(simulated, replays, strict=True)
-        return [replace(one, workload=replay.newest(fit)) for one, replay in shorter]
+        return self._newest(simulated, min(requests, max(PROBE, int(left / (len(simulated) * each)))))
+
+    def _still_shorter(self, simulated: Sequence[Simulated], seconds: float) -> list[Simulated] | None:
+        """Fewer requests, where as much time as the first run took is not left for the others. None: it is."""
+        others = len(simulated) - 1
+        left = PREVIEW_S * PREVIEW_RUN_SHARE - self._spent()
+        requests = self._requests(simulated)
+        if self._done or requests <= PROBE or others * seconds <= left:
+            return None
+        share = max(0.0, left) / (len(simulated) * SLOWER_LATER * seconds)
+        return self._newest(simulated, max(PROBE, int(share * requests)))
+
+    def _newest(self, simulated: Sequence[Simulated], count: int) -> list[Simulated]:
+        self._left_out += self._requests(simulated) - count
+        return [newest(one, count) for one in simulated]
+
+    def _requests(self, simulated: Sequence[Simulated]) -> int:
+        first = simulated[0].workload
+        return len(first.requests) if isinstance(first, Replay) else 0
 
     # ---- progress -------------------------------------------------------------------------------------------------
 
@@ -208,6 +232,11 @@ class Worker:
             send_experiment({"slug": self._row.slug, "state": state, "progress": round(progress, 4), "step": step})
         except LiveUnavailable as error:
             log.debug("progress of %s was not sent: %s", self._row.slug, error)
+
+
+def newest(one: Simulated, count: int) -> Simulated:
+    """On the newest requests of its replay alone."""
+    return replace(one, workload=one.workload.newest(count)) if isinstance(one.workload, Replay) else one
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

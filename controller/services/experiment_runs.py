@@ -105,8 +105,12 @@ def run_finish(*, lease: Lease, run: ExperimentRun, report: Mapping[str, Any], s
         ExperimentRun.objects.filter(pk=run.pk).update(report=dict(report), seconds=seconds)
 
 
-def experiment_finish(*, lease: Lease, result: Mapping[str, Any], spent_s: float) -> None:
-    _end(lease, Experiment.State.DONE, spent_s, result=dict(result), progress=1.0, step="")
+def experiment_finish(
+    *, lease: Lease, result: Mapping[str, Any], spent_s: float, notes: Sequence[str] | None = None
+) -> None:
+    """`notes` None: those of the plan stay."""
+    said = {} if notes is None else {"notes": list(notes)}
+    _end(lease, Experiment.State.DONE, spent_s, result=dict(result), progress=1.0, step="", **said)
 
 
 def experiment_fail(*, lease: Lease, error: str, field: str = "", spent_s: float = 0.0) -> None:

@@ -27,6 +27,12 @@ def said(monkeypatch):
     return heard
 
 
+@pytest.fixture
+def talkative(monkeypatch):
+    """A word at every step, however quick the runs are."""
+    monkeypatch.setattr(worker, "SAY_EVERY_S", 0.0)
+
+
 def fresh(row):
     return Experiment.objects.get(pk=row.pk)
 
@@ -134,7 +140,7 @@ def test_an_experiment_whose_worker_dies_each_time_is_given_up():
 
 
 @pytest.mark.parametrize("what", [experiment_cancel, experiment_remove])
-def test_a_cancelled_or_removed_one_stops_at_its_next_word(what, monkeypatch):
+def test_a_cancelled_or_removed_one_stops_at_its_next_word(what, monkeypatch, talkative):
     row = data.experiment()
     real = steps.experiment_progress
 
@@ -217,7 +223,7 @@ def test_recorded_traffic_is_replayed_with_its_own_targets_and_times():
     assert "3 of 60 requests never got their answer" in row.notes[0]
 
 
-def test_a_preview_goes_between_two_words_of_an_experiment(monkeypatch):
+def test_a_preview_goes_between_two_words_of_an_experiment(monkeypatch, talkative):
     row = data.experiment(seeds=[1, 2])
     asked = []
     real = steps.experiment_progress
