@@ -119,7 +119,7 @@ def test_an_instance_is_drained_after_a_question_and_that_is_recorded(visit):
     page.get_by_role("button", name="Drain").click()
     dialog.get_by_role("button", name="Drain").click()
     expect(page.get_by_role("status")).to_contain_text("nothing new is sent there")
-    expect(page.get_by_role("button", name="Drain")).to_have_count(0)
+    expect(page.get_by_role("button", name="Drain", exact=True)).to_have_count(0)
     expect(page.get_by_role("listitem").filter(has_text="operator drained instance engine-1")).to_be_visible()
 
 
