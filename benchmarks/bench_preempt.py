@@ -318,11 +318,11 @@ def run(args: argparse.Namespace, program: Program) -> dict[str, Any]:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_preempt", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--layers", type=int, default=8, help="at least two")
-    add("--hidden", type=int, default=512)
-    add("--tokens", type=int, default=1024, help="of the prompt that is preempted")
-    add("--chunk-tokens", type=int, default=256)
-    add("--signals", type=int, default=240, help="for each boundary")
+    add("--layers", type=int, default=6, help="at least two")
+    add("--hidden", type=int, default=384)
+    add("--tokens", type=int, default=768, help="of the prompt that is preempted")
+    add("--chunk-tokens", type=int, default=192)
+    add("--signals", type=int, default=200, help="for each boundary")
     add("--pairs", type=int, default=PAIRS, help="alternations of the throughput measurement")
     add("--device", default="cpu", choices=["cpu", "cuda"])
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
