@@ -127,7 +127,7 @@ def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[i
 
 def sweep(model: Model, mix: str, rate: float, per_task: int, seeds: Sequence[int]) -> Table:
     """SCORPIO's own settings at one load: what "at its best" was taken from."""
-    cases: list[tuple[str, Contender]] = []
+    cases: list[tuple[str, Contender]] = [("at its best: no credits, puts off, margin_s 0.2", CONTENDERS[SCORPIO])]
     for credits in (True, False):
         base = CONTENDERS[PUBLISHED] if credits else replace(CONTENDERS[PUBLISHED], engine={})
         name = "credits" if credits else "no credits"

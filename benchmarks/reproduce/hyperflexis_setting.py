@@ -61,7 +61,9 @@ CONTENDERS = {
     "round robin": Contender("round robin", "round_robin"),
     "engine priority by class": Contender("engine priority by class", "engine_priority_class"),
     "SCORPIO as published": Contender("SCORPIO as published", "scorpio", {}, CREDITS),
-    "SCORPIO at its best": Contender("SCORPIO at its best", "scorpio", {"admission": {"refuse": False}}),
+    "SCORPIO at its best": Contender(
+        "SCORPIO at its best", "scorpio", {"admission": {"refuse": False, "margin_s": 0.2}}
+    ),
     "hyperflexis (as printed)": Contender("hyperflexis (as printed)", "hyperflexis"),
     "slackline": Contender("slackline", "slackline"),
 }
