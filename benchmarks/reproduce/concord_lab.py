@@ -92,12 +92,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run earned. Goodput per second of arrivals; throughput: generated tokens per second of the run."""
+    """What a run earned. Goodput per second of arrivals; throughput: generated tokens per second of the run,
+    processed: prompt tokens too."""
 
     tokens_per_s: float
     requests_per_s: float
     attained: float
     throughput: float
+    processed: float
     calls: int
     by_kind: Mapping[str, float]
     ttft: tuple[float, float]
@@ -198,6 +200,7 @@ def _figures(result: SimulationResult, span: float) -> Figures:
         requests_per_s=sum(program.attained for program in programs) / span,
         attained=sum(program.attained for program in programs) / len(programs),
         throughput=sum(use.generated_tokens for use in result.instances) / result.ended_at,
+        processed=sum(use.generated_tokens + use.prompt_tokens for use in result.instances) / result.ended_at,
         calls=len(result.records),
         by_kind={kind: sum(p.attained for p in found) / len(found) for kind, found in sorted(by_kind.items())},
         ttft=_shares([record.ttft_s for record in latency]),
