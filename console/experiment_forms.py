@@ -22,6 +22,7 @@ from workers.shipped_profiles import profile_names
 
 CONTENDERS = 4
 CHANGE_MAX = 16
+USUAL_PROFILE = "llama-3.1-8b-a100"
 SEEDS_MAX = 5
 KINDS = (("window", "Recorded traffic"), ("trace", "A registered trace"), ("mix", "A mix or a generator"))
 MIXES = (
@@ -110,6 +111,8 @@ class ExperimentForm(forms.Form):
         fields["rate"].unit = fields["rates"].unit = "requests/s"
         for name in (*NEEDED, *OWN):  # where their kind of traffic or fleet is chosen: no "(optional)" beside them
             fields[name].needed = True
+        if USUAL_PROFILE in dict(fields["profile"].choices):
+            fields["profile"].initial = USUAL_PROFILE
         now = timezone.now().replace(microsecond=0)
         self.initial.setdefault("since", now - timedelta(hours=1))
         self.initial.setdefault("until", now)
@@ -203,11 +206,15 @@ class ExperimentForm(forms.Form):
             found["rates"] = self.cleaned_data["rates"]
         return found
 
+    def _trace_name(self) -> str:
+        choices: Any = self.fields["trace"].choices  # type: ignore[attr-defined]
+        return str(dict(choices)[self.cleaned_data["trace"]]).rsplit(" (", 1)[0][:50]
+
     def default_name(self, contenders: Sequence[Mapping[str, Any]]) -> str:
         data = self.cleaned_data
         traffic = {
             "window": lambda: f"{data['since']:%d %b %H:%M} to {data['until']:%H:%M} UTC",
-            "trace": lambda: dict(self.fields["trace"].choices).get(data["trace"], "trace"),  # type: ignore[attr-defined]
+            "trace": self._trace_name,
             "mix": lambda: dict(MIXES)[data["mix"]],
         }[data["kind"]]()
         return f"{traffic}: {' against '.join(labels_of(contenders))}"[:120]

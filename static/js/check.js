@@ -26,8 +26,8 @@ function showErrors(input, texts) {
 
 function showAll(form, errors, touched) {
   for (const input of form.querySelectorAll("input[id], select[id]")) {
-    const texts = touched.has(input.name) ? errors[input.name] || [] : [];
-    if (input.type !== "hidden") showErrors(input, texts);
+    // What the server said of a field that nobody touched since stays.
+    if (input.type !== "hidden" && touched.has(input.name)) showErrors(input, errors[input.name] || []);
   }
 }
 

@@ -251,3 +251,18 @@ def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
     expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
     os.kill(stack.pid("analysis"), signal.SIGKILL)
     expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=2 * DONE_S)
+
+
+def test_what_the_server_found_wrong_stays_until_it_is_touched(visit, trouble):
+    trouble.expected = ("422",)
+    page = visit("operator", "/classes/")
+    page.get_by_role("link", name="Change interactive").click()
+    page.get_by_label("First token within").fill("0")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#id_ttft_s_error")).to_be_visible()
+    page.get_by_label("Title").fill("Something else")
+    page.wait_for_timeout(1500)
+    expect(page.locator("#id_ttft_s_error")).to_be_visible()
+    page.get_by_label("First token within").fill("0.7")
+    expect(page.locator("#id_ttft_s_error")).to_have_count(0)
