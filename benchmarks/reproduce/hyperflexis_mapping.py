@@ -88,11 +88,11 @@ def figure_5(
             "judged by what the mapping assigned, as in Fig. 6; round robin queues nothing in the gateway, so the "
             f"mapping sees no contention and assigns tight targets. By Table 1's own targets: {tabled[label]:.2f} times"
         )
-        text = f"attainment over round robin with mapped priorities, times ({label})"
+        text = f"{label}: attainment over round robin, priorities mapped, times"
         made.append(
             Claim("HyperFlexis", "Fig. 5", text, 7.02, round(ratio, 3), ratio >= 7.02, where + setting, seeds, reason)
         )
-        text = f"2-task: at most so much slower than round robin, s ({label})"
+        text = f"{label}, 2-task: at most so much slower than round robin, s"
         worst = round(slower[label], 3)
         made.append(
             Claim("HyperFlexis", "Fig. 5", text, 1.35, worst, worst <= 1.35, "2-task, all loads" + setting, seeds)
@@ -148,7 +148,7 @@ def figure_6(
         plots.append(_plot(label, results[0], tasks))
         progress(f"Fig. 6: {label}")
     setting = f"{model}, 1 worker, 15 to 60 requests/s in steps of {gap:g} s"
-    text = "seconds of the last phase in which P0 to P2 keep their mean TTFT, share ({})"
+    text = "{}: seconds of the last phase in which P0 to P2 keep their mean TTFT, share"
     shown = "the paper shows the curves, not a number: its statement is that all are kept"
     short = (
         "on this profile the last phase is about 1.3 times what one worker bears: who is put off differs (the table "

@@ -99,7 +99,7 @@ def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[i
 
     def add(what: str, mix: str, theirs: float, ours: float, label: str, where: str, reason: str) -> None:
         reached = ours >= theirs
-        text = f"{mix}: {what} ({label})"
+        text = f"{label}, {mix}: {what}"
         why = "" if reached else reason
         made.append(Claim("HyperFlexis", "Fig. 3", text, theirs, round(ours, 4), reached, where + setting, seeds, why))
 

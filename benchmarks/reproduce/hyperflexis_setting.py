@@ -67,7 +67,7 @@ CONTENDERS = {
     "hyperflexis (as printed)": Contender("hyperflexis (as printed)", "hyperflexis"),
     "slackline": Contender("slackline", "slackline"),
 }
-OURS = ("hyperflexis (as printed)", "slackline")
+OURS = ("slackline", "hyperflexis (as printed)")
 
 
 @cache

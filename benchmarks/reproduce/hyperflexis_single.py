@@ -85,10 +85,10 @@ def _single_claims(name: str, knees: dict[str, float], seeds: Sequence[int]) -> 
     made = []
     for ours in OURS:
         for other in ("ALADDIN", "simulated annealing"):
-            text = f"rate at 90 % over {other}, times; the paper: at least 1 ({ours})"
+            text = f"{ours}: rate at 90 % over {other}, times; the paper: at least 1"
             ratio = round(knees[ours] / knees[other], 3)
             made.append(Claim("HyperFlexis", "Fig. 7", text, 1.0, ratio, None, setting, seeds, reason))
-    text = f"{name}: 90 % point on WikiSQL alone, requests/s ({PRINTED})"
+    text = f"{PRINTED}: {name}, 90 % point on WikiSQL alone, requests/s"
     why = "the profile's factor was chosen for this: it places our requests/s beside the paper's"
     found = round(knees[PRINTED], 2)
     made.append(Claim("HyperFlexis", "Fig. 7", text, FIG7_QPS.get(name), found, None, setting, seeds, why))
@@ -133,7 +133,7 @@ def figure_8(
                 rows += [[what, label, ours, factor, p.attainment, p.e2e_s, p.cost] for label, p in points.items()]
                 met = [point.attainment for point in points.values()]
                 spreads.append(100 * (max(met) - min(met)))
-            text = f"{what} interval: largest difference in attainment, points; the paper: minimal ({ours})"
+            text = f"{ours}: {what} interval, largest difference in attainment, points; the paper: minimal"
             worst = round(max(spreads), 2)
             reason = "the paper gives no number; 5 points are taken for its 'minimal'"
             setting = f"{name}, 4-task, {', '.join(label for label, _ in settings)}"

@@ -93,12 +93,12 @@ def figure_4(
     )
     claims = []
     for label, (ratio, where) in best.items():
-        text = f"P/D attainment over round robin, times ({label})"
+        text = f"{label}: P/D attainment over round robin, times"
         claims.append(
             Claim("HyperFlexis", "Fig. 4", text, 2.54, round(ratio, 3), ratio >= 2.54, where + setting, seeds)
         )
     for label, (percent, where) in faster.items():
-        text = f"P/D mean latency below round robin, % ({label})"
+        text = f"{label}: P/D mean latency below round robin, %"
         reached, why = percent >= 31.82, "" if percent >= 31.82 else reason
         claims.append(
             Claim("HyperFlexis", "Fig. 4", text, 31.82, round(percent, 2), reached, where + setting, seeds, why)
