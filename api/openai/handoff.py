@@ -81,7 +81,7 @@ class Handoff:
     # ---- what the runtime says ------------------------------------------------------------------------------------
 
     def for_dispatcher(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
-        """Learn of roles; decode instances are the migrator's alone. One that becomes one is gone for the dispatcher."""
+        """Learn of roles; decode instances are the migrator's: one that becomes one is gone for the dispatcher."""
         if not any(isinstance(event, ev.InstanceUp) for event in events):
             return events
         told: list[ev.Event] = []
