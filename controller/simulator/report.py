@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from controller.core.types import Outcome
-from controller.simulator.results import SimRecord, SimulationResult
+from controller.simulator.results import ProgramRecord, SimRecord, SimulationResult
 from controller.slo.attainment import quantile
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -63,8 +63,27 @@ def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
         "cost": result.cost,
         "utilisation": _utilisation(result),
         "preemptions": sum(use.preemptions for use in result.instances),
+        "programs": of_programs(result.programs),
         "queue": queue_over_time(result),
         "decisions": [{"at_s": d.at, "kind": d.kind, "reason": d.reason} for d in result.decisions],
+    }
+
+
+def of_programs(programs: Sequence[ProgramRecord]) -> dict[str, Any]:
+    """By kind: share that kept its promise, tokens earned of those there were, end-to-end quantiles of those ended."""
+    kinds: dict[str, list[ProgramRecord]] = defaultdict(list)
+    for program in programs:
+        kinds[program.kind].append(program)
+    return {
+        kind: {
+            "programs": len(found),
+            "calls": sum(program.calls for program in found),
+            "attainment": sum(program.attained for program in found) / len(found),
+            "goodput": sum(program.earned for program in found),
+            "tokens": sum(program.tokens for program in found),
+            "e2e_s": _quantiles(sorted(program.e2e_s for program in found if program.e2e_s is not None)),
+        }
+        for kind, found in sorted(kinds.items())
     }
 
 

@@ -13,6 +13,7 @@ from controller.simulator.concord_mix import KINDS, ConcordMix
 from controller.simulator.foresight import Blind, Noisy, Oracle
 from controller.simulator.mixes import PATIENT_S
 from controller.simulator.programs import Call, Program, Programs, Speeds, Stage, accumulated_shares
+from controller.simulator.report import report
 from tests.controller.simulator.runs import SMALL, facts
 
 WIDE = replace(SMALL, max_num_seqs=64, kv_tokens=65_536)
@@ -73,6 +74,16 @@ def test_stages_are_released_when_all_calls_and_the_tool_have_ended():
     (found,) = result.programs
     assert (found.stages, found.calls, found.tokens, found.attained, found.earned) == (2, 3, 115, True, 115)
     assert found.e2e_s == pytest.approx(by_stage["p/1.0"].at + by_stage["p/1.0"].e2e_s - 1.0)
+
+
+def test_the_report_has_programs_by_kind():
+    result = play([program(), single("s", whole(1e-3))])
+    found = report(result)["programs"]
+    assert (found["compound"]["programs"], found["compound"]["calls"], found["compound"]["attainment"]) == (1, 3, 1.0)
+    assert found["compound"]["goodput"] == found["compound"]["tokens"] == 115
+    assert (found["single"]["attainment"], found["single"]["goodput"], found["single"]["tokens"]) == (0.0, 0, 411)
+    compound = next(each for each in result.programs if each.kind == "compound")
+    assert found["compound"]["e2e_s"]["p50"] == compound.e2e_s
 
 
 @pytest.mark.parametrize(("margin", "earned"), [(1e-6, 411), (-0.01, 0)])
