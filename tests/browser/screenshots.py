@@ -93,7 +93,7 @@ def go(page: Page, path: str) -> None:
         return
     page.goto("/requests/?attained=no")
     page.locator("#request-rows th a").first.click()
-    page.wait_for_url("**/requests/req-*")
+    page.wait_for_url("**/requests/req-*/")
     if path == COMPARED:
         page.get_by_role("link", name="Compare with one that made it").click()
 
