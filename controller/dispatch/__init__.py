@@ -1,7 +1,7 @@
 """The dispatcher: queue, shadow state of the instances, pacing, and the policy sets to build one from."""
 
 from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
-from controller.dispatch.migrator import Migrator, MigratorConfig
+from controller.dispatch.migrator import Migrator
 from controller.dispatch.placements import MIGRATIONS
 from controller.dispatch.policy_sets import (
     DEFAULT_POLICY_SET,
@@ -11,6 +11,7 @@ from controller.dispatch.policy_sets import (
     build_migrator,
 )
 from controller.dispatch.queue import QueueView
+from controller.dispatch.transfers import MigratorConfig
 
 __all__ = [
     "DEFAULT_POLICY_SET",

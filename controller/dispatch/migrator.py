@@ -12,88 +12,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.errors import ConfigError
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
 from controller.dispatch.placements import Choice, Order, Placement, Prefilled
 from controller.dispatch.shadow import Worker
-
-MIGRATION_RANKS = ("none", "tpot")
-
-
-@dataclass(frozen=True, slots=True)
-class MigratorConfig:
-    """`placed_timeout_s`: until blocks are reserved; `moving_timeout_s`: until the KV is there. `retry_s`: before a
-    request that found no room at an engine is placed again, and doubled with each failure where all instances failed
-    it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
-    wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
-    its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
-    told about urgency.
-    """
-
-    placed_timeout_s: float = 5.0
-    moving_timeout_s: float = 30.0
-    retry_s: float = 0.05
-    max_failures: int = 6
-    hold_s: float = 60.0
-    scan_limit: int = 16
-    engine_rank: str = "tpot"
-
-    def __post_init__(self) -> None:
-        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive seconds", field=name)
-        for name in ("max_failures", "scan_limit"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", field=name)
-        if self.engine_rank not in MIGRATION_RANKS:
-            raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
-
-
-class State(StrEnum):
-    PREFILLING = "prefilling"  # known before its prefill ended: one-shot placements choose then
-    WAITING = "waiting"
-    PLACED = "placed"
-    MOVING = "moving"
-    COMMITTED = "committed"
-
-
-class Transfer:
-    """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
-
-    __slots__ = (
-        "excluded",
-        "failures",
-        "kv_tokens",
-        "not_before",
-        "since",
-        "source",
-        "stage",
-        "state",
-        "target",
-    )
-
-    def __init__(self, request: Request, source: str, now: float) -> None:
-        self.stage = Prefilled(request, now)
-        self.source = source
-        self.target = ""
-        self.state = State.PREFILLING
-        self.since = now
-        self.kv_tokens = 0
-        self.failures = 0
-        self.not_before = -math.inf
-        self.excluded: set[str] = set()
-
-    @property
-    def request(self) -> Request:
-        return self.stage.request
+from controller.dispatch.transfers import MigratorConfig, State, Transfer
 
 
 class Migrator:
@@ -106,6 +34,7 @@ class Migrator:
         self._roster = Roster()
         self._transfers: dict[str, Transfer] = {}
         self._waiting: list[tuple[Order, Transfer]] = []  # in the placement's order
+        self._hopeless: list[tuple[Order, Transfer]] = []  # the same, of those that wait for all others
         self._moving: dict[str, Transfer] = {}  # placed or moving
         self._serial = 0
         self._now = 0.0
@@ -136,7 +65,7 @@ class Migrator:
                 self._roster.handle(event)
         if self._moving:
             self._undo_overdue(now, actions)
-        if self._waiting:
+        if self._waiting or self._hopeless:
             self._place_waiting(now, actions)
         wake_at = self._wake(now)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
@@ -147,7 +76,7 @@ class Migrator:
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._hopeless)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
@@ -269,11 +198,17 @@ class Migrator:
     # ---- placing ---------------------------------------------------------------------------------------------------
 
     def _place_waiting(self, now: float, actions: list[ev.Action]) -> None:
+        """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
+        if not self._scan(list(self._waiting), now, actions):
+            self._scan(list(self._hopeless), now, actions)
+
+    def _scan(self, waiting: Sequence[tuple[Order, Transfer]], now: float, actions: list[ev.Action]) -> int:
+        """How many were looked at and found no place."""
         skipped = 0
-        for _, transfer in list(self._waiting):
+        for _, transfer in waiting:
             if skipped >= self.config.scan_limit:
                 break
-            if transfer.not_before > now:
+            if transfer.not_before > now or (not transfer.hopeless and self._turns_hopeless(transfer, now)):
                 continue
             if transfer.target:  # chosen when the prefill was sent
                 self._place(transfer, "one_shot", now, actions)
@@ -289,6 +224,16 @@ class Migrator:
             else:
                 self._assign(transfer, choice, now)
                 self._place(transfer, choice.reason, now, actions)
+        return skipped
+
+    def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
+        able = self._decoders(transfer.request)
+        if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
+            return False
+        self._leave_state(transfer)
+        transfer.hopeless = True
+        insort(self._hopeless, (self.placement.order(transfer.stage), transfer), key=_order)
+        return True
 
     def _candidates(self, transfer: Transfer) -> list[Worker]:
         """Decode instances of its model with KV room for the prompt; those that failed it only if there is no other."""
@@ -372,23 +317,27 @@ class Migrator:
         self._leave_state(transfer)
         transfer.state, transfer.since = state, now
         if state is State.WAITING:
-            insort(self._waiting, (self.placement.order(transfer.stage), transfer), key=_order)
+            insort(self._queue(transfer), (self.placement.order(transfer.stage), transfer), key=_order)
         elif state in (State.PLACED, State.MOVING):
             self._moving[transfer.request.id] = transfer
 
     def _leave_state(self, transfer: Transfer) -> None:
         self._moving.pop(transfer.request.id, None)
         if transfer.state is State.WAITING:
-            del self._waiting[bisect_left(self._waiting, self.placement.order(transfer.stage), key=_order)]
+            queue = self._queue(transfer)
+            del queue[bisect_left(queue, self.placement.order(transfer.stage), key=_order)]
+
+    def _queue(self, transfer: Transfer) -> list[tuple[Order, Transfer]]:
+        return self._hopeless if transfer.hopeless else self._waiting
 
     def _wake(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
         at = min((t.since + self._limit(t) for t in self._moving.values()), default=math.inf)
-        if self._waiting:
+        if self._waiting or self._hopeless:
             # Pace falls while they wait: a request becomes hopeless by time alone.
             steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
             at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            turns = ((t.not_before, t.since + self.config.hold_s) for _, t in self._waiting)
+            turns = ((t.not_before, t.since + self.config.hold_s) for _, t in (*self._waiting, *self._hopeless))
             at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
         return at
 

@@ -18,6 +18,7 @@ from controller.core.types import Request
 from controller.dispatch.shadow import Worker
 
 Order = tuple[float, float, str]
+NOBODY = 1e-9  # how far apart (seconds a token) an idle instance is from any TPOT: worse than equal, better than unlike
 
 
 class Prefilled(NamedTuple):
@@ -58,6 +59,10 @@ class Placement(Protocol):
         """One of `workers` (each has KV room for the prompt), or None: wait for an event or the next step."""
         ...
 
+    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+        """From now on it is placed only when no other waits."""
+        ...
+
 
 MIGRATIONS: Registry[type[Placement]] = Registry("migration")
 
@@ -77,8 +82,11 @@ class TpotBudget:
     A request fits an instance if eq. 2 with it in the batch is at most `share` of the tightest TPOT there and of its
     own pace (its TPOT less what waiting has cost it so far), if a slot is free and if the KV of its prompt and expected
     answer fits. The maturity of a decode instance is the end of its next step, now + E_d (H6): the smallest E_d first.
-    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; it goes where eq. 2
-    with it harms nobody that is there, and binds nobody after it. Cost: linear in decode instances.
+    Eq. 2 is taken with the context that the batch has after `growth` of the answers still to come, 0.5 being the mean
+    over their time here (0 is the paper's: what fits now no longer does when contexts have grown).
+    The branch that Alg. 1 lacks: a request that could not keep its pace even alone is hopeless; once nobody waits who
+    can still make it, it goes where eq. 2 with it harms nobody that is there, and binds nobody after it. Cost: linear
+    in decode instances.
     """
 
     name: ClassVar[str] = "tpot_budget"
@@ -87,8 +95,11 @@ class TpotBudget:
     @dataclass(frozen=True, slots=True)
     class Config:
         share: float = 1.0
+        growth: float = 0.5
 
         def __post_init__(self) -> None:
+            if not 0 <= self.growth <= 1:
+                raise ConfigError("growth must lie in [0, 1]", field="growth")
             if not 0 < self.share <= 1:
                 raise ConfigError("share must lie in (0, 1]", field="share")
 
@@ -101,19 +112,47 @@ class TpotBudget:
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
         request = stage.request
         pace = self.config.share * stage.pace_s(now)
-        hopeless = True
-        for worker in sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id)):
-            hopeless = hopeless and worker.latency.decode(1, request.prompt_tokens) > pace
+        hopeless = self.hopeless(stage, workers, now)
+        for worker in self.rank(request, workers):
             roomy = worker.free_slots > 0 and (stage.kv_tokens < worker.free_tokens() or not worker.outstanding)
             if not roomy:
                 continue
-            step = worker.decode_with(request.prompt_tokens + 1)
+            grown = self.config.growth * (worker.expected_tokens + request.output_tokens)
+            step = worker.decode_with(request.prompt_tokens + 1 + round(grown))
             allowed = self.config.share * worker.tightest_tpot()
             if step <= min(allowed, pace):
                 return Choice(worker, "fits_tpot")
             if hopeless and step <= allowed:
                 return Choice(worker, "hopeless_harmless", binds=False)
         return None
+
+    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+        """Not even alone on an idle instance could it keep its pace."""
+        pace, prompt = self.config.share * stage.pace_s(now), stage.request.prompt_tokens
+        return all(worker.latency.decode(1, prompt) > pace for worker in workers)
+
+    def rank(self, request: Request, workers: Sequence[Worker]) -> list[Worker]:
+        """In which order instances are asked: the next step that ends first."""
+        return sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id))
+
+
+@MIGRATIONS.register("tpot_grouped")
+class TpotGrouped(TpotBudget):
+    """`tpot_budget` that keeps like with like: asked first are instances whose tightest TPOT is the request's own, then
+    idle ones, then the others by the difference, so that one tight request does not hold every instance to its pace.
+    Ours; the same cost."""
+
+    name: ClassVar[str] = "tpot_grouped"
+
+    def rank(self, request: Request, workers: Sequence[Worker]) -> list[Worker]:
+        own = request.targets.tpot_s
+
+        def cost(worker: Worker) -> tuple[float, float, int, str]:
+            kept = worker.tightest_tpot()
+            apart = abs(kept - own) if math.isfinite(kept) else NOBODY
+            return (apart, worker.decode_s(), worker.last_sent, worker.id)
+
+        return sorted(workers, key=cost)
 
 
 @MIGRATIONS.register("least_outstanding")
@@ -137,6 +176,9 @@ class LeastOutstanding:
         worker = least_loaded(workers)
         return None if worker is None else Choice(worker, "least_outstanding")
 
+    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+        return False
+
 
 @MIGRATIONS.register("round_robin")
 class RoundRobin:
@@ -158,6 +200,9 @@ class RoundRobin:
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
         worker = min(workers, key=lambda w: (w.last_sent, w.id), default=None)
         return None if worker is None else Choice(worker, "round_robin")
+
+    def hopeless(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> bool:
+        return False
 
 
 @MIGRATIONS.register("one_shot")

@@ -15,9 +15,10 @@ from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
 from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
-from controller.dispatch.migrator import Migrator, MigratorConfig
+from controller.dispatch.migrator import Migrator
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.placements import MIGRATIONS
+from controller.dispatch.transfers import MigratorConfig
 
 DEFAULT_POLICY_SET = "slackline"
 
@@ -92,7 +93,7 @@ POLICY_SETS: dict[str, PolicySet] = {
     "slackline": PolicySet(
         "Apparent tardiness cost, admission probability, eq. 5 kept at every event, hopeless requests last.",
         "apparent_tardiness_cost", "ttft_probability", "earliest_maturity", "backlog", {"engine_rank": "deadline"},
-        migration="tpot_budget",
+        migration="tpot_grouped",
     ),
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Role
 from controller.dispatch import MIGRATIONS, build_dispatcher, build_migrator
-from controller.dispatch.migrator import State
 from controller.dispatch.placements import Prefilled
+from controller.dispatch.transfers import State
 from tests.controller.dispatch.fleet import kinds, request, sends
 from tests.controller.dispatch.fleet import up as serve
 
@@ -377,3 +377,37 @@ def test_whatever_is_said_the_books_balance(script, name):
         made.handle([ev.Finished(rid, 10)], now)
     assert all(state.running == state.waiting == 0 for state in made.fleet(now))
     assert made.waiting() == 0
+
+
+def test_the_hopeless_wait_for_all_who_can_still_make_it():
+    """One slot: `lost` (pace below any step) is first by TPOT, `fine` comes later and goes first."""
+    made = migrator(slots=1)
+    made.handle([done("running", tpot=0.05, output=100)], 0.0)
+    commit(made, "running")
+    made.handle([done("lost", tpot=0.001)], 0.0)
+    made.handle([done("fine", 0.1, tpot=0.1, output=100)], 0.1)
+    assert made.waiting() == 2
+    assert places(made.handle([ev.Finished("running", 100)], 0.2)) == [("fine", "d0")]
+    commit(made, "fine", now=0.2)
+    assert places(made.handle([ev.Finished("fine", 100)], 1.0)) == [("lost", "d0")]
+
+
+def test_the_context_still_to_come_counts():
+    """10 ms + 0.01 ms a token: a prompt of 500 takes 15 ms now, and 20 ms half-way through 1,000 tokens."""
+    for growth, expected in ((0.0, [("a", "d0")]), (0.5, [])):
+        made = build_migrator("hyperflexis", {"migration": {"growth": growth}})
+        slow = LatencyCoefficients(0.01, 1e-4, 0.0, 0.01, 1e-5, 0.0)
+        made.handle([ev.InstanceUp(InstanceSpec("d0", "m", latency=slow, role=Role.DECODE))], 0.0)
+        assert places(made.handle([done("a", prompt=500, output=1000, tpot=0.018)], 0.0)) == expected
+
+
+def test_grouping_keeps_loose_ones_away_from_tight_ones():
+    made = migrator(decoders=2, migration={"name": "tpot_grouped"})
+    assert places(made.handle([done("tight", tpot=0.03), done("loose", tpot=0.3)], 0.0)) == [
+        ("tight", "d0"),
+        ("loose", "d1"),
+    ]
+    assert places(made.handle([done("tight2", tpot=0.03), done("loose2", tpot=0.3)], 0.0)) == [
+        ("tight2", "d0"),
+        ("loose2", "d1"),
+    ]

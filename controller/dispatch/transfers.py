@@ -1,0 +1,83 @@
+"""One decode stage on its way: its states, what is remembered of it, and the migrator's bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controller.core.errors import ConfigError
+from controller.core.types import Request
+from controller.dispatch.placements import Prefilled
+
+MIGRATION_RANKS = ("none", "tpot")
+
+
+@dataclass(frozen=True, slots=True)
+class MigratorConfig:
+    """`placed_timeout_s`: until blocks are reserved; `moving_timeout_s`: until the KV is there. `retry_s`: before a
+    request that found no room at an engine is placed again, and doubled with each failure where all instances failed
+    it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
+    wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
+    its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
+    told about urgency.
+    """
+
+    placed_timeout_s: float = 5.0
+    moving_timeout_s: float = 30.0
+    retry_s: float = 0.05
+    max_failures: int = 6
+    hold_s: float = 60.0
+    scan_limit: int = 16
+    engine_rank: str = "tpot"
+
+    def __post_init__(self) -> None:
+        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive seconds", field=name)
+        for name in ("max_failures", "scan_limit"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", field=name)
+        if self.engine_rank not in MIGRATION_RANKS:
+            raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
+
+
+class State(StrEnum):
+    PREFILLING = "prefilling"  # known before its prefill ended: one-shot placements choose then
+    WAITING = "waiting"
+    PLACED = "placed"
+    MOVING = "moving"
+    COMMITTED = "committed"
+
+
+class Transfer:
+    """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
+
+    __slots__ = (
+        "excluded",
+        "failures",
+        "hopeless",
+        "kv_tokens",
+        "not_before",
+        "since",
+        "source",
+        "stage",
+        "state",
+        "target",
+    )
+
+    def __init__(self, request: Request, source: str, now: float) -> None:
+        self.stage = Prefilled(request, now)
+        self.source = source
+        self.target = ""
+        self.state = State.PREFILLING
+        self.since = now
+        self.kv_tokens = 0
+        self.failures = 0
+        self.hopeless = False  # waits for all others
+        self.not_before = -math.inf
+        self.excluded: set[str] = set()
+
+    @property
+    def request(self) -> Request:
+        return self.stage.request
