@@ -199,6 +199,8 @@ class PreemptivePrefill(EngineScheduler):
             self._signal_if_wanted(now, actions)
             return
         self._forget_dead(actions)
+        if self._round:  # what they held may be room for somebody
+            self._choose(now)
         if self._paused is not None:
             self._drop_all_if_asked(now, actions)
             return
@@ -302,6 +304,7 @@ class PreemptivePrefill(EngineScheduler):
                 self._next = None
         if dead:
             self._after_steps()
+            self._look_for_room()
 
     def _give_back(self, seq: Seq) -> None:
         if holds(self._step, seq) or any(holds(task.step, seq) for task in self._suspended):

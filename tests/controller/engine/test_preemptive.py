@@ -161,6 +161,16 @@ def test_an_aborted_running_task_frees_the_device_at_a_boundary():
     assert engine.idle
 
 
+def test_the_room_of_an_aborted_running_task_goes_to_who_waited_for_it():
+    engine = build(kv_blocks=64, max_model_len=1024)
+    doomed = prompt("A", 0.0, 900, 60.0)
+    device = Device(engine, lambda step, seconds, used: used + 0.05).add(doomed, prompt("B", 0.1, 800, 80.0))
+    device.at(0.2, Aborted(doomed))
+    device.run()
+    assert device.ends == pytest.approx({"A": 0.2, "B": 1.05})
+    assert engine.idle
+
+
 def test_the_others_of_a_batch_go_on_when_one_hangs_up():
     engine = build()
     gone, stays = prompt("gone", 0.0, 1000, 30.0), prompt("stays", 0.0, 1000, 31.0)
