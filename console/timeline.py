@@ -111,6 +111,8 @@ def _queue(row: RequestRecord, whole: float) -> Track:
     if waited is not None:
         kind = "queue" if row.queue_s is not None else "bad"
         track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway's queue"))
+    if row.queue_s is None:  # no other line could say it
+        _due(track, row.target_ttft_s, whole, "first token due")
     if row.waiting_time_s is not None:
         _due(track, row.waiting_time_s, whole, "gives up")
     return track

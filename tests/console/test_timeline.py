@@ -48,6 +48,7 @@ def test_numbers_of_kept_tokens(kept, tokens, numbers):
 def test_a_request_never_sent_shows_its_wait_and_no_engine():
     shown = tracks(row(queue_s=None, ttft_s=None, tpot_s=None, e2e_s=2.0, attained=False, instance=""))
     assert shown["Queue"].note.startswith("never sent")
+    assert any(bar.title == "first token due after 1 s" for bar in shown["Queue"].bars)
     assert not {"Prefill", "Decode", "Engine"} & set(shown)
 
 
