@@ -72,6 +72,7 @@ class WeightManager:
     def __init__(self, store: WeightStore) -> None:
         self.store = store
         self.loading = False
+        self.order = ""  # whose load the newest one was, as its caller named it
         self.attempts: list[Attempt] = []  # of the newest load
 
     @property
@@ -80,11 +81,17 @@ class WeightManager:
             return "loading"
         return "present" if self.store.present else "absent"
 
-    async def load(self, sources: Sequence[Source]) -> bool:
-        """True once the weights are here; `attempts` says what was tried. Weights that are here already stay."""
+    def claim(self, order: str) -> bool:
+        """Begin a load, so that no other may: False when the weights are here already. The caller then runs `load`."""
         if self.store.present:
+            return False
+        self.loading, self.order, self.attempts = True, order, []
+        return True
+
+    async def load(self, sources: Sequence[Source], order: str = "") -> bool:
+        """True once the weights are here; `attempts` says what was tried. Weights that are here already stay."""
+        if not self.loading and not self.claim(order):
             return True
-        self.loading, self.attempts = True, []
         try:
             for source in sources:
                 if await self._try(source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +21,7 @@ class WeightEndpoints:
         self._manager = manager
         self._token = token
         self._awake = awake
+        self._task: asyncio.Task[bool] | None = None  # a load that nobody waits for
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
@@ -32,16 +34,27 @@ class WeightEndpoints:
         await exchange.reply(self._described())
 
     async def load(self, exchange: Exchange) -> None:
-        """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried."""
+        """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried.
+
+        With `background` true it answers 202 at once, and `GET /weights` says what becomes of it. `order` names the
+        load, so that a caller that was interrupted sees whether the newest load is its own.
+        """
         body = await exchange.json()
         self._check_token(body)
-        sources = _sources(body)
+        sources, order = _sources(body), fields.string(body, "order")
         if self._manager.loading:
             raise ApiError("weights are being loaded already", status=409)
-        loaded = await self._manager.load(sources)
+        if fields.boolean(body, "background") and self._manager.claim(order):
+            self._task = asyncio.create_task(self._run(sources, order))
+            return await exchange.reply({"loaded": False, **self._described()}, 202)
+        loaded = await self._run(sources, order)
+        await exchange.reply({"loaded": loaded, **self._described()}, 200 if loaded else 502)
+
+    async def _run(self, sources: list[Source], order: str) -> bool:
+        loaded = await self._manager.load(sources, order)
         if loaded:
             await self._awake()
-        await exchange.reply({"loaded": loaded, **self._described()}, 200 if loaded else 502)
+        return loaded
 
     async def send(self, exchange: Exchange) -> None:
         body = await exchange.json()
@@ -64,6 +77,7 @@ class WeightEndpoints:
         manager = self._manager
         return {
             "state": manager.state,
+            "order": manager.order,
             "bytes": manager.store.nbytes,
             "host_copy": manager.store.has_host_copy,
             "attempts": [attempt.to_json() for attempt in manager.attempts],
