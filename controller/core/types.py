@@ -92,6 +92,7 @@ class InstanceSpec:
     unit_cost: float = 1.0  # cost of one instance-second
     latency: LatencyCoefficients | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    selects: bool = False  # its engine chooses by value among all that it was sent: work held back is hidden from it
 
 
 class LatencyCoefficients(NamedTuple):

@@ -297,7 +297,7 @@ class StageDispatcher:
             chosen.append((entry, verdict.probability))
             used += request.prompt_tokens
             kv += need
-        if self._pacing.exact:
+        if self._pacing.exact and not worker.spec.selects:
             self._check_exact(worker, chosen, ttft, tpot, lone)
         for entry, probability in chosen:
             self._send(lane, worker, entry, room, probability, now, actions)

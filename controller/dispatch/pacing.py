@@ -209,9 +209,11 @@ class Backlog:
         self.config = config or self.Config()
 
     def ready(self, worker: Worker, now: float) -> bool:
-        return worker.free_slots > 0
+        return worker.free_slots > 0 or worker.spec.selects
 
     def room(self, worker: Worker, ttft_s: float, tpot_s: float, now: float) -> Room:
+        if worker.spec.selects:
+            return Room(math.inf, math.inf, 0.0)
         decode_s = worker.decode_s()
         tail = max(0.0, worker.mature_at - now)
         waiting = worker.waiting_prefill_s()

@@ -25,6 +25,7 @@ from controller.models import (
     SLOClass,
     Tenant,
 )
+from controller.policies.batching import BATCHINGS, selects
 
 Speeds = dict[tuple[int, str, int, str], LatencyCoefficients]
 
@@ -130,6 +131,7 @@ def _instance(row: Instance, speeds: Speeds) -> InstanceSpec:
         max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,
         latency=_speed(row, speeds),
+        selects=row.spec.get("batching") in BATCHINGS and selects(row.spec["batching"]),
         labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
     )
 

@@ -35,8 +35,8 @@ class Oracle:
 @dataclass(frozen=True, slots=True)
 class Noisy:
     """Truth times lognormal errors: `length_error` of an answer's remaining tokens (bound at `quantile` standard
-    deviations), `graph_error` of each stage's time and of the program's tokens (later ones included). The numbers are ours; the paper shows
-    its predictors' errors only as curves."""
+    deviations), `graph_error` of each stage's time and of the program's tokens (later ones included). The numbers are
+    ours; the paper shows its predictors' errors only as curves."""
 
     length_error: float = 0.5
     quantile: float = 1.28

@@ -11,7 +11,7 @@ from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
-from controller.policies.batching import BATCHINGS, Batching
+from controller.policies.batching import BATCHINGS, Batching, selects
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.predict.boundaries import ComposedBoundaries, shape
 from controller.scale import ScalingConfig
@@ -144,6 +144,7 @@ class InstanceSettings:
             max_model_len=self.max_model_len,
             unit_cost=self.unit_cost * self.tensor_parallel,
             latency=self.believed or self.latency,
+            selects=selects(self.batching),
         )
 
 

@@ -152,6 +152,7 @@ class Simulation:
                 trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
             )
         self._expected = len(self.result.records)  # calls that were yet to be released are never made
+        self._pending.clear()  # nobody is left whom the dispatcher could still send
 
     # ---- arrivals and the dispatcher ------------------------------------------------------------------------------
 

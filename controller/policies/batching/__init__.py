@@ -13,7 +13,7 @@ from controller.policies.batching import (
     slo_aware_batching,
     vllm_v1,
 )
-from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant, Pausing
+from controller.policies.batching.base import BATCHINGS, Batching, EngineView, Grant, Pausing, selects
 
 __all__ = [
     "BATCHINGS",
@@ -29,6 +29,7 @@ __all__ = [
     "kairos_decode",
     "kairos_urgency",
     "ordered_chunks",
+    "selects",
     "simulated_annealing",
     "slo_aware_batching",
     "vllm_v1",

@@ -50,6 +50,7 @@ class Batching(Protocol):
 
     A policy that also sets `steady = True` promises: while no sequence comes, ends or is evicted and all that run
     decode, it grants every running sequence one token, step after step. A simulator may then run such steps as one.
+    One that sets `selects = True` is best sent everything (see `selects`).
     One that sets `reorders = True` admits queued sequences in an order of its own instead of the engine's.
     """
 
@@ -77,3 +78,9 @@ class Pausing(Protocol):
 
 
 BATCHINGS: Registry[Callable[..., Any]] = Registry("batching")
+
+
+def selects(name: str) -> bool:
+    """Whether an engine with this policy chooses by value among everything it was sent (`selects = True`), so that a
+    queue in front of it would only hide work from that choice."""
+    return bool(getattr(BATCHINGS[name], "selects", False))

@@ -103,6 +103,7 @@ def select(priority: Column, inputs: Column, slack: Column, slots: int, cutoff: 
 @BATCHINGS.register("calm")
 class Calm:
     name: ClassVar[str] = "calm"
+    selects: ClassVar[bool] = True
     reorders: ClassVar[bool] = True
     Config = CalmConfig
 

@@ -1,6 +1,7 @@
 """The dispatcher as a state machine: Alg. 1 in numbers (H6, H7), its missing branches, failures and commands."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -408,3 +409,12 @@ def test_beyond_the_most_urgent_rows_each_class_shows_its_first_and_what_is_held
     assert (len(rows), len(by_class["chat"]), len(by_class["batch"])) == (55, 30, 25)
     everything = dispatcher.queue().rows(waiting, 0.3)
     assert [row["id"] for row in everything if row["paused"]] == [held]
+
+
+def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
+    held, told = build_dispatcher("slackline"), build_dispatcher("slackline")
+    held.handle([up(slots=4)], 0.0)
+    told.handle([ev.InstanceUp(replace(up(slots=4).spec, selects=True))], 0.0)
+    arrivals = [ev.Arrived(request(f"r{i}", ttft=20.0, prompt=500)) for i in range(40)]
+    assert len(sends(held.handle(arrivals, 0.0))) <= 4
+    assert len(sends(told.handle(arrivals, 0.0))) == 40
