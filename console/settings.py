@@ -22,6 +22,7 @@ DATA_DIR = Path(_env.text("DATA_DIR", str(BASE_DIR / ".data"))).resolve()
 SECRET_KEY = _env.secret("SECRET_KEY", kept_in=DATA_DIR / "secret_key")
 
 # ---- where things are --------------------------------------------------------------------------------------------
+FLEET_TOKEN = _env.text("FLEET_TOKEN", "")  # what engines must hear before they load or give weights
 GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
 GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))

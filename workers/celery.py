@@ -17,6 +17,7 @@ from django.conf import settings
 
 from workers.tasks.logs import quieten
 from workers.tasks.names import (
+    ACTIONS,
     EXPERIMENTS,
     EXPERIMENTS_RETAIN,
     HEARTBEAT,
@@ -40,7 +41,11 @@ app.conf.update(
     broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "health_check_interval": 10},
     imports=TASK_MODULES,
     task_default_queue="control",
-    task_routes={"records.*": {"queue": "analysis"}, "experiments.*": {"queue": "analysis"}},
+    task_routes={
+        "actions.*": {"queue": "actions"},
+        "records.*": {"queue": "analysis"},
+        "experiments.*": {"queue": "analysis"},
+    },
     task_ignore_result=True,  # what a task did is in PostgreSQL
     task_acks_late=False,  # with Redis it would run long tasks twice; the next look repeats what a dead worker left
     task_time_limit=10,
@@ -57,6 +62,7 @@ app.conf.update(
     beat_schedule={
         "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "actions": {"task": ACTIONS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},

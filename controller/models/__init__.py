@@ -1,5 +1,6 @@
 """Tables of the control plane, one family a file. Services write them, selectors read them."""
 
+from controller.models.actions import Action
 from controller.models.config import ConfigVersion
 from controller.models.decisions import Decision
 from controller.models.experiments import Experiment, ExperimentRun, Trace
@@ -19,6 +20,7 @@ from controller.models.slo import PriorityMapping, SLOClass
 from controller.models.tenants import ApiKey, Tenant
 
 __all__ = [
+    "Action",
     "ApiKey",
     "AttainmentMinute",
     "ConfigVersion",

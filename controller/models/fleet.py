@@ -127,6 +127,14 @@ class Link(Versioned):
         return f"{self.source_id} to {self.target_id} over {self.medium}"
 
 
+class Weights(models.TextChoices):
+    """Where an instance stands with its model's weights. `absent`: warm, its process is up and waits for them."""
+
+    PRESENT = "present", "Present"
+    LOADING = "loading", "Loading"
+    ABSENT = "absent", "Absent"
+
+
 class InstanceQuerySet(models.QuerySet["Instance"]):
     def live(self) -> InstanceQuerySet:
         """Wanted, or still there."""
@@ -135,11 +143,21 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
         )
 
     def serving(self) -> InstanceQuerySet:
-        """What a gateway may send to, or lets finish."""
+        """What a gateway may send to, or lets finish.
+
+        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes.
+        """
         return self.filter(
             desired_state__in=[Instance.Desired.RUNNING, Instance.Desired.DRAINING],
             observed_state__in=[Instance.Observed.READY, Instance.Observed.DRAINING],
+            weights__in=[Weights.PRESENT, Weights.LOADING],
         ).exclude(url="")
+
+    def warm(self) -> InstanceQuerySet:
+        """Wanted, and without weights until a scale-out takes them."""
+        return self.filter(desired_state=Instance.Desired.RUNNING, weights=Weights.ABSENT).exclude(
+            observed_state__in=Instance.GONE
+        )
 
 
 class Instance(Versioned):
@@ -177,6 +195,7 @@ class Instance(Versioned):
     max_num_seqs = models.PositiveIntegerField(default=32, validators=[above_zero])
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
+    weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     observed_state = models.CharField(max_length=16, choices=Observed.choices, default=Observed.PENDING)
     generation = models.PositiveIntegerField(default=1)
@@ -207,6 +226,9 @@ class Instance(Versioned):
             models.CheckConstraint(condition=Q(unit_cost__gte=0), name="instance_cost_not_negative"),
             models.CheckConstraint(
                 condition=Q(desired_state__in=["running", "draining", "stopped"]), name="instance_desired_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(weights__in=["present", "loading", "absent"]), name="instance_weights_known"
             ),
             models.CheckConstraint(
                 condition=Q(

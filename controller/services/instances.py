@@ -16,7 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.models import Device, Host, Instance, InstanceDevice, InstanceInterval, ServedModel
-from controller.models.fleet import Role
+from controller.models.fleet import Role, Weights
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_raise
@@ -84,7 +84,10 @@ def instance_wish(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """Want a new instance; its provisioner starts it and finds its url. Holding a device already held is refused."""
+    """Want a new instance; its provisioner starts it and finds its url. Holding a device already held is refused.
+
+    With `weights` "absent" in its `spec` it starts warm, and serves once its weights were loaded.
+    """
     row = Instance(
         id=id or f"{backend}-{secrets.token_hex(4)}",
         model=model,
@@ -97,6 +100,7 @@ def instance_wish(
         max_num_seqs=max_num_seqs,
         unit_cost=unit_cost,
         spec=dict(spec or {}),
+        weights=Weights.ABSENT if (spec or {}).get("weights") == Weights.ABSENT else Weights.PRESENT,
     )
     with transaction.atomic():
         change.create(row, actor=actor, kind="instance", check=_check)

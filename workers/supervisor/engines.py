@@ -25,6 +25,7 @@ OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
     *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
     *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib"),
+    *("weights", "emulated_load_s", "emulated_weight_bytes"),
 )
 BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
@@ -37,6 +38,8 @@ def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
     capacity = options.get("kv_capacity_tokens")
     if isinstance(capacity, int) and "kv_blocks" not in options:
         options = {**options, "kv_blocks": max(1, capacity // int(str(options.get("block_size") or BLOCK_SIZE)))}
+    if options.get("weights") == "absent":  # the delay stands for loading weights, which a warm one does later
+        options = {**options, "startup_delay": None}
     for name in OPTIONS:
         if options.get(name) is not None:
             argv += [f"--{name.replace('_', '-')}", str(options[name])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SCALE = "scaling.tick"
+ACTIONS = "actions.work"
 RECONCILE = "instances.reconcile"
 HEARTBEAT = "processes.heartbeat"
 PARTITIONS = "records.partitions"
@@ -12,6 +13,7 @@ EXPERIMENTS_RETAIN = "experiments.retain"
 TASK_MODULES = (
     "workers.tasks.scaling",
     "workers.tasks.reconcile",
+    "workers.tasks.actions",
     "workers.tasks.heartbeat",
     "workers.tasks.records",
     "workers.tasks.experiments",

@@ -1,0 +1,58 @@
+"""Which engines hold a model's weights and over which links: the input of the source planner; and first tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Value
+
+from controller.models import Action, Instance, Link, RequestRecord
+from controller.models.fleet import Weights
+from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources
+
+LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
+THIS_MACHINE = "(this machine)"  # of process instances without a host: one supervisor makes them all, on one
+
+
+def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: bool = False) -> SourcePlan:
+    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Three queries."""
+    sending = _sending()
+    holders = [
+        Holder(each.pk, each.url, _host(each), utilisation.get(each.pk, 0.0), sending[each.url])
+        for each in Instance.objects.live()
+        .select_related("host")
+        .filter(model=row.model, backend=row.backend, weights=Weights.PRESENT)
+        .filter(observed_state__in=[Instance.Observed.READY, Instance.Observed.DRAINING])
+        .exclude(url="")
+    ]
+    paths = [
+        Path(link.source.name, link.target.name, link.bandwidth_bytes_s, link.state == Link.State.UP)
+        for link in Link.objects.select_related("source", "target").filter(target=row.host)
+    ] if row.host else []  # fmt: skip
+    return plan_sources(row.pk, holders, paths, target_host=_host(row), host_copy=host_copy)
+
+
+def first_token_at(instance_id: str, since: datetime) -> datetime | None:
+    """When the first token of any request that the instance served came to its client; None: none has ended yet."""
+    wait = ExpressionWrapper(F("ttft_s") * Value(timedelta(seconds=1)), output_field=DurationField())
+    first = ExpressionWrapper(F("arrived_at") + wait, output_field=DateTimeField())
+    began = since - LONGEST_WAIT  # the table's partitions are days
+    rows = RequestRecord.objects.filter(instance=instance_id, ttft_s__isnull=False, arrived_at__gte=began)
+    at: datetime | None = rows.aggregate(at=Min(first))["at"]
+    return at
+
+
+def _sending() -> Counter[str]:
+    """Transfers under way, by the url of the engine that is tried first."""
+    plans = Action.objects.filter(kind=Action.Kind.WEIGHTS_LOAD, state=Action.State.RUNNING).values_list(
+        "params__told", flat=True
+    )
+    return Counter(told[0].get("url", "") for told in plans if told)
+
+
+def _host(row: Instance) -> str:
+    if row.host is not None:
+        return row.host.name
+    return THIS_MACHINE if row.provisioner == "process" else ""

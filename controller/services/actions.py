@@ -1,0 +1,186 @@
+"""Orders to instances that take more than a moment: written here first, carried out by whoever holds their lease.
+
+A worker that is killed leaves a lease that runs out; the next one asks the engine what became of the order and goes on
+from there. The end of an action, its Decision and what it changes at the instance are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from controller.models import Action, Decision, Instance
+from controller.models.fleet import Weights
+from controller.services import change
+from controller.services.actors import Actor
+from controller.services.config import config_raise
+from controller.services.decisions import decision_record
+from controller.services.instances import instance_observe, instance_stop
+
+LEASE = timedelta(seconds=10)  # longer than any look takes
+LOADABLE = ("reference",)  # backends whose engines take weights while they run
+Kind, State = Action.Kind, Action.State
+
+
+def weights_load_order(
+    *,
+    actor: Actor,
+    instance_id: str,
+    sources: Sequence[Mapping[str, str]] | None = None,
+    version: int | None = None,
+    scale_out: Mapping[str, Any] | None = None,
+) -> Action:
+    """Have an instance load its weights; an order that is open already is returned as it is.
+
+    `sources` ({"kind": engine | host | disk, "url"}) in the order to try; None: chosen when the engine is told.
+    `scale_out`: the decision that this belongs to; if no source gives weights then, the instance has failed.
+    Raises DoesNotExist, VersionConflict, ValidationError.
+    """
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=instance_id)
+        if version is not None and row.version != version:
+            raise change.VersionConflict(str(row), version, row.version)
+        _check_loadable(row)
+        there = Action.objects.filter(instance=row, kind=Kind.WEIGHTS_LOAD, state__in=Action.OPEN).first()
+        if there is not None:
+            return there
+        params: dict[str, Any] = {} if sources is None else {"sources": [dict(source) for source in sources]}
+        if scale_out is not None:
+            params["scale_out"] = dict(scale_out)
+        action = _ordered(actor, row, Kind.WEIGHTS_LOAD, params)
+        inputs = {"sources": params.get("sources", "chosen when it is told"), "action": action.pk}
+        change.audit(actor, "instance", "load_ordered", row, inputs)
+        if row.weights == Weights.ABSENT:
+            _set_weights(row, Weights.LOADING)
+    return action
+
+
+def first_served_watch(*, actor: Actor, instance: Instance, scale_out: Mapping[str, Any]) -> Action:
+    """Find out when the instance gives its first token, for the Decision of the scale-out that asked for it."""
+    return _ordered(actor, instance, Kind.FIRST_SERVED, {"scale_out": dict(scale_out)})
+
+
+def actions_open(*, now: datetime | None = None) -> list[int]:
+    """Ids of those that nobody holds, oldest first."""
+    free = Q(lease_until__isnull=True) | Q(lease_until__lt=now or timezone.now())
+    return list(Action.objects.filter(free, state__in=Action.OPEN).order_by("id").values_list("pk", flat=True))
+
+
+def action_lease(*, action_id: int, now: datetime | None = None) -> Action | None:
+    """Hold it for LEASE, with its instance and model; None: it has ended, or somebody else was faster."""
+    now = now or timezone.now()
+    with transaction.atomic():
+        row = (
+            Action.objects.select_for_update(of=("self",), skip_locked=True)
+            .select_related("instance__model", "instance__host")
+            .filter(Q(lease_until__isnull=True) | Q(lease_until__lt=now), pk=action_id, state__in=Action.OPEN)
+            .first()
+        )
+        if row is not None:
+            row.lease_until = now + LEASE
+            row.save(update_fields=["lease_until"])
+    return row
+
+
+def action_keep(*, action: Action, release: bool = True, **fields: Any) -> bool:
+    """Store how far it is, while the lease is ours; `release`: for the next look. False: it is somebody else's now."""
+    lease = None if release else action.lease_until
+    held = Action.objects.filter(pk=action.pk, lease_until=action.lease_until, state__in=Action.OPEN)
+    kept = held.update(**fields, lease_until=lease) == 1
+    for name, value in fields.items():
+        setattr(action, name, value)
+    action.lease_until = lease
+    return kept
+
+
+def action_end(
+    *,
+    action: Action,
+    state: str,
+    kind: str,
+    subject: tuple[str, str],
+    reason: str,
+    inputs: Mapping[str, Any],
+    outcome: Mapping[str, Any],
+    error: str = "",
+    attempts: Sequence[Mapping[str, Any]] = (),
+) -> Decision | None:
+    """Close it with its one Decision about `subject` (type, name), and say of its instance what follows.
+
+    None: it was closed before, or the lease has run out and is somebody else's.
+    """
+    with transaction.atomic():
+        held = Action.objects.select_for_update().filter(
+            pk=action.pk, lease_until=action.lease_until, state__in=Action.OPEN
+        )
+        row = held.first()
+        if row is None:
+            return None
+        decision = decision_record(
+            actor=Actor(row.actor, row.actor_type),
+            kind=kind,
+            subject_type=subject[0],
+            subject=subject[1],
+            reason=reason,
+            inputs=inputs,
+            outcome=outcome,
+            idempotency_key=f"action:{row.pk}",
+        )
+        row.state, row.error, row.decision, row.lease_until = state, error, decision, None
+        row.attempts, row.ended_at = [*row.attempts, *(dict(each) for each in attempts)], timezone.now()
+        row.save(update_fields=["state", "error", "decision", "lease_until", "attempts", "ended_at"])
+        if row.kind == Kind.WEIGHTS_LOAD:
+            _loaded(row, state == State.DONE, error)
+    return decision if decision.is_new else None
+
+
+def weights_lost(*, actor: Actor, row: Instance) -> None:
+    """Its process was started again, as the warm one it once was: what it had has to come again."""
+    wanted = row.desired_state == Instance.Desired.RUNNING
+    if wanted and row.spec.get("weights") == Weights.ABSENT and row.weights == Weights.PRESENT:
+        _set_weights(row, Weights.ABSENT)
+        weights_load_order(actor=actor, instance_id=row.pk)
+
+
+def _ordered(actor: Actor, row: Instance, kind: str, params: Mapping[str, Any]) -> Action:
+    return Action.objects.create(
+        kind=kind,
+        instance=row,
+        params=dict(params),
+        actor_type=actor.type,
+        actor=actor.name,
+        created_at=timezone.now(),
+    )
+
+
+def _check_loadable(row: Instance) -> None:
+    if row.backend not in LOADABLE:
+        raise ValidationError({"backend": f"A {row.backend} engine does not take weights while it runs."})
+    if row.desired_state != Instance.Desired.RUNNING:
+        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+
+
+def _loaded(action: Action, here: bool, error: str) -> None:
+    """An instance that a scale-out counted on and that got no weights has failed: the scaler asks for another."""
+    row = Instance.objects.select_for_update().get(pk=action.instance_id)
+    if here:
+        _set_weights(row, Weights.PRESENT)
+    elif row.weights == Weights.LOADING:
+        _set_weights(row, Weights.ABSENT)
+        if action.params.get("scale_out") and row.desired_state == Instance.Desired.RUNNING:
+            instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=error)
+            instance_stop(actor=Actor(action.actor, action.actor_type), instance_id=row.pk)
+
+
+def _set_weights(row: Instance, weights: str) -> None:
+    if row.weights == weights:
+        return
+    row.weights, row.version = weights, row.version + 1
+    row.save(update_fields=["weights", "version", "updated_at"])
+    config_raise()

@@ -1,0 +1,84 @@
+"""Talks to an engine's `/weights`: what is there, and have it load. Synchronous, for tasks; every call is short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from controller.core.errors import SlacklineError
+
+CALL_S = 2.0
+
+
+class EngineAway(SlacklineError):
+    """No answer, or none that can be read. It may come back."""
+
+
+class EngineRefuses(SlacklineError):
+    """It answered that it will not. `busy`: because it loads already."""
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
+        super().__init__(message)
+        self.busy = busy
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWeights:
+    """`order`: the name of the newest load; `attempts` are that load's."""
+
+    state: str  # present | loading | absent
+    order: str = ""
+    bytes: int = 0
+    host_copy: bool = False
+    attempts: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+class WeightsClient:
+    """Of one engine."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+
+    def look(self) -> EngineWeights:
+        """Raises EngineAway, EngineRefuses."""
+        return _weights(self._call("GET", "/weights"))
+
+    def order_load(self, order: str, sources: Sequence[Mapping[str, str]]) -> EngineWeights:
+        """Begin to load; it goes on by itself. Raises EngineAway (then it may have begun), EngineRefuses."""
+        body = {"token": self._token, "background": True, "order": order, "sources": list(sources)}
+        return _weights(self._call("POST", "/weights/load", body))
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        try:
+            answer = requests.request(method, self._url + path, json=body, timeout=CALL_S)
+            said = answer.json()
+        except (requests.RequestException, ValueError) as error:
+            raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
+        if not isinstance(said, dict):
+            raise EngineAway(f"no JSON object at {self._url}{path}")
+        if not answer.ok:
+            raise EngineRefuses(_message(said, answer.status_code), busy=answer.status_code == 409)
+        return said
+
+
+def _weights(said: Mapping[str, Any]) -> EngineWeights:
+    try:
+        return EngineWeights(
+            str(said["state"]),
+            str(said.get("order", "")),
+            int(said["bytes"]),
+            bool(said.get("host_copy")),
+            list(said.get("attempts", [])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineAway(f"unreadable answer about weights: {error!r}") from error
+
+
+def _message(said: Mapping[str, Any], status: int) -> str:
+    error = said.get("error")
+    told = error.get("message") if isinstance(error, dict) else said.get("detail")
+    return f"status {status}: {told or 'no reason given'}"
