@@ -11,7 +11,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.models import Decision, Instance, InstanceInterval
+from controller.models.fleet import Weights
 from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
+from controller.services.actions import weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop, instance_wish
@@ -54,6 +56,8 @@ def instance_mark(*, step: Mark) -> Decision | None:
             error=step.error,
             at=at,
         )
+        if again:
+            weights_lost(actor=RECONCILER, row=row)
         return decision_record(
             actor=RECONCILER,
             kind=KINDS[step.state],
@@ -77,7 +81,7 @@ def instance_replace(*, step: Replace) -> Decision | None:
             return None
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=step.error)
         instance_stop(actor=RECONCILER, instance_id=row.pk)
-        pattern = like(row)
+        pattern = like(row, warm=row.weights == Weights.ABSENT)
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
         instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -17,20 +17,32 @@ from django.utils import timezone
 from controller.core.decisions import Decision as Decided
 from controller.core.messages import FleetMessage
 from controller.models import Decision, Instance, ScalerState, ScalingPolicy, ScalingSample
-from controller.scale import Drain, ScaleOut, Scaler, Undrain
+from controller.models.fleet import Role, Weights
+from controller.scale import Drain, ScaleOut, Scaler, ScalingConfig, Undrain
 from controller.scale import ScalerState as Memory
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
+from controller.scale.roles import SwitchRole, spare_since, switch
+from controller.scale.warm import WarmInstance, fill, take
+from controller.selectors.weights import weight_plan
+from controller.services.actions import first_served_watch, weights_load_order
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.instances import instance_drain, instance_undrain, instance_wish
+from controller.services.instances import (
+    instance_drain,
+    instance_set_role,
+    instance_stop,
+    instance_undrain,
+    instance_wish,
+)
 from controller.services.scaling_policies import scaler_state_save, scaling_config
 
 LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, whatever the number of workers
 STARTABLE = ("process",)  # provisioners that can make another instance
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
-NOT_COPIED = ("start_after",)
+NOT_COPIED = ("start_after", "weights")
+OTHER_STAGE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 SAMPLE_S = 5.0  # between two points of the line that pages draw
 SAMPLES_KEPT_DAYS = 7
 
@@ -43,16 +55,52 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         policy = ScalingPolicy.objects.select_related("model").filter(pk=policy_id, enabled=True).first()
         if policy is None or not _due(policy):
             return None
-        rows = list(Instance.objects.live().filter(model=policy.model, role=policy.role).order_by("id"))
-        pattern = _pattern(policy, rows)
-        seen = _look(rows, fleet, policy, pattern, now)
+        stage = _stage(policy, fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
-        memory = Memory.from_json(row.state if row else {})
-        memory, actions, decided = Scaler().decide(scaling_config(policy), memory, seen, now)
-        scaler_state_save(policy=policy, state=memory.to_json())
+        before = row.state if row else {}
+        memory, actions, decided = Scaler().decide(stage.config, Memory.from_json(before), stage.seen, now)
+        spare = spare_since(before.get("spare_since"), stage.config, stage.seen, now)
+        scaler_state_save(policy=policy, state={**memory.to_json(), "spare_since": spare})
         if decided or memory.ticks % _ticks_a_sample(policy) == 0:
-            _sample(policy, memory, seen, now)
-        return _apply(policy, pattern, actions, decided) if decided else None
+            _sample(policy, memory, stage.seen, now)
+        if decided:
+            return _apply(stage, actions, decided, fleet, now)
+        return _keep_warm(stage, memory.ticks)
+
+
+class Stage(NamedTuple):
+    """One policy's instances: those that serve or will, `pool` those that are warm, and what another is made like."""
+
+    policy: ScalingPolicy
+    config: ScalingConfig
+    pool: list[Instance]
+    loading: bool
+    pattern: Instance | None
+    seen: FleetObservation
+
+
+def _stage(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> Stage:
+    rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model, role=policy.role))
+    rows.sort(key=lambda row: row.pk)
+    pool = [row for row in rows if row.weights == Weights.ABSENT and row.desired_state == Instance.Desired.RUNNING]
+    serving = [row for row in rows if row.weights != Weights.ABSENT]
+    pattern = _pattern(policy, rows)
+    startable = pattern is not None or any(each.ready for each in map(_warm, pool))
+    known = [Row(row.pk, row.desired_state, _state(row), row.provisioner not in STARTABLE) for row in serving]
+    seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
+    loading = any(row.weights == Weights.LOADING for row in serving)
+    return Stage(policy, scaling_config(policy), pool, loading, pattern, seen)
+
+
+def _state(row: Instance) -> str:
+    """An engine whose weights are on their way answers its provisioner, and is no capacity yet."""
+    ready = row.observed_state == Instance.Observed.READY
+    return Instance.Observed.STARTING if ready and row.weights == Weights.LOADING else row.observed_state
+
+
+def _warm(row: Instance) -> WarmInstance:
+    ready = row.observed_state == Instance.Observed.READY and row.url != ""
+    return WarmInstance(row.pk, ready, row.desired_at.timestamp(), row.provisioner not in STARTABLE)
 
 
 def _ticks_a_sample(policy: ScalingPolicy) -> int:
@@ -102,17 +150,19 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
     return past.order_by("-created_at").first()
 
 
-def _look(
-    rows: Sequence[Instance], fleet: Sequence[FleetMessage], policy: ScalingPolicy, pattern: Instance | None, now: float
-) -> FleetObservation:
-    known = [Row(r.id, r.desired_state, r.observed_state, r.provisioner not in STARTABLE) for r in rows]
-    return observe(known, fleet, now, policy.model.name, startable=pattern is not None, role=policy.role)
+# ---- acting ---------------------------------------------------------------------------------------------------------
 
 
 def _apply(
-    policy: ScalingPolicy, pattern: Instance | None, actions: Sequence[Any], decided: Decided
+    stage: Stage, actions: Sequence[Any], decided: Decided, fleet: Sequence[FleetMessage], now: float
 ) -> Decision | None:
-    new_ids = [_new_id(pattern) for action in actions if isinstance(action, ScaleOut) for _ in range(action.instances)]
+    """More instances come from the other stage, then from the warm pool, then from nothing, in the order of speed."""
+    wanted = sum(action.instances for action in actions if isinstance(action, ScaleOut))
+    switched = given(stage, fleet, now) if wanted else None
+    taken = take(map(_warm, stage.pool), wanted - (switched is not None))
+    started = [_new_id(stage.pattern) for _ in range(wanted - (switched is not None) - len(taken))]
+    if stage.pattern is None:
+        started = []
     decision = decision_record(
         actor=SCALER,
         kind=decided.kind,
@@ -120,14 +170,21 @@ def _apply(
         subject=decided.subject,
         reason=decided.reason,
         inputs=dict(decided.figures),
-        outcome={"started": new_ids} if new_ids else {},
+        outcome=_outcome(stage, switched, taken, started, fleet),
         rejected=dict(decided.rejected),
-        idempotency_key=f"scaler:{policy.pk}:{decided.figures['tick']}",
+        idempotency_key=f"scaler:{stage.policy.pk}:{decided.figures['tick']}",
     )
     if not decision.is_new:
         return None
-    for new_id in new_ids:
-        instance_wish(actor=SCALER, id=new_id, model=policy.model, **like(pattern))
+    if switched is not None:
+        switch_role(switched, actor=SCALER)
+    for new_id in started:
+        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern))
+    for instance_id in (*taken, *started):
+        scale_out = {"policy": decided.subject, "decision": decision.pk, "warm": instance_id in taken}
+        if instance_id in taken:
+            weights_load_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
+        first_served_watch(actor=SCALER, instance=Instance.objects.get(pk=instance_id), scale_out=scale_out)
     for action in actions:
         if isinstance(action, Drain):
             instance_drain(actor=SCALER, instance_id=action.instance_id)
@@ -136,17 +193,117 @@ def _apply(
     return decision
 
 
+def _outcome(
+    stage: Stage,
+    switched: Given | None,
+    taken: Sequence[str],
+    started: Sequence[str],
+    fleet: Sequence[FleetMessage],
+) -> dict[str, Any]:
+    """`started` all that will serve more; `warm` those of them that only need weights, and from where they likely come
+    (chosen anew when the engine is told)."""
+    outcome: dict[str, Any] = {}
+    if taken or started:
+        outcome["started"] = [*taken, *started]
+    if taken:
+        utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
+        plans = {row.pk: weight_plan(row, utilisation) for row in stage.pool if row.pk in taken}
+        outcome["warm"] = {
+            name: {"source": plan.choices[0].id or plan.choices[0].kind, "reason": plan.reason}
+            for name, plan in plans.items()
+        }
+    if switched is not None:
+        outcome["switched"] = {"instance": switched.action.instance_id, "from": switched.giving.role}
+    return outcome
+
+
+def _keep_warm(stage: Stage, tick: int) -> Decision | None:
+    """As many warm instances as the policy says."""
+    change = fill(
+        [_warm(row) for row in stage.pool], stage.policy.warm, startable=stage.pattern is not None, busy=stage.loading
+    )
+    if not change.start and not change.stop:
+        return None
+    started = [_new_id(stage.pattern) for _ in range(change.start)]
+    decision = decision_record(
+        actor=SCALER,
+        kind="scale_warm",
+        subject_type="scaling_policy",
+        subject=f"{stage.config.model}/{stage.config.role}",
+        reason="pool_below_target" if started else "pool_above_target",
+        inputs={"warm": len(stage.pool), "wanted": stage.policy.warm},
+        outcome={"started": started} if started else {"stopped": list(change.stop)},
+        idempotency_key=f"warm:{stage.policy.pk}:{tick}",
+    )
+    if not decision.is_new:
+        return None
+    for new_id in started:
+        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern, warm=True))
+    for instance_id in change.stop:
+        instance_stop(actor=SCALER, instance_id=instance_id)
+    return decision
+
+
+# ---- the other stage ------------------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """An instance that the other stage can spare."""
+
+    action: SwitchRole
+    decided: Decided
+    giving: ScalingPolicy
+
+
+def given(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Given | None:
+    """Of prefill and decode, what the one that has too little to do gives to `stage`; None: nothing now."""
+    other = OTHER_STAGE.get(stage.policy.role)
+    giving = (
+        ScalingPolicy.objects.select_related("model").filter(model=stage.policy.model, role=other, enabled=True).first()
+        if other
+        else None
+    )
+    if giving is None or not _locked(giving.pk):
+        return None
+    row = ScalerState.objects.filter(policy=giving).first()
+    theirs = _stage(giving, fleet, now)
+    since = row.state.get("spare_since") if row else None
+    found = switch(theirs.config, theirs.seen, since, stage.config, stage.seen.load, now)
+    return None if found is None else Given(*found, giving)
+
+
+def switch_role(given: Given, *, actor: Actor) -> Decision:
+    """At once and without a restart: what runs there ends where it is. The giver's hold and pause begin anew."""
+    action, decided, giving = given
+    decision = decision_record(
+        actor=actor,
+        kind=decided.kind,
+        subject_type="scaling_policy",
+        subject=decided.subject,
+        reason=decided.reason,
+        inputs=dict(decided.figures),
+        outcome={"instance": action.instance_id, "role": action.role},
+    )
+    instance_set_role(actor=actor, instance_id=action.instance_id, role=action.role)
+    row = ScalerState.objects.filter(policy=giving).first()
+    if row is not None:
+        anew = {"changed_at": decided.at, "low_since": None, "spare_since": None}
+        ScalerState.objects.filter(policy=giving).update(state={**row.state, **anew})
+    return decision
+
+
 def _new_id(pattern: Instance | None) -> str:
     return f"{pattern.backend if pattern else 'instance'}-{secrets.token_hex(3)}"
 
 
-def like(pattern: Instance | None) -> dict[str, Any]:
+def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
     """Arguments of instance_wish for another instance of the same kind. Without a pattern the scaler does not ask."""
     if pattern is None:
         raise ValueError("no instance to take as the pattern")
+    spec = {name: value for name, value in pattern.spec.items() if name not in NOT_COPIED}
     return {
         **{name: getattr(pattern, name) for name in ("backend", "provisioner", "role", "host", "device_kind", "tp")},
         "max_num_seqs": pattern.max_num_seqs,
         "unit_cost": pattern.unit_cost,
-        "spec": {name: value for name, value in pattern.spec.items() if name not in NOT_COPIED},
+        "spec": {**spec, "weights": Weights.ABSENT.value} if warm else spec,
     }

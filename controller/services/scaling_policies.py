@@ -15,7 +15,7 @@ from controller.services.actors import Actor
 
 SHORTEST_INTERVAL_S = 1.0  # beat's tick
 EDITABLE = (
-    "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "enabled",
+    "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm", "enabled",
 )  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def scaling_policy_create(
     sustain_s: float = 15.0,
     cooldown_s: float = 10.0,
     interval_s: float = 1.0,
+    warm: int = 0,
     enabled: bool = True,
 ) -> ScalingPolicy:
     row = ScalingPolicy(
@@ -43,6 +44,7 @@ def scaling_policy_create(
         sustain_s=sustain_s,
         cooldown_s=cooldown_s,
         interval_s=interval_s,
+        warm=warm,
         enabled=enabled,
     )
     return change.create(row, actor=actor, kind="scaling_policy", check=_check, gateways=False)

@@ -12,7 +12,7 @@ from controller.core.messages import FleetMessage
 from controller.models import ScalingPolicy
 from controller.services.scaling import scaler_tick
 from workers.live import LiveUnavailable, read_fleet
-from workers.tasks.announce import announce
+from workers.tasks.announce import announce, announce_actions
 from workers.tasks.names import SCALE
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,10 @@ def tick() -> None:
     fleet = fleet_or_nothing()
     for policy_id in ScalingPolicy.objects.filter(enabled=True).values_list("pk", flat=True):
         try:
-            announce(scaler_tick(policy_id=policy_id, fleet=fleet, now=time.time()))
+            decision = scaler_tick(policy_id=policy_id, fleet=fleet, now=time.time())
+            announce(decision)
+            if decision is not None and decision.outcome.get("warm"):
+                announce_actions()
         except Error:  # one policy's trouble is not the others'; the next tick tries again
             log.exception("scaling policy %s: tick failed", policy_id)
 

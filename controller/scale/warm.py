@@ -1,0 +1,44 @@
+"""The warm pool: instances whose process is up and whose weights are absent (HyperFlexis sec. 6, Fast Scaling).
+
+The paper keeps as many as there are devices; here a policy says how many, since each costs what a serving one costs. A
+scale-out takes one and gives it weights; the pool is filled up again at a later look, not the one that took from it:
+the newcomer's start must not contend with the load that somebody waits for. Cost: O(instances log instances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class WarmInstance(NamedTuple):
+    """`ready`: its process answers, so that weights can be sent to it. `since`: when it was wished (any clock)."""
+
+    id: str
+    ready: bool
+    since: float
+    fixed: bool = False  # somebody else's: taken, but not stopped
+
+
+class PoolChange(NamedTuple):
+    """Start so many more, stop these."""
+
+    start: int
+    stop: tuple[str, ...]
+
+
+def take(pool: Iterable[WarmInstance], instances: int) -> list[str]:
+    """Ids of at most so many that are ready, the longest ready first."""
+    ready = sorted((each for each in pool if each.ready), key=lambda each: (each.since, each.id))
+    return [each.id for each in ready[:instances]]
+
+
+def fill(pool: Sequence[WarmInstance], wanted: int, *, startable: bool, busy: bool) -> PoolChange:
+    """What brings the pool to `wanted`. `busy`: weights are being loaded, nothing is started meanwhile.
+
+    Too many: those that still start go first, then the youngest.
+    """
+    if len(pool) < wanted:
+        return PoolChange(wanted - len(pool) if startable and not busy else 0, ())
+    ours = sorted((each for each in pool if not each.fixed), key=lambda each: (each.ready, -each.since, each.id))
+    return PoolChange(0, tuple(each.id for each in ours[: len(pool) - wanted]))

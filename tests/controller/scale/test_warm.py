@@ -1,0 +1,30 @@
+"""The warm pool: who is taken, who is started, who goes."""
+
+from controller.scale.warm import PoolChange, WarmInstance, fill, take
+
+
+def test_the_longest_ready_is_taken_and_none_that_still_starts():
+    pool = [WarmInstance("new", True, 9.0), WarmInstance("starting", False, 1.0), WarmInstance("old", True, 2.0)]
+    assert take(pool, 1) == ["old"]
+    assert take(pool, 5) == ["old", "new"]
+    assert take([], 1) == []
+
+
+def test_the_pool_is_filled_up_while_nothing_loads():
+    pool = [WarmInstance("w", False, 1.0)]
+    assert fill(pool, 3, startable=True, busy=False) == PoolChange(2, ())
+    assert fill(pool, 3, startable=True, busy=True) == PoolChange(0, ())
+    assert fill(pool, 3, startable=False, busy=False) == PoolChange(0, ())
+    assert fill(pool, 1, startable=True, busy=False) == PoolChange(0, ())
+
+
+def test_too_many_go_starting_ones_first_then_the_youngest_and_never_anothers():
+    pool = [
+        WarmInstance("old", True, 1.0),
+        WarmInstance("young", True, 5.0),
+        WarmInstance("starting", False, 0.0),
+        WarmInstance("theirs", True, 9.0, fixed=True),
+    ]
+    assert fill(pool, 3, startable=True, busy=False).stop == ("starting",)
+    assert fill(pool, 2, startable=True, busy=True).stop == ("starting", "young")
+    assert fill(pool, 0, startable=True, busy=False).stop == ("starting", "young", "old")
