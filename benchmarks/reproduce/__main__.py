@@ -25,7 +25,7 @@ from benchmarks.reproduce.page import write
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
 PAGE = ROOT / "docs" / "reproduction.md"
-PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord")
+PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
 
 
 def run_paper(name: str, quick: bool) -> Section:

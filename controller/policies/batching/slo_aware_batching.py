@@ -70,6 +70,7 @@ def batch_with(
 class SloAwareBatching:
     name: ClassVar[str] = "slo_aware_batching"
     reorders: ClassVar[bool] = True
+    selects: ClassVar[bool] = True
     Config = SloAwareBatchingConfig
 
     def __init__(self, config: SloAwareBatchingConfig | None = None) -> None:
