@@ -17,10 +17,11 @@ from benchmarks.reproduce.kairos_stages import Stages
 from controller.simulator.mixes import MIXES
 
 TEXT = """`slackline` as a whole: the dispatcher of that name in front; **collocated** engines under their own scheduler
-with the deadline as priority, and CALM (`calm`) where classes with end-to-end deadlines or workflows are served; **prefill**
-engines `--scheduler preemptive` (S-EDF, SLO-aware batching, operator boundaries); **decode** engines `kairos_decode`.
-The dispatcher holds nothing back from an engine whose policy chooses by value among all it has (`selects`). Each row is the
-paper's home workload in the setting of its own section; "at least as good" allows the spread of the seeds.
+with the deadline as priority, and CALM (`calm`) where classes with end-to-end deadlines or workflows are
+served; **prefill** engines `--scheduler preemptive` (S-EDF, SLO-aware batching, operator boundaries);
+**decode** engines `kairos_decode`. The dispatcher holds nothing back from an engine whose policy chooses by
+value among all it has (`selects`). Each row is the paper's home workload in the setting of its own section; "at
+least as good" allows the spread of the seeds.
 """
 WITHIN = 0.98  # of the other's figure: about the spread between seeds
 
