@@ -10,6 +10,7 @@ from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from api.control.actions import ActionOutput
 from api.control.base import ControlView, PageQuery, claimed_version, filtered, matched_version, stated_version
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
@@ -18,6 +19,7 @@ from api.permissions import IsOperator, IsViewer
 from controller.models import Instance
 from controller.models.fleet import Role
 from controller.selectors.catalogue import instances
+from controller.services.actions import weights_load_order
 from controller.services.instances import (
     instance_drain,
     instance_register,
@@ -28,9 +30,12 @@ from controller.services.instances import (
     instance_update,
     instance_wish,
 )
+from workers.tasks.announce import announce_actions
 
 BACKENDS = ("reference", "vllm")
 PROVISIONERS = ("process", "static")
+SOURCES = ("engine", "host", "disk")
+SOURCES_MAX = 8  # of one order, as engines take it
 LOOKUPS = {
     "model": "model__name",
     "host": "host__name",
@@ -128,10 +133,28 @@ class InstanceOutput(serializers.ModelSerializer):
         model = Instance
         fields = (
             "id", "model", "host", "backend", "provisioner", "url", "role", "device_kind", "tp", "max_num_seqs",
-            "unit_cost", "spec", "desired_state", "observed_state", "generation", "observed_generation", "desired_at",
-            "observed_at", "ready_at", "stopped_at", "error", "version", "created_at", "updated_at",
+            "unit_cost", "spec", "weights", "desired_state", "observed_state", "generation", "observed_generation",
+            "desired_at", "observed_at", "ready_at", "stopped_at", "error", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
+
+
+class WeightSource(serializers.Serializer):
+    """One source of weights."""
+
+    kind = serializers.ChoiceField(choices=SOURCES)
+    url = BaseUrlField(max_length=255, required=False, help_text="Of the engine to copy from; for `engine` only.")
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if (attrs["kind"] == "engine") != ("url" in attrs):
+            raise serializers.ValidationError({"url": ["An engine needs it, and nothing else has one."]})
+        return attrs
+
+
+class InstanceLoadInput(InstanceAction):
+    """Where the weights may come from, in the order to try; absent: chosen by topology and load."""
+
+    sources = WeightSource(many=True, required=False, allow_empty=False, max_length=SOURCES_MAX)
 
 
 class InstanceList(ControlView):
@@ -220,6 +243,27 @@ class InstanceSetRole(ControlView):
         version = stated_version(self.request, data)
         instance_set_role(actor=self.actor, instance_id=pk, role=data["role"], version=version)
         return self.one(self.found(instances(), pk), InstanceOutput)
+
+
+class InstanceLoad(ControlView):
+    """Weights for a warm instance. The action that carries it out is there at once; it ends with a decision."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    @operation(
+        "instance_load",
+        "Load the weights of an instance",
+        body=InstanceLoadInput,
+        answer=ActionOutput,
+        status=202,
+        errors=CHANGED,
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        data = self.body(InstanceLoadInput)
+        version = stated_version(self.request, data)
+        row = weights_load_order(actor=self.actor, instance_id=pk, sources=data.get("sources"), version=version)
+        announce_actions()
+        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
 
 
 class InstanceDesiredState(_InstanceWishView):

@@ -44,6 +44,12 @@ class _ScalingFields(serializers.Serializer):
     )
     cooldown_s = NumberField(min_value=0, max_value=SECONDS_MAX, required=False, help_text="Pause after an action.")
     interval_s = NumberField(min_value=1, max_value=60, required=False, help_text="Time between two looks.")
+    warm = serializers.IntegerField(
+        min_value=0,
+        max_value=INSTANCES_MAX,
+        required=False,
+        help_text="Instances kept beside: process up, weights absent until a scale-out takes them. They cost.",
+    )
     enabled = serializers.BooleanField(required=False)
 
 
@@ -69,7 +75,7 @@ class ScalingPolicyOutput(serializers.ModelSerializer):
         model = ScalingPolicy
         fields = (
             "id", "model", "role", "min_instances", "max_instances", "upper", "lower", "sustain_s",
-            "cooldown_s", "interval_s", "enabled", "version", "created_at", "updated_at",
+            "cooldown_s", "interval_s", "warm", "enabled", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path, re_path
 
 from api.control import (
+    actions,
     api_keys,
     attainment,
     decisions,
@@ -48,7 +49,10 @@ urlpatterns = [
     path("instances/<str:pk>/drain", instances.InstanceDrain.as_view()),
     path("instances/<str:pk>/stop", instances.InstanceStop.as_view()),
     path("instances/<str:pk>/set-role", instances.InstanceSetRole.as_view()),
+    path("instances/<str:pk>/load", instances.InstanceLoad.as_view()),
     path("instances/<str:pk>/desired-state", instances.InstanceDesiredState.as_view()),
+    path("actions", actions.ActionList.as_view()),
+    path("actions/<int:pk>", actions.ActionDetail.as_view()),
     path("scaling-policies", scaling_policies.ScalingPolicyList.as_view()),
     path("scaling-policies/<int:pk>", scaling_policies.ScalingPolicyDetail.as_view()),
     path("decisions", decisions.DecisionList.as_view()),

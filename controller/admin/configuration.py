@@ -83,14 +83,15 @@ class LinkAdmin(ReadOnlyAdmin):
 @admin.register(Instance)
 class InstanceAdmin(ReadOnlyAdmin):
     list_display = (
-        "id", "model", "role", "backend", "provisioner", "desired_state", "observed_state", "url", "ready_at", "error",
+        "id", "model", "role", "backend", "provisioner", "desired_state", "observed_state", "weights", "url",
+        "ready_at", "error",
     )  # fmt: skip
-    list_filter = ("desired_state", "observed_state", "provisioner", "role")
+    list_filter = ("desired_state", "observed_state", "weights", "provisioner", "role")
     list_select_related = ("model",)
     search_fields = ("id", "url")
 
 
 @admin.register(ScalingPolicy)
 class ScalingPolicyAdmin(ReadOnlyAdmin):
-    list_display = ("model", "role", "min_instances", "max_instances", "upper", "lower", "enabled", "version")
+    list_display = ("model", "role", "min_instances", "max_instances", "upper", "lower", "warm", "enabled", "version")
     list_select_related = ("model",)

@@ -10,7 +10,7 @@ from controller.admin.base import ReadOnlyAdmin
 from controller.admin.export import ExportAdmin
 from controller.admin.filters import by_value, within
 from controller.core.records import FIELDS
-from controller.models import AttainmentMinute, Decision, RequestRecord
+from controller.models import Action, AttainmentMinute, Decision, RequestRecord
 
 
 @admin.register(Decision)
@@ -32,6 +32,15 @@ class DecisionAdmin(ExportAdmin):
         "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
         "request_id",
     )  # fmt: skip
+
+
+@admin.register(Action)
+class ActionAdmin(ReadOnlyAdmin):
+    list_display = ("id", "kind", "instance", "state", "tries", "actor", "created_at", "ended_at", "error")
+    list_filter = ("kind", "state", within("created_at"))
+    list_select_related = ("instance",)
+    search_fields = ("=instance__id",)
+    search_help_text = "A whole instance id."
 
 
 @admin.register(RequestRecord)

@@ -243,6 +243,13 @@ class Instance(Versioned):
     def __str__(self) -> str:
         return self.id
 
+    @property
+    def shown_state(self) -> str:
+        """As pages name it: a process that is ready and has no weights is warm, or loading them."""
+        if self.observed_state != self.Observed.READY or self.weights == Weights.PRESENT:
+            return self.observed_state
+        return "warm" if self.weights == Weights.ABSENT else "loading"
+
 
 class InstanceDevice(models.Model):
     """Which devices an instance holds. `released_at` null: still held, and then by one instance alone."""

@@ -8,6 +8,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from controller.models import (
+    Action,
     ApiKey,
     Device,
     Host,
@@ -77,6 +78,10 @@ def instances(*, live: bool | None = None) -> QuerySet[Instance]:
         there = Instance.objects.live().values("pk")
         rows = rows.filter(pk__in=there) if live else rows.exclude(pk__in=there)
     return rows
+
+
+def actions() -> QuerySet[Action]:
+    return Action.objects.all()
 
 
 def scaling_policies() -> QuerySet[ScalingPolicy]:

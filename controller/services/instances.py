@@ -256,3 +256,5 @@ def _check(row: Instance) -> None:
         raise ValidationError({"url": "A static instance needs its url."})
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
+    if row.spec.get("weights") not in (None, Weights.PRESENT, Weights.ABSENT):
+        raise ValidationError({"spec": "weights must be present or absent."})
