@@ -50,10 +50,18 @@ class ScalingForm(forms.Form):
     sustain_s = PauseField(initial=15.0, label="Low for", help_text="Load must stay low for so long.")
     cooldown_s = PauseField(initial=10.0, label="Pause after a change", help_text="Until it can have had an effect.")
     interval_s = PauseField(1.0, 60.0, initial=1.0, label="Time between two looks")
+    warm = forms.IntegerField(
+        min_value=0,
+        max_value=INSTANCES_MAX,
+        initial=0,
+        label="Warm beside",
+        help_text="Instances whose process is up, without weights: a scale-out takes them first. They cost.",
+    )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
     CHANGEABLE = (
         "enabled", "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s",
+        "warm",
     )  # fmt: skip
 
     def __init__(self, *args: Any, existing: ScalingPolicy | None = None, **kwargs: Any) -> None:

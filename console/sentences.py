@@ -28,6 +28,21 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("scale_hold", "rest_would_exceed_upper"): (
         "{actor} keeps {subject}: with one instance less the load of {load:.2f} would rise above {upper:g}"
     ),
+    ("scale_warm", "pool_below_target"): "{actor} fills up the warm pool of {subject}: {warm} there, {wanted} wanted",
+    ("scale_warm", "pool_above_target"): "{actor} cuts the warm pool of {subject}: {warm} there, {wanted} wanted",
+    ("scale_out_served", "warm"): (
+        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, warm, its weights "
+        "from {source} in {load_s:.1f} s"
+    ),
+    ("scale_out_served", "started"): (
+        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, started anew"
+    ),
+    ("scale_out_unserved", "never_served"): "{instance} of {subject} was asked for and no request ever came to it",
+    ("role_change", "demand_diverged"): "{actor} turns {instance} from {from} to {to}: {subject} can spare it",
+    ("weights_load", "from_engine"): "{subject} has its weights from the memory of {from} after {load_s:.1f} s",
+    ("weights_load", "from_host"): "{subject} has its weights from its host's copy after {load_s:.1f} s",
+    ("weights_load", "from_disk"): "{subject} has its weights from the disk after {load_s:.1f} s",
+    ("weights_load", "present_already"): "{subject} had its weights already",
 }
 # Verbs of other kinds; an unknown kind reads as its own words.
 VERBS: dict[str, str] = {
@@ -42,6 +57,9 @@ VERBS: dict[str, str] = {
     "instance_stopped": "stopped instance",
     "instance_gone": "saw instance go:",
     "instance_failed": "saw instance fail:",
+    "instance_load_ordered": "ordered the weights of instance",
+    "weights_load_failed": "got no weights into instance",
+    "scale_out_unserved": "saw no request served by a new instance of",
     "queue_cancel": "cancelled",
     "queue_reprioritise": "changed the priority of",
     "queue_pause": "paused",

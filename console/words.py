@@ -40,6 +40,12 @@ REASONS: dict[str, str] = {
     "load_above_upper": "load above the upper threshold",
     "load_below_lower": "load below the lower threshold",
     "telemetry_stale": "what the scaler sees is too old to act on",
+    "no_source": "no source gave whole weights",
+    "engine_refused": "the engine refused the order",
+    "engine_forgot": "the engine was started again and again and forgot the order",
+    "instance_not_wanted": "the instance was no longer wanted",
+    "stopped_before": "it was stopped before it served",
+    "demand_diverged": "one stage has too much to do, the other too little",
     "role_too_low": "the role does not allow it",
 }
 

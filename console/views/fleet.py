@@ -28,6 +28,8 @@ from workers.notices import announce_config
 BADGES = {
     "ready": "ok",
     "starting": "accent",
+    "loading": "accent",
+    "warm": "idle",
     "pending": "accent",
     "draining": "warn",
     "unreachable": "bad",
@@ -65,7 +67,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
     """The wish and the observation from the database, the load from a gateway where one reports it."""
-    badge = BADGES.get(instance.observed_state, "idle")
+    badge = BADGES.get(instance.shown_state, "idle")
     load = seen["utilisation"] if seen else None
     status = badge if badge != "ok" or load is None else "bad" if load > 0.95 else "warn" if load > 0.8 else "ok"
     return {"row": instance, "badge": badge, "live": seen, "status": status, "letter": ROLES.get(instance.role, "?")}
@@ -76,7 +78,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for model, role in sorted({(each["row"].model.name, each["row"].role) for each in rows}):
         mine = [each for each in rows if (each["row"].model.name, each["row"].role) == (model, role)]
-        states = Counter(each["row"].observed_state for each in mine)
+        states = Counter(each["row"].shown_state for each in mine)
         loads = [each["live"]["utilisation"] for each in mine if each["live"]]
         found.append(
             {

@@ -24,8 +24,8 @@ from controller.core.messages import HEARTBEAT_KEY
 CHECK_TIMEOUT_S = 2.0
 HEARTBEAT_OLD_S = 10.0  # beat sends one each 2 s; five lost are an outage
 ENGINES = """
-SELECT count(*) FILTER (WHERE desired_state = 'running' AND observed_state = 'ready'),
-       count(*) FILTER (WHERE desired_state = 'running'),
+SELECT count(*) FILTER (WHERE desired_state = 'running' AND observed_state = 'ready' AND weights = 'present'),
+       count(*) FILTER (WHERE desired_state = 'running' AND weights <> 'absent'),
        (SELECT coalesce(sum(min_instances), 0) FROM scaling_policy WHERE enabled)
 FROM instance
 """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, Q, Subquery
 
-from controller.models import Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
+from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
+from controller.models.fleet import Weights
 
 STARTS_SHOWN = 20
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
@@ -15,10 +17,13 @@ SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One instance from wish to service, seconds after the wish; None: not yet, or never."""
+    """One instance from wish to service, seconds after the wish; None: not yet, or never.
+
+    Of one from the warm pool the wish is the scale-out that took it, and it is ready once its weights are there.
+    """
 
     id: str
-    source: str  # who provides it: process, static, kubernetes
+    source: str  # who provides it: process, static, kubernetes; and whether it was warm
     wished_at: datetime
     ready_s: float | None
     served_s: float | None  # first token of its first request
@@ -48,7 +53,8 @@ def sample_at(*, policy: ScalingPolicy, at: datetime) -> ScalingSample | None:
 
 def events(*, subject: str | None = None, since: datetime | None = None, limit: int = 50) -> list[Decision]:
     """Decisions of the scaler, newest first."""
-    rows = Decision.objects.filter(subject_type="scaling_policy", kind__startswith="scale_")
+    kinds = Q(kind__startswith="scale_") | Q(kind="role_change")
+    rows = Decision.objects.filter(kinds, subject_type="scaling_policy")
     if subject is not None:
         rows = rows.filter(subject=subject)
     if since is not None:
@@ -59,16 +65,29 @@ def events(*, subject: str | None = None, since: datetime | None = None, limit: 
 def starts(limit: int = STARTS_SHOWN) -> list[Start]:
     """The newest instances. One query; each first request is one look into an index."""
     first = RequestRecord.objects.filter(instance=OuterRef("pk"), ttft_s__isnull=False).order_by("arrived_at")
-    rows = Instance.objects.order_by("-created_at").annotate(
-        first_arrived=Subquery(first.values("arrived_at")[:1]), first_ttft_s=Subquery(first.values("ttft_s")[:1])
+    loads = Action.objects.filter(
+        instance=OuterRef("pk"), kind=Action.Kind.WEIGHTS_LOAD, params__scale_out__warm=True
+    ).order_by("id")
+    rows = (
+        Instance.objects.exclude(weights=Weights.ABSENT)
+        .order_by("-created_at")
+        .annotate(
+            first_arrived=Subquery(first.values("arrived_at")[:1]),
+            first_ttft_s=Subquery(first.values("ttft_s")[:1]),
+            taken_at=Subquery(loads.values("created_at")[:1]),
+            loaded_at=Subquery(loads.values("ended_at")[:1]),
+        )
     )
     return [_start(row) for row in rows[:limit]]
 
 
-def _start(row: Instance) -> Start:
+def _start(row: Any) -> Start:
+    """`row`: an Instance as annotated above."""
+    warm = row.taken_at is not None
+    wished, ready = (row.taken_at, row.loaded_at) if warm else (row.created_at, row.ready_at)
     served = None
-    if row.first_arrived is not None:  # type: ignore[attr-defined]
-        first_token = row.first_arrived + timedelta(seconds=row.first_ttft_s)  # type: ignore[attr-defined]
-        served = max(0.0, (first_token - row.created_at).total_seconds())
-    ready = None if row.ready_at is None else max(0.0, (row.ready_at - row.created_at).total_seconds())
-    return Start(row.pk, row.provisioner, row.created_at, ready, served)
+    if row.first_arrived is not None:
+        first_token = row.first_arrived + timedelta(seconds=row.first_ttft_s)
+        served = max(0.0, (first_token - wished).total_seconds())
+    ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
+    return Start(row.pk, f"{row.provisioner}, warm" if warm else row.provisioner, wished, ready_s, served)

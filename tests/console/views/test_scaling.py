@@ -99,7 +99,7 @@ def test_old_samples_go(db):
 def fields(**changed):
     given = {
         "enabled": "on", "min_instances": 1, "max_instances": 4, "upper": 0.8, "lower": 0.3, "sustain_s": 15,
-        "cooldown_s": 10, "interval_s": 1,
+        "cooldown_s": 10, "interval_s": 1, "warm": 0,
     }  # fmt: skip
     return {**given, **changed}
 
