@@ -57,7 +57,10 @@ class Migration(migrations.Migration):
                 ),
                 ("progress", models.FloatField(default=0.0)),
                 ("step", models.CharField(blank=True, max_length=200, verbose_name="what is running")),
-                ("knee", models.FloatField(blank=True, null=True, verbose_name="requests/s of which rates are multiples")),
+                (
+                    "knee",
+                    models.FloatField(blank=True, null=True, verbose_name="requests/s of which rates are multiples"),
+                ),
                 ("result", models.JSONField(blank=True, null=True)),
                 ("error", models.TextField(blank=True)),
                 ("error_field", models.CharField(blank=True, max_length=120)),
