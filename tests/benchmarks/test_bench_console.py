@@ -1,0 +1,31 @@
+"""The console's benchmark: its data fills the real schema, its delays are counted from each probe's own end."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import console_live as live
+from benchmarks.console_data import fill
+from controller.models import AttainmentMinute, Decision, Instance, InstanceDevice, RequestRecord, ScalingSample
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_data_is_as_much_as_was_asked_for():
+    fill(records=500, decisions=60, instances=10, hours=2.0)
+    assert RequestRecord.objects.count() == 500
+    assert Decision.objects.filter(subject_type="scaling_policy").count() == 54
+    assert (Instance.objects.count(), InstanceDevice.objects.count()) == (10, 10)
+    assert sum(AttainmentMinute.objects.values_list("finished", flat=True)) == 500
+    assert ScalingSample.objects.exists()
+    row = RequestRecord.objects.filter(outcome="ok").first()
+    assert row.decisions[1]["rejected"]
+    assert 0.7 < RequestRecord.objects.filter(attained=True).count() / 500 < 1.0
+
+
+def test_a_probe_is_seen_when_the_count_reaches_it():
+    watcher = live.Watcher()
+    for count, at in ((1, 10.2), (1, 10.4), (4, 11.0)):
+        watcher._reached(count, at)
+    assert watcher.seen == {1: 10.2, 2: 11.0, 3: 11.0, 4: 11.0}
+    ended = [10.0, 10.5, 10.9, 11.1, 12.0]
+    assert live.delays(ended, watcher.seen) == [pytest.approx(each) for each in (0.2, 0.5, 0.1, 0.0, live.LATE_S)]
