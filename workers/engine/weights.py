@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import aiohttp
+
 from controller.core.errors import SlacklineError
 
 KINDS = ("engine", "host", "disk")
+ASK_S = 5.0
 
 
 class LoadFailed(SlacklineError):
@@ -111,7 +114,10 @@ class WeightManager:
 
 
 class EmulatedWeights:
-    """Of the emulated executor: nothing is there to move, loading takes the time that is given for its source."""
+    """Of the emulated executor: nothing is there to move, loading takes the time that is given for its source.
+
+    Another engine must have its weights, before and after that time, or it is no source.
+    """
 
     def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool) -> None:
         self.present = present
@@ -122,7 +128,11 @@ class EmulatedWeights:
     async def load(self, source: Source) -> int:
         if source.kind == "host" and not self.has_host_copy:
             raise LoadFailed("there is no copy in host memory")
+        if source.kind == "engine":
+            await _check_whole(source.url)
         await asyncio.sleep(self._load_s[source.kind])
+        if source.kind == "engine":
+            await _check_whole(source.url)
         self.present = True
         return self.nbytes
 
@@ -131,3 +141,15 @@ class EmulatedWeights:
 
     async def send(self, host: str, port: int) -> list[list[Any]]:
         raise LoadFailed("emulated weights cannot be sent")
+
+
+async def _check_whole(url: str) -> None:
+    """Raises LoadFailed unless the engine there has its weights."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=ASK_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url.rstrip('/')}/weights") as said:
+            state = (await said.json()).get("state") if said.status == 200 else f"status {said.status}"
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
+        raise LoadFailed(f"{url} cannot be asked for weights: {type(error).__name__}") from error
+    if state != "present":
+        raise LoadFailed(f"{url} has no whole weights: {state}")

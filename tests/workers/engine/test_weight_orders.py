@@ -13,6 +13,7 @@ TOKEN = "fleet-secret"
 
 @pytest.fixture(scope="module")
 def warm():
+    """Absent at first, present after the first test."""
     os.environ["FLEET_TOKEN"] = TOKEN
     try:
         options = ("--weights", "absent", "--emulated-load-s", "engine=0.2,host=0.3,disk=0.4")
@@ -69,3 +70,16 @@ async def test_a_wrong_field_is_named(warm, field, value):
     async with aiohttp.ClientSession(warm.url) as http:
         status, said = await post(http, "/weights/load", body)
     assert (status, field in said["error"]["message"]) == (400, True)
+
+
+async def test_emulated_weights_come_only_from_an_engine_that_has_them(warm):
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent") as target:
+        sources = [{"kind": "engine", "url": "http://127.0.0.1:9"}, {"kind": "engine", "url": target.url}]
+        order = {"token": TOKEN, "sources": [*sources, {"kind": "engine", "url": warm.url}]}
+        async with aiohttp.ClientSession(target.url) as http:
+            status, said = await post(http, "/weights/load", order)
+        errors = [attempt["error"] for attempt in said["attempts"]]
+    assert (status, said["state"]) == (200, "present")
+    assert "cannot be asked" in errors[0]
+    assert errors[1].endswith("has no whole weights: loading")
+    assert errors[2] == ""
