@@ -17,7 +17,7 @@ from controller.services.actions import weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop, instance_wish
-from controller.services.scaling import STARTABLE, like
+from controller.services.scaling_stages import STARTABLE, like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)

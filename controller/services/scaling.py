@@ -9,40 +9,30 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from controller.core.decisions import Decision as Decided
 from controller.core.messages import FleetMessage
 from controller.models import Decision, Instance, ScalerState, ScalingPolicy, ScalingSample
-from controller.models.fleet import Role, Weights
-from controller.scale import Drain, ScaleOut, Scaler, ScalingConfig, Undrain
+from controller.scale import Drain, ScaleOut, Scaler, Undrain
 from controller.scale import ScalerState as Memory
 from controller.scale.load import FleetObservation
-from controller.scale.observation import Row, observe
-from controller.scale.roles import SwitchRole, spare_since, switch
-from controller.scale.warm import WarmInstance, fill, take
+from controller.scale.roles import spare_since
+from controller.scale.warm import fill, take
 from controller.selectors.weights import weight_plan
 from controller.services.actions import first_served_watch, weights_load_order
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.instances import (
-    instance_drain,
-    instance_set_role,
-    instance_stop,
-    instance_undrain,
-    instance_wish,
-)
-from controller.services.scaling_policies import scaler_state_save, scaling_config
+from controller.services.instances import instance_drain, instance_stop, instance_undrain, instance_wish
+from controller.services.scaling_policies import scaler_lock, scaler_state_save
+from controller.services.scaling_roles import Given, given, switch_role
+from controller.services.scaling_stages import Stage, like, stage_of, warm_of
 
-LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, whatever the number of workers
-STARTABLE = ("process",)  # provisioners that can make another instance
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
-NOT_COPIED = ("start_after", "weights")
-OTHER_STAGE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 SAMPLE_S = 5.0  # between two points of the line that pages draw
 SAMPLES_KEPT_DAYS = 7
 
@@ -50,12 +40,12 @@ SAMPLES_KEPT_DAYS = 7
 def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) -> Decision | None:
     """`now` is epoch seconds. None: nothing worth a Decision, not due yet, or somebody else is at it."""
     with transaction.atomic():
-        if not _locked(policy_id):
+        if not scaler_lock(policy_id):
             return None
         policy = ScalingPolicy.objects.select_related("model").filter(pk=policy_id, enabled=True).first()
         if policy is None or not _due(policy):
             return None
-        stage = _stage(policy, fleet, now)
+        stage = stage_of(policy, fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
         before = row.state if row else {}
         memory, actions, decided = Scaler().decide(stage.config, Memory.from_json(before), stage.seen, now)
@@ -66,41 +56,6 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         if decided:
             return _apply(stage, actions, decided, fleet, now)
         return _keep_warm(stage, memory.ticks)
-
-
-class Stage(NamedTuple):
-    """One policy's instances: those that serve or will, `pool` those that are warm, and what another is made like."""
-
-    policy: ScalingPolicy
-    config: ScalingConfig
-    pool: list[Instance]
-    loading: bool
-    pattern: Instance | None
-    seen: FleetObservation
-
-
-def _stage(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> Stage:
-    rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model, role=policy.role))
-    rows.sort(key=lambda row: row.pk)
-    pool = [row for row in rows if row.weights == Weights.ABSENT and row.desired_state == Instance.Desired.RUNNING]
-    serving = [row for row in rows if row.weights != Weights.ABSENT]
-    pattern = _pattern(policy, rows)
-    startable = pattern is not None or any(each.ready for each in map(_warm, pool))
-    known = [Row(row.pk, row.desired_state, _state(row), row.provisioner not in STARTABLE) for row in serving]
-    seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
-    loading = any(row.weights == Weights.LOADING for row in serving)
-    return Stage(policy, scaling_config(policy), pool, loading, pattern, seen)
-
-
-def _state(row: Instance) -> str:
-    """An engine whose weights are on their way answers its provisioner, and is no capacity yet."""
-    ready = row.observed_state == Instance.Observed.READY
-    return Instance.Observed.STARTING if ready and row.weights == Weights.LOADING else row.observed_state
-
-
-def _warm(row: Instance) -> WarmInstance:
-    ready = row.observed_state == Instance.Observed.READY and row.url != ""
-    return WarmInstance(row.pk, ready, row.desired_at.timestamp(), row.provisioner not in STARTABLE)
 
 
 def _ticks_a_sample(policy: ScalingPolicy) -> int:
@@ -130,24 +85,9 @@ def samples_retain(*, days: int, now: datetime | None = None) -> int:
     return ScalingSample.objects.filter(at__lt=(now or timezone.now()) - timedelta(days=days)).delete()[0]
 
 
-def _locked(policy_id: int) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [LOCK_CLASS, policy_id])
-        return bool(cursor.fetchone()[0])
-
-
 def _due(policy: ScalingPolicy) -> bool:
     last = ScalerState.objects.filter(policy=policy).values_list("updated_at", flat=True).first()
     return last is None or timezone.now() - last >= timedelta(seconds=policy.interval_s - EARLY_S)
-
-
-def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None:
-    """What another instance is made like: the newest of ours, if need be one that is gone."""
-    ours = [row for row in rows if row.provisioner in STARTABLE]
-    if ours:
-        return max(ours, key=lambda row: row.created_at)
-    past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=STARTABLE)
-    return past.order_by("-created_at").first()
 
 
 # ---- acting ---------------------------------------------------------------------------------------------------------
@@ -159,7 +99,7 @@ def _apply(
     """More instances come from the other stage, then from the warm pool, then from nothing, in the order of speed."""
     wanted = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     switched = given(stage, fleet, now) if wanted else None
-    taken = take(map(_warm, stage.pool), wanted - (switched is not None))
+    taken = take(map(warm_of, stage.pool), wanted - (switched is not None))
     started = [_new_id(stage.pattern) for _ in range(wanted - (switched is not None) - len(taken))]
     if stage.pattern is None:
         started = []
@@ -220,7 +160,7 @@ def _outcome(
 def _keep_warm(stage: Stage, tick: int) -> Decision | None:
     """As many warm instances as the policy says."""
     change = fill(
-        [_warm(row) for row in stage.pool], stage.policy.warm, startable=stage.pattern is not None, busy=stage.loading
+        [warm_of(row) for row in stage.pool], stage.policy.warm, startable=stage.pattern is not None, busy=stage.loading
     )
     if not change.start and not change.stop:
         return None
@@ -244,66 +184,5 @@ def _keep_warm(stage: Stage, tick: int) -> Decision | None:
     return decision
 
 
-# ---- the other stage ------------------------------------------------------------------------------------------------
-
-
-class Given(NamedTuple):
-    """An instance that the other stage can spare."""
-
-    action: SwitchRole
-    decided: Decided
-    giving: ScalingPolicy
-
-
-def given(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Given | None:
-    """Of prefill and decode, what the one that has too little to do gives to `stage`; None: nothing now."""
-    other = OTHER_STAGE.get(stage.policy.role)
-    giving = (
-        ScalingPolicy.objects.select_related("model").filter(model=stage.policy.model, role=other, enabled=True).first()
-        if other
-        else None
-    )
-    if giving is None or not _locked(giving.pk):
-        return None
-    row = ScalerState.objects.filter(policy=giving).first()
-    theirs = _stage(giving, fleet, now)
-    since = row.state.get("spare_since") if row else None
-    found = switch(theirs.config, theirs.seen, since, stage.config, stage.seen.load, now)
-    return None if found is None else Given(*found, giving)
-
-
-def switch_role(given: Given, *, actor: Actor) -> Decision:
-    """At once and without a restart: what runs there ends where it is. The giver's hold and pause begin anew."""
-    action, decided, giving = given
-    decision = decision_record(
-        actor=actor,
-        kind=decided.kind,
-        subject_type="scaling_policy",
-        subject=decided.subject,
-        reason=decided.reason,
-        inputs=dict(decided.figures),
-        outcome={"instance": action.instance_id, "role": action.role},
-    )
-    instance_set_role(actor=actor, instance_id=action.instance_id, role=action.role)
-    row = ScalerState.objects.filter(policy=giving).first()
-    if row is not None:
-        anew = {"changed_at": decided.at, "low_since": None, "spare_since": None}
-        ScalerState.objects.filter(policy=giving).update(state={**row.state, **anew})
-    return decision
-
-
 def _new_id(pattern: Instance | None) -> str:
     return f"{pattern.backend if pattern else 'instance'}-{secrets.token_hex(3)}"
-
-
-def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
-    """Arguments of instance_wish for another instance of the same kind. Without a pattern the scaler does not ask."""
-    if pattern is None:
-        raise ValueError("no instance to take as the pattern")
-    spec = {name: value for name, value in pattern.spec.items() if name not in NOT_COPIED}
-    return {
-        **{name: getattr(pattern, name) for name in ("backend", "provisioner", "role", "host", "device_kind", "tp")},
-        "max_num_seqs": pattern.max_num_seqs,
-        "unit_cost": pattern.unit_cost,
-        "spec": {**spec, "weights": Weights.ABSENT.value} if warm else spec,
-    }

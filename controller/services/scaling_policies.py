@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import connection
 
 from controller.core.errors import ConfigError
 from controller.models import ScalerState, ScalingPolicy, ServedModel
@@ -13,6 +14,7 @@ from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
 
+LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, whatever the number of workers
 SHORTEST_INTERVAL_S = 1.0  # beat's tick
 EDITABLE = (
     "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm", "enabled",
@@ -89,6 +91,13 @@ def scaler_state_save(*, policy: ScalingPolicy, state: Mapping[str, Any]) -> Sca
     row.state, row.tick = dict(state), row.tick + 1
     row.save(update_fields=["state", "tick", "updated_at"])
     return row
+
+
+def scaler_lock(policy_id: int) -> bool:
+    """Until the transaction ends nobody else ticks this policy; False: somebody does now."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [LOCK_CLASS, policy_id])
+        return bool(cursor.fetchone()[0])
 
 
 def _check(row: ScalingPolicy) -> None:

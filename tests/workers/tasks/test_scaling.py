@@ -11,8 +11,8 @@ from django.utils import timezone
 from controller.models import Decision, Instance, ScalerState
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_drain
-from controller.services.scaling import LOCK_CLASS, scaler_tick
-from controller.services.scaling_policies import scaling_policy_update
+from controller.services.scaling import scaler_tick
+from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_update
 
 pytestmark = pytest.mark.django_db
 

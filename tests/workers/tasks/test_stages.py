@@ -1,0 +1,126 @@
+"""Prefill and decode sized apart, and instances that change sides, against a real database."""
+
+import time
+from datetime import timedelta
+
+import psycopg
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from controller.models import Decision, Instance, InstanceInterval, ScalerState
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_observe, instance_wish
+from controller.services.scaling import scaler_tick
+from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
+from controller.services.served_models import served_model_create
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+
+
+@pytest.fixture
+def stages(db):
+    """Policies of prefill and decode: one prefill instance, three decode instances, all ready."""
+    model = served_model_create(actor=SYSTEM, name="mid")
+    policies = [
+        scaling_policy_create(
+            actor=SYSTEM, model=model, role=role, min_instances=1, max_instances=6, sustain_s=0, cooldown_s=5
+        )
+        for role in ("prefill", "decode")
+    ]
+    for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode"), ("d3", "decode")):
+        instance_wish(actor=SYSTEM, id=name, model=model, role=role, spec={"profile": "p"})
+        instance_observe(instance_id=name, observed_state=Instance.Observed.READY, url=f"http://{name}:1")
+    return policies
+
+
+def fleet(**utilisations):
+    instances = [{"id": id, "utilisation": u, "running": int(10 * u), "waiting": 0} for id, u in utilisations.items()]
+    traffic = {"arrival_rate": 0.0, "service_rate": 0.0, "queued": 0, "wait_over_slo": 0.0}
+    traffic |= {"migrating": 0, "migrate_wait_over_slo": 0.0}
+    return [{"at": time.time(), "period_s": 1.0, "instances": instances, "models": {"mid": traffic}}]
+
+
+def tick(policy, messages):
+    ScalerState.objects.filter(policy=policy).update(updated_at=timezone.now() - timedelta(seconds=5))
+    return scaler_tick(policy_id=policy.pk, fleet=messages, now=time.time())
+
+
+CALM_DECODE = {"p1": 0.95, "d1": 0.2, "d2": 0.1, "d3": 0.2}
+
+
+def roles():
+    return dict(Instance.objects.order_by("id").values_list("id", "role"))
+
+
+def test_an_idle_decode_instance_joins_prefill_when_demand_diverges(stages):
+    prefill, decode = stages
+    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    tick(decode, messages)
+    decision = tick(prefill, messages)
+    assert (decision.kind, decision.subject) == ("scale_out", "mid/prefill")
+    assert decision.outcome == {"switched": {"instance": "d2", "from": "decode"}}
+    assert roles() == {"p1": "prefill", "d1": "decode", "d2": "prefill", "d3": "decode"}
+    assert Instance.objects.count() == 4
+    change = Decision.objects.get(kind="role_change")
+    assert (change.reason, change.subject, change.outcome) == (
+        "demand_diverged", "mid/decode", {"instance": "d2", "role": "prefill"},
+    )  # fmt: skip
+    assert change.inputs["wanting_load"] == 0.95
+    assert Decision.objects.filter(kind="instance_role_set", subject="d2", actor="scaler").count() == 1
+    ended, running = InstanceInterval.objects.filter(instance="d2").order_by("started_at")
+    assert (ended.role, running.role, running.ended_at) == ("decode", "prefill", None)
+
+
+def test_the_giver_pauses_after_it_gave(stages):
+    prefill, decode = stages
+    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    tick(decode, messages)
+    tick(prefill, messages)
+    state = ScalerState.objects.get(policy=decode).state
+    assert (state["spare_since"], time.time() - state["changed_at"] < 5) == (None, True)
+    assert tick(decode, fleet(d1=0.1, d3=0.1)).reason == "settling"
+
+
+def test_before_it_has_been_spare_for_its_hold_a_new_one_is_started(stages):
+    prefill, decode = stages
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"sustain_s": 30})
+    tick(decode, fleet(**CALM_DECODE))
+    decision = tick(prefill, fleet(**CALM_DECODE))
+    (new,) = decision.outcome["started"]
+    assert "switched" not in decision.outcome
+    assert Instance.objects.get(pk=new).role == "prefill"
+
+
+def test_a_stage_that_needs_what_it_has_gives_nothing(stages):
+    prefill, decode = stages
+    messages = fleet(p1=0.95, d1=0.7, d2=0.7, d3=0.7)
+    tick(decode, messages)
+    assert "started" in tick(prefill, messages).outcome
+    assert not Decision.objects.filter(kind="role_change").exists()
+
+
+def test_a_policy_that_is_off_gives_nothing(stages):
+    prefill, decode = stages
+    tick(decode, fleet(**CALM_DECODE))
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"enabled": False})
+    assert "started" in tick(prefill, fleet(**CALM_DECODE)).outcome
+
+
+def test_the_two_stages_are_sized_apart(stages):
+    prefill, decode = stages
+    assert tick(prefill, fleet(p1=0.5, d1=0.9, d2=0.9, d3=0.9)) is None
+    decision = tick(decode, fleet(p1=0.5, d1=0.9, d2=0.9, d3=0.9))
+    assert Instance.objects.get(pk=decision.outcome["started"][0]).role == "decode"
+
+
+def test_while_the_other_stage_ticks_it_is_not_asked(stages):
+    prefill, decode = stages
+    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    tick(decode, messages)
+    info = connection.get_connection_params()
+    with psycopg.connect(
+        host=info["host"], port=info["port"], user=info["user"], dbname=info["dbname"], autocommit=True
+    ) as other:
+        other.execute("SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, decode.pk])
+        assert "started" in tick(prefill, messages).outcome
