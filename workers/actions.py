@@ -161,7 +161,7 @@ def _end(
 def _first_served(action: Action) -> Decision | None:
     """Time from the order to the first token that the new instance gave, and where its weights came from."""
     row, asked = action.instance, action.params["scale_out"]
-    at = first_token_at(row.pk, action.created_at)
+    at = first_token_at(row, action.created_at)
     now = timezone.now()
     if at is not None and now - at < RECORDS_COME:
         at = None

@@ -30,7 +30,6 @@ from controller.services.instances import (
     instance_update,
     instance_wish,
 )
-from workers.tasks.announce import announce_actions
 
 BACKENDS = ("reference", "vllm")
 PROVISIONERS = ("process", "static")
@@ -246,7 +245,7 @@ class InstanceSetRole(ControlView):
 
 
 class InstanceLoad(ControlView):
-    """Weights for a warm instance. The action that carries it out is there at once; it ends with a decision."""
+    """Weights for a warm instance. The answer is the action that brings them, which ends with a decision."""
 
     access: ClassVar = {"POST": IsOperator}
 
@@ -262,7 +261,6 @@ class InstanceLoad(ControlView):
         data = self.body(InstanceLoadInput)
         version = stated_version(self.request, data)
         row = weights_load_order(actor=self.actor, instance_id=pk, sources=data.get("sources"), version=version)
-        announce_actions()
         return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
 
 

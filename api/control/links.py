@@ -51,16 +51,20 @@ class LinkPatch(_LinkFields):
 
 
 class LinkOutput(serializers.ModelSerializer):
-    """A link as stored. Bytes a second, seconds."""
+    """A link as stored, and what moved over it in the last day. Bytes a second, seconds."""
 
     source = serializers.CharField(source="source.name")
     target = serializers.CharField(source="target.name")
+    moved = serializers.IntegerField(help_text="Transfers of weights that arrived.")
+    failed = serializers.IntegerField(help_text="Transfers of weights that did not.")
+    measured_bytes_s = serializers.FloatField(allow_null=True, help_text="Of the newest that arrived.")
+    last_error = serializers.CharField(allow_blank=True, help_text="Of the newest that did not.")
 
     class Meta:
         model = Link
         fields = (
-            "id", "source", "target", "medium", "bandwidth_bytes_s", "latency_s", "state", "version", "created_at",
-            "updated_at",
+            "id", "source", "target", "medium", "bandwidth_bytes_s", "latency_s", "state", "moved", "failed",
+            "measured_bytes_s", "last_error", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -82,7 +86,7 @@ class LinkList(ControlView):
         for end in ("source", "target"):
             data[end] = host_named(data[end], end)
         row = link_create(actor=self.actor, **data)
-        return self.one(row, LinkOutput, status.HTTP_201_CREATED)
+        return self.one(self.found(links(), row.pk), LinkOutput, status.HTTP_201_CREATED)
 
 
 class LinkDetail(ControlView):
@@ -98,8 +102,8 @@ class LinkDetail(ControlView):
     def patch(self, request: Request, pk: int) -> Response:
         data = self.body(LinkPatch, partial=True)
         version = claimed_version(request, data)
-        row = link_update(actor=self.actor, link_id=pk, version=version, changes=data)
-        return self.one(row, LinkOutput)
+        link_update(actor=self.actor, link_id=pk, version=version, changes=data)
+        return self.one(self.found(links(), pk), LinkOutput)
 
     @operation("link_remove", "Remove a link", status=204, errors=CHANGED)
     def delete(self, request: Request, pk: int) -> Response:

@@ -23,6 +23,7 @@ from api.control import (
     slo_classes,
     tenants,
     traces,
+    transfers,
 )
 from api.control.unknown import UnknownAddress
 
@@ -72,6 +73,8 @@ urlpatterns = [
     path("simulations/<str:pk>/result.csv", simulations.SimulationResultCsv.as_view()),
     path("traces", traces.TraceList.as_view()),
     path("traces/<str:pk>", traces.TraceDetail.as_view()),
+    path("transfers", transfers.TransferList.as_view()),
+    path("transfers/<int:pk>", transfers.TransferDetail.as_view()),
     path("health", health.HealthView.as_view()),
     re_path(r"", UnknownAddress.as_view()),
 ]

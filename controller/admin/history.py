@@ -10,7 +10,7 @@ from controller.admin.base import ReadOnlyAdmin
 from controller.admin.export import ExportAdmin
 from controller.admin.filters import by_value, within
 from controller.core.records import FIELDS
-from controller.models import Action, AttainmentMinute, Decision, RequestRecord
+from controller.models import Action, AttainmentMinute, Decision, RequestRecord, Transfer
 
 
 @admin.register(Decision)
@@ -41,6 +41,15 @@ class ActionAdmin(ReadOnlyAdmin):
     list_select_related = ("instance",)
     search_fields = ("=instance__id",)
     search_help_text = "A whole instance id."
+
+
+@admin.register(Transfer)
+class TransferAdmin(ReadOnlyAdmin):
+    list_display = (
+        "id", "source_kind", "source", "target", "attempt", "bytes", "seconds", "state", "error", "recorded_at",
+    )  # fmt: skip
+    list_filter = ("source_kind", "state", within("recorded_at"))
+    search_fields = ("=source", "=target")
 
 
 @admin.register(RequestRecord)

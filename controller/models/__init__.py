@@ -1,6 +1,6 @@
 """Tables of the control plane, one family a file. Services write them, selectors read them."""
 
-from controller.models.actions import Action
+from controller.models.actions import Action, Transfer
 from controller.models.config import ConfigVersion
 from controller.models.decisions import Decision
 from controller.models.experiments import Experiment, ExperimentRun, Trace
@@ -43,4 +43,5 @@ __all__ = [
     "ServedModel",
     "Tenant",
     "Trace",
+    "Transfer",
 ]

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from controller.models.decisions import Decision
-from controller.models.fleet import Instance
+from controller.models.fleet import Instance, Link
 
 
 class Action(models.Model):
@@ -67,3 +67,48 @@ class Action(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.instance_id}"
+
+
+class Transfer(models.Model):
+    """One attempt to bring weights to an instance: from where, over which link, how much, how fast, why not.
+
+    `source`: the engine they came from, "" where they did not come from an engine's memory. The KV of requests moves
+    too often for rows: its times are in the request's record, its sums in the engines' metrics.
+    """
+
+    class State(models.TextChoices):
+        DONE = "done", "Done"
+        FAILED = "failed", "Failed"
+
+    action = models.ForeignKey(Action, on_delete=models.CASCADE, related_name="transfers")
+    source_kind = models.CharField(max_length=16)  # engine | host | disk
+    source = models.CharField(max_length=64, blank=True)
+    target = models.CharField(max_length=64)
+    link = models.ForeignKey(Link, null=True, on_delete=models.SET_NULL, related_name="transfers")
+    attempt = models.PositiveSmallIntegerField()
+    bytes = models.BigIntegerField()
+    seconds = models.FloatField()
+    state = models.CharField(max_length=8, choices=State.choices)
+    error = models.TextField(blank=True)
+    recorded_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "transfer"
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["target", "recorded_at"], name="transfer_target"),
+            models.Index(fields=["link", "recorded_at"], name="transfer_link"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["action", "attempt"], name="transfer_attempt_once"),
+            models.CheckConstraint(condition=Q(bytes__gte=0) & Q(seconds__gte=0), name="transfer_not_negative"),
+            models.CheckConstraint(condition=Q(state__in=["done", "failed"]), name="transfer_state_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source or self.source_kind} to {self.target}"
+
+    @property
+    def bytes_s(self) -> float | None:
+        """Bytes a second; None where nothing moved."""
+        return self.bytes / self.seconds if self.bytes and self.seconds > 0 else None

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from django.db.models import Q, QuerySet
+from django.db.models import (
+    Count,
+    ExpressionWrapper,
+    F,
+    FloatField,
+    IntegerField,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+)
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from controller.models import (
@@ -19,8 +31,11 @@ from controller.models import (
     ServedModel,
     SLOClass,
     Tenant,
+    Transfer,
 )
 from controller.services.api_keys import secret_digest
+
+LATELY = timedelta(days=1)  # of the transfers that speak for a link
 
 
 def tenants(*, of: int | None = None) -> QuerySet[Tenant]:
@@ -68,7 +83,26 @@ def devices() -> QuerySet[Device]:
 
 
 def links() -> QuerySet[Link]:
-    return Link.objects.select_related("source", "target")
+    """With what its transfers of the last day say: `moved`, `failed`, `measured_bytes_s` and `last_error`."""
+    lately = Transfer.objects.filter(link=OuterRef("pk"), recorded_at__gt=timezone.now() - LATELY)
+    done = lately.filter(state=Transfer.State.DONE, seconds__gt=0, bytes__gt=0).order_by("-id")
+    failed = lately.filter(state=Transfer.State.FAILED).order_by("-id")
+    speed = ExpressionWrapper(F("bytes") / F("seconds"), output_field=FloatField())
+    return Link.objects.select_related("source", "target").annotate(
+        moved=_count(done),
+        failed=_count(failed),
+        measured_bytes_s=Subquery(done.annotate(speed=speed).values("speed")[:1]),
+        last_error=Coalesce(Subquery(failed.values("error")[:1]), Value("")),
+    )
+
+
+def transfers() -> QuerySet[Transfer]:
+    return Transfer.objects.select_related("link__source", "link__target")
+
+
+def _count(rows: QuerySet[Transfer]) -> Coalesce:
+    counted = rows.order_by().values("link").annotate(n=Count("pk")).values("n")
+    return Coalesce(Subquery(counted, output_field=IntegerField()), 0)
 
 
 def instances(*, live: bool | None = None) -> QuerySet[Instance]:

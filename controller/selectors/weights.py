@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Value
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Q, Value
 
 from controller.models import Action, Instance, Link, RequestRecord
-from controller.models.fleet import Weights
+from controller.models.fleet import Role, Weights
 from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources
 
 LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
@@ -34,12 +34,18 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
     return plan_sources(row.pk, holders, paths, target_host=_host(row), host_copy=host_copy)
 
 
-def first_token_at(instance_id: str, since: datetime) -> datetime | None:
-    """When the first token of any request that the instance served came to its client; None: none has ended yet."""
+def first_token_at(row: Instance, since: datetime) -> datetime | None:
+    """When the first token of any request that the instance served came to its client; None: none has ended yet.
+
+    A request's record names the instance that decoded it; who prefilled it is among its decisions.
+    """
     wait = ExpressionWrapper(F("ttft_s") * Value(timedelta(seconds=1)), output_field=DurationField())
     first = ExpressionWrapper(F("arrived_at") + wait, output_field=DateTimeField())
     began = since - LONGEST_WAIT  # the table's partitions are days
-    rows = RequestRecord.objects.filter(instance=instance_id, ttft_s__isnull=False, arrived_at__gte=began)
+    served = Q(instance=row.pk)
+    if row.role == Role.PREFILL:
+        served |= Q(decisions__contains=[{"kind": "prefill", "figures": {"instance": row.pk}}])
+    rows = RequestRecord.objects.filter(served, ttft_s__isnull=False, arrived_at__gte=began)
     at: datetime | None = rows.aggregate(at=Min(first))["at"]
     return at
 

@@ -22,6 +22,7 @@ from controller.services.actors import Actor
 from controller.services.config import config_raise
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop
+from controller.services.transfers import transfers_record
 
 LEASE = timedelta(seconds=10)  # longer than any look takes
 LOADABLE = ("reference",)  # backends whose engines take weights while they run
@@ -136,6 +137,7 @@ def action_end(
         row.attempts, row.ended_at = [*row.attempts, *(dict(each) for each in attempts)], timezone.now()
         row.save(update_fields=["state", "error", "decision", "lease_until", "attempts", "ended_at"])
         if row.kind == Kind.WEIGHTS_LOAD:
+            transfers_record(action=row, attempts=attempts)
             _loaded(row, state == State.DONE, error)
     return decision if decision.is_new else None
 

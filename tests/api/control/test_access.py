@@ -72,6 +72,9 @@ RULES = {
     ("post", "/instances" + NO_SUCH + "/stop"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/desired-state"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/set-role"): OPERATORS,
+    ("post", "/instances" + NO_SUCH + "/load"): OPERATORS,
+    ("get", "/actions"): PEOPLE,
+    ("get", "/actions" + NO_SUCH): PEOPLE,
     ("get", "/scaling-policies"): PEOPLE,
     ("post", "/scaling-policies"): OPERATORS,
     ("get", "/scaling-policies" + NO_SUCH): PEOPLE,
@@ -99,6 +102,8 @@ RULES = {
     ("post", "/traces"): OPERATORS,
     ("get", "/traces" + NO_SUCH): PEOPLE,
     ("delete", "/traces" + NO_SUCH): OPERATORS,
+    ("get", "/transfers"): PEOPLE,
+    ("get", "/transfers" + NO_SUCH): PEOPLE,
     ("get", "/health"): EVERYBODY,
 }
 
