@@ -126,7 +126,12 @@ def _with_gaps(points: Sequence[tuple[float, float]]) -> tuple[list[float], list
     return x, y
 
 
-MARKS = {"scale_out": ("triangle-up", "ok"), "scale_in": ("triangle-down", "accent"), "scale_hold": ("x", "warn")}
+MARKS = {
+    "scale_out": ("triangle-up", "ok"),
+    "scale_in": ("triangle-down", "accent"),
+    "scale_hold": ("x", "warn"),
+    "role_change": ("diamond", "accent"),
+}
 
 
 def scaling_load(

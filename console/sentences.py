@@ -49,6 +49,7 @@ VERBS: dict[str, str] = {
     "scale_out": "scaled out",
     "scale_in": "scaled in",
     "scale_hold": "left as it is:",
+    "role_change": "took an instance from",
     "instance_replaced": "replaced instance",
     "instance_started": "started instance",
     "instance_ready": "found ready instance",

@@ -17,9 +17,10 @@ from console.access import allows
 from console.live_view import merge_instances
 from console.sentences import sentence
 from console.views.overview import read_fleets
-from controller.models import Instance
+from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
 from controller.selectors.roles import Role
+from controller.services.actions import weights_load_order
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.instances import instance_drain, instance_stop, instance_undrain
@@ -42,8 +43,10 @@ ACTIONS = {
     "drain": (instance_drain, "finishes what it has; nothing new is sent there"),
     "undrain": (instance_undrain, "takes requests again"),
     "stop": (instance_stop, "is stopped, whatever runs there"),
+    "load": (weights_load_order, "loads its weights and serves then"),
 }
 DECISIONS = 25
+LOADS = 10
 LENGTHS = 40  # points of a model's line
 
 
@@ -109,14 +112,16 @@ def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
         "charts": charts_of(row, profile, points),
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": wishes(row),
+        "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
     }
     return render(request, "console/instance.html", context)
 
 
 def wishes(row: Instance) -> list[str]:
-    """What may be wished of it now; a stopped one stays stopped."""
+    """What may be wished of it now; a stopped one stays stopped, and only a warm one lacks its weights."""
     by_wish = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
-    return by_wish.get(Instance.Desired(row.desired_state), [])
+    found = by_wish.get(Instance.Desired(row.desired_state), [])
+    return ["load", *found] if row.shown_state == "warm" else found
 
 
 def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> dict[str, Any]:
@@ -152,7 +157,7 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
     version = request.POST.get("version", "")
     if service is None or not version.isdigit():
-        raise BadRequest("action: drain, undrain or stop; version: the one you saw")
+        raise BadRequest("action: drain, undrain, stop or load; version: the one you saw")
     try:
         service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=int(version))
     except VersionConflict:

@@ -122,3 +122,18 @@ def test_every_component_is_on_the_patterns_page(viewer):
         "chart",
     ):
         assert part in html
+
+
+def test_a_warm_instance_is_shown_and_given_its_weights(operator, live_store):
+    row = factories.instance(weights="absent")
+    page = operator.get(reverse("instance", args=[row.pk])).content
+    assert b">warm</span>" in page
+    assert b"Load weights" in page
+    act = {"instance": row.pk, "version": row.version, "action": "load"}
+    said = operator.post(reverse("instance-act"), act, follow=True).content
+    assert b"loads its weights and serves then" in said
+    assert b"How its weights came" in said
+    assert b">loading</span>" in said
+    assert b"Load weights" not in said
+    assert Decision.objects.filter(kind="instance_load_ordered", subject=row.pk).count() == 1
+    assert b"loading" in operator.get(reverse("fleet")).content

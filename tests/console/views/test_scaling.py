@@ -141,3 +141,27 @@ def test_wrong_values_name_their_field(operator, changed, field):
 def test_a_viewer_changes_nothing(viewer):
     policy = factories.scaling_policy()
     assert viewer.post(reverse("scaling-edit", args=[policy.pk]), fields(version=1)).status_code == 403
+
+
+def test_a_scale_out_from_the_warm_pool_is_told_to_its_end(viewer, live_store):
+    row = factories.instance(id="warm-1")
+    subject = f"{row.model.name}/collocated"
+    factories.scaling_policy(row.model, warm=1)
+    for kind, reason, inputs, outcome in (
+        ("scale_warm", "pool_below_target", {"warm": 0, "wanted": 1}, {"started": ["warm-1"]}),
+        ("role_change", "demand_diverged", {"instance": "warm-1", "from": "decode", "to": "prefill"}, {}),
+        (
+            "scale_out_served",
+            "warm",
+            {"instance": "warm-1"},
+            {"first_served_s": 1.75, "source": "engine", "load_s": 0.9},
+        ),
+    ):
+        decision_record(
+            actor=Actor.job("scaler"), kind=kind, subject_type="scaling_policy", subject=subject, reason=reason,
+            inputs=inputs, outcome=outcome,
+        )  # fmt: skip
+    page = viewer.get(reverse("scaling")).content.decode()
+    assert "gave its first token 1.8 s after it was asked for, warm, its weights from engine in 0.9 s" in page
+    assert "turns warm-1 from decode to prefill" in page
+    assert "fills up the warm pool" in page
