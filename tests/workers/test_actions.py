@@ -1,0 +1,288 @@
+"""Actions against a real database and a scripted engine: carried out once, whatever happens to whoever looks."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from controller.models import Action, Decision, Instance
+from controller.services.actions import action_lease, first_served_watch, weights_load_order
+from controller.services.actors import SYSTEM, Actor
+from controller.services.instances import instance_stop
+from controller.services.records import records_write
+from tests import factories
+from workers.actions import look
+from workers.weights import EngineAway, EngineRefuses, EngineWeights
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+
+OLGA = Actor.person("olga")
+
+
+class Killed(BaseException):
+    """What `kill -9` is to the worker: nothing after it runs."""
+
+
+class Engine:
+    """Its weights; `orders` is what it was told and took."""
+
+    def __init__(self):
+        self.said = EngineWeights("absent")
+        self.orders = []
+        self.fails = {}  # method: exceptions to raise, `after` an order was taken
+
+    def look(self):
+        self._fail("look")
+        return self.said
+
+    def order_load(self, order, sources):
+        self._fail("order")
+        self.orders.append((order, [each.get("url") or each["kind"] for each in sources]))
+        self.said = EngineWeights("loading", order, 100)
+        self._fail("after")
+
+    def _fail(self, when):
+        if self.fails.get(when):
+            raise self.fails[when].pop(0)
+
+    def ends(self, *attempts):
+        """(kind, url, error) of each."""
+        tried = [{"kind": k, "url": u, "seconds": 0.5, "bytes": 0 if e else 100, "error": e} for k, u, e in attempts]
+        here = bool(tried) and not tried[-1]["error"]
+        self.said = EngineWeights("present" if here else "absent", self.said.order, 100, attempts=tried)
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+@pytest.fixture
+def look_once(engine):
+    return lambda: look([], client=lambda url: engine)
+
+
+@pytest.fixture
+def holder():
+    return factories.instance(id="holder")
+
+
+@pytest.fixture
+def warm(holder):
+    return factories.instance(holder.model, id="warm", weights="absent")
+
+
+def order(warm, actor=SYSTEM, **options):
+    return weights_load_order(actor=actor, instance_id=warm.pk, **options)
+
+
+def lease_runs_out():
+    Action.objects.update(lease_until=timezone.now() - timedelta(seconds=1))
+
+
+def test_weights_come_from_the_engine_that_was_chosen(warm, holder, engine, look_once):
+    action = order(warm)
+    assert look_once() == []
+    assert engine.orders == [(f"action-{action.pk}-1", [holder.url, "disk"])]
+    assert look_once() == []  # it loads
+    engine.ends(("engine", holder.url, ""))
+    (decision,) = look_once()
+    assert (decision.kind, decision.subject, decision.reason) == ("weights_load", "warm", "from_engine")
+    assert (decision.inputs["source"], decision.inputs["reason"]) == ("holder", "same_host")
+    assert (decision.outcome["from"], decision.outcome["load_s"], decision.outcome["bytes"]) == ("holder", 0.5, 100)
+    action.refresh_from_db()
+    assert (action.state, action.tries, action.decision) == ("done", 1, decision)
+    assert [(each["kind"], each["source"], each["error"]) for each in action.attempts] == [("engine", "holder", "")]
+    assert Instance.objects.get(pk="warm").weights == "present"
+    assert look_once() == []
+    assert len(engine.orders) == 1
+
+
+def test_each_attempt_is_recorded(warm, holder, engine, look_once):
+    action = order(warm)
+    look_once()
+    engine.ends(("engine", holder.url, "cut at 50 %"), ("disk", "", ""))
+    (decision,) = look_once()
+    assert decision.reason == "from_disk"
+    action.refresh_from_db()
+    assert [(each["kind"], each["error"]) for each in action.attempts] == [("engine", "cut at 50 %"), ("disk", "")]
+
+
+def test_sources_that_were_named_are_what_is_tried(warm, engine, look_once):
+    order(warm, sources=[{"kind": "disk"}])
+    look_once()
+    assert engine.orders[0][1] == ["disk"]
+
+
+@pytest.mark.parametrize("when", ["look", "order", "after"])
+def test_a_worker_killed_at_any_point_leaves_one_load_and_one_decision(warm, holder, engine, look_once, when):
+    action = order(warm)
+    engine.fails[when] = [Killed()]
+    with pytest.raises(Killed):
+        look_once()
+    assert look_once() == []  # its lease runs still
+    told = len(engine.orders)
+    lease_runs_out()
+    look_once()
+    assert len(engine.orders) == 1
+    assert told == (1 if when == "after" else 0)
+    engine.ends(("engine", holder.url, ""))
+    assert len(look_once()) == 1
+    assert look_once() == []
+    assert Decision.objects.filter(kind="weights_load").count() == 1
+    assert Action.objects.get(pk=action.pk).state == "done"
+
+
+def test_two_workers_do_not_look_at_the_same_action(warm, engine, look_once):
+    action = order(warm)
+    assert action_lease(action_id=action.pk) is not None
+    assert action_lease(action_id=action.pk) is None
+    assert look_once() == []
+    assert engine.orders == []
+
+
+def test_what_is_there_already_is_not_loaded_again(warm, engine, look_once):
+    order(warm)
+    engine.said = EngineWeights("present", "somebody", 100)
+    (decision,) = look_once()
+    assert (decision.reason, engine.orders) == ("present_already", [])
+    assert Instance.objects.get(pk="warm").weights == "present"
+
+
+def test_somebody_elses_load_is_waited_for(warm, engine, look_once):
+    order(warm)
+    engine.said = EngineWeights("loading", "somebody")
+    assert look_once() == []
+    assert engine.orders == []
+
+
+def test_an_order_that_fails_leaves_the_instance_warm(warm, holder, engine, look_once):
+    action = order(warm, OLGA)
+    look_once()
+    engine.ends(("engine", holder.url, "refused"), ("disk", "", "model.safetensors: truncated"))
+    (decision,) = look_once()
+    assert (decision.kind, decision.reason, decision.actor) == ("weights_load_failed", "no_source", "olga")
+    action.refresh_from_db()
+    assert action.error == "engine: refused; disk: model.safetensors: truncated"
+    row = Instance.objects.get(pk="warm")
+    assert (row.weights, row.desired_state) == ("absent", "running")
+
+
+def test_of_a_scale_out_it_fails_the_instance(warm, holder, engine, look_once):
+    order(warm, scale_out={"policy": "m/collocated", "decision": 1, "warm": True})
+    look_once()
+    engine.ends(("disk", "", "truncated"))
+    look_once()
+    row = Instance.objects.get(pk="warm")
+    assert (row.desired_state, row.observed_state, row.error) == ("stopped", "failed", "disk: truncated")
+
+
+def test_an_engine_that_refuses_ends_it_and_one_that_is_busy_does_not(warm, engine, look_once):
+    action = order(warm)
+    engine.fails["order"] = [EngineRefuses("loads already", busy=True), EngineRefuses("status 403: token")]
+    assert look_once() == []
+    (decision,) = look_once()
+    assert (decision.reason, decision.outcome["error"]) == ("engine_refused", "status 403: token")
+    action.refresh_from_db()
+    assert action.state == "failed"
+
+
+def test_an_engine_that_is_away_is_asked_again_until_time_is_up(warm, engine, look_once):
+    action = order(warm)
+    engine.fails["look"] = [EngineAway("ConnectionError at /weights")]
+    assert look_once() == []
+    action.refresh_from_db()
+    assert (action.state, action.error) == ("queued", "ConnectionError at /weights")
+    Action.objects.update(created_at=timezone.now() - timedelta(hours=1))
+    (decision,) = look_once()
+    assert decision.reason == "timeout"
+    assert "ConnectionError" in decision.outcome["error"]
+
+
+def test_an_engine_that_forgets_again_and_again_is_given_up(warm, engine, look_once):
+    order(warm)
+    for _ in range(3):
+        look_once()
+        engine.said = EngineWeights("absent")  # started again
+    (decision,) = look_once()
+    assert (decision.reason, len(engine.orders)) == ("engine_forgot", 3)
+
+
+def test_an_instance_that_is_stopped_needs_no_weights(warm, engine, look_once):
+    order(warm)
+    instance_stop(actor=OLGA, instance_id="warm")
+    (decision,) = look_once()
+    assert (decision.reason, engine.orders) == ("instance_not_wanted", [])
+
+
+def test_a_process_that_still_starts_is_waited_for(warm, engine, look_once):
+    Instance.objects.filter(pk="warm").update(observed_state="starting", url="")
+    order(warm)
+    assert look_once() == []
+    assert engine.orders == []
+
+
+# ---- time to the first served request ---------------------------------------------------------------------------
+
+
+def served(instance, at, ttft_s, **fields):
+    record = factories.record(instance=instance, arrived_at=at.timestamp(), ttft_s=ttft_s, **fields)
+    records_write(connection=connection.connection, records=[record])
+
+
+@pytest.fixture
+def watch(warm):
+    action = first_served_watch(
+        actor=SYSTEM, instance=warm, scale_out={"policy": "m/collocated", "decision": 7, "warm": True}
+    )
+    Action.objects.filter(pk=action.pk).update(created_at=timezone.now() - timedelta(seconds=60))
+    action.refresh_from_db()
+    return action
+
+
+def test_the_first_token_of_whatever_request_had_it_first(watch, look_once):
+    assert look_once() == []
+    served("warm", watch.created_at + timedelta(seconds=1), 3.0)
+    served("warm", watch.created_at + timedelta(seconds=2), 0.5)
+    served("other", watch.created_at, 0.1)
+    (decision,) = look_once()
+    assert (decision.kind, decision.subject, decision.reason) == ("scale_out_served", "m/collocated", "warm")
+    assert decision.outcome["first_served_s"] == pytest.approx(2.5, abs=0.01)
+    assert (decision.inputs["instance"], decision.inputs["scale_out"]) == ("warm", 7)
+    assert look_once() == []
+
+
+def test_it_says_where_the_weights_came_from(watch, warm, engine, holder, look_once):
+    order(warm)
+    look_once()
+    engine.ends(("engine", holder.url, ""))
+    look_once()
+    served("warm", watch.created_at, 1.0)
+    (decision,) = look_once()
+    assert (decision.outcome["source"], decision.outcome["from"]) == ("engine", "holder")
+    assert decision.outcome["load_s"] == 0.5
+
+
+def test_a_prefill_instance_has_served_what_another_one_decoded(watch, look_once):
+    Instance.objects.filter(pk="warm").update(role="prefill")
+    said = [{"kind": "prefill", "reason": "prefilled", "figures": {"instance": "warm", "tokens": 5}}]
+    served("other", watch.created_at + timedelta(seconds=1), 0.5, decisions=said)
+    served("other", watch.created_at, 0.5)
+    (decision,) = look_once()
+    assert decision.outcome["first_served_s"] == pytest.approx(1.5, abs=0.01)
+
+
+def test_a_token_of_just_now_may_not_have_been_the_first(watch, look_once):
+    served("warm", timezone.now() - timedelta(seconds=3), 1.0)
+    assert look_once() == []
+
+
+def test_an_instance_that_never_serves_is_not_watched_for_ever(watch, look_once):
+    Action.objects.update(created_at=timezone.now() - timedelta(hours=2))
+    assert [decision.reason for decision in look_once()] == ["never_served"]
+
+
+def test_an_instance_stopped_before_it_served_is_said(watch, look_once):
+    instance_stop(actor=OLGA, instance_id="warm")
+    assert [decision.reason for decision in look_once()] == ["stopped_before"]
