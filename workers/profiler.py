@@ -205,7 +205,8 @@ def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSamp
 async def profile_engines(urls: Sequence[str], model: str, limits: Limits, seed: int = 1) -> Profile:
     """Profiles all at the same time into one Profile. Raises ProfilingFailed or aiohttp.ClientError."""
     profile = Profile()
-    connector = aiohttp.TCPConnector(limit=0)
+    # Shorter than engines keep idle connections (vLLM: 5 s), or a request may go into one that just closes.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
         profilers = [EngineProfiler(session, url, model, seed + index) for index, url in enumerate(urls)]
         await asyncio.gather(*(profiler.run(limits, profile) for profiler in profilers))
