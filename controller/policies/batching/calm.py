@@ -119,6 +119,7 @@ class Calm:
         self._frame_s = 0.0  # of this frame's steps with decodes
         self._frame_steps = 0
         self._stays = 1
+        self._dead: set[int] = set()  # rows of those that could not make it when last weighed
 
     @property
     def token_s(self) -> float:
@@ -146,6 +147,7 @@ class Calm:
         crowd = len(self._ran) or min(len(columns.rows), config.slots)
         pace = Pace(self.token_s, config.prefill_s, crowd)
         found = columns.weigh(now, self.frame, pace, config.starvation)
+        self._dead = set(np.flatnonzero(columns.alive & (found.slack < 0)).tolist())
         if not config.fair_weight:
             return found
         waited = np.maximum(0.0, self.frame - columns.since)
@@ -257,10 +259,13 @@ class Calm:
         return batch + [seq for row in chosen if (seq := columns.seqs[row]) is not None]
 
     def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
-        """Decodes, prefills begun, then queued ones while there is room; if none are left, running ones go on."""
+        """Decodes, prefills begun, then queued ones while there are seats: free ones, and those of sequences that
+        cannot make it any more, which `spare` clears. If none are left, running ones go on."""
         admitted = set(running)
-        room = max(0, engine.max_num_seqs - len(running))
         seated = [seq for seq in batch if seq in admitted]
+        rows = self._columns.rows
+        lost = sum(rows.get(seq) in self._dead for seq in admitted.difference(seated)) if self._dead else 0
+        room = max(0, engine.max_num_seqs - len(running) + lost)
         queued = [seq for seq in batch if seq not in admitted][:room]
         missing = min(self.config.slots, len(batch)) - len(seated) - len(queued)
         if missing > 0:  # whom they were to replace goes on
@@ -287,14 +292,15 @@ class Calm:
         return self._stays
 
     def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
-        """Of the paused ones that of least priority as last weighed: the one with the least goodput for its work."""
+        """Of the paused ones first who cannot make it any more, as last weighed, then who has the least goodput for its
+        work: the dead must not sit where the living could."""
         paused = [seq for seq in running if seq not in wanted and seq in self._columns.rows]
         if not paused:
             return None
         columns = self._columns
         rows = [columns.rows[seq] for seq in paused]
         worth = columns.goodput[rows] / np.maximum(1.0, columns.left[rows] + columns.prefill[rows])
-        return paused[int(np.argmin(worth))]
+        return paused[int(np.lexsort((worth, [row not in self._dead for row in rows]))[0])]
 
     # ---- what is learned ------------------------------------------------------------------------------------------
 
@@ -307,6 +313,7 @@ class Calm:
             self._observe_step(event, now)
 
     def _forget(self, seq: Seq) -> None:
+        self._dead.discard(self._columns.rows.get(seq, -1))  # its row may be another's next
         self._columns.drop(seq)
         self._ran.pop(seq, None)
         self._begun.pop(seq, None)

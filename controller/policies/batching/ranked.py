@@ -94,8 +94,9 @@ class Ranked:
 
     def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
         admitted = set(running)
-        queued = [seq for seq in batch if seq not in admitted][: max(0, engine.max_num_seqs - len(running))]
         seated = [seq for seq in batch if seq in admitted]
+        # Every seat that nobody of the batch has: `spare` clears it.
+        queued = [seq for seq in batch if seq not in admitted][: max(0, engine.max_num_seqs - len(seated))]
         if len(seated) + len(queued) < min(len(batch), self.slots):  # no seat for a queued one: others go on
             left_out = sorted(admitted.difference(seated), key=lambda seq: self._entries[seq][:3])
             seated += left_out[: self.slots - len(seated) - len(queued)]

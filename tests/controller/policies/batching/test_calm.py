@@ -155,6 +155,14 @@ def test_without_room_nobody_queued_takes_a_slot():
     assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["r"]
 
 
+def test_who_cannot_make_it_any_more_gives_up_the_seat():
+    policy = Calm(CalmConfig(slots=1, frame_steps=1))
+    late, fresh = queued("late", due=-50.0, computed=50, output_tokens=1), queued("fresh")
+    view = FakeView([late], [fresh], token_budget=500, max_num_seqs=1)
+    assert [grant.seq.id for grant in policy.compose(view, 0.0)] == ["fresh"]
+    assert policy.spare([late], {fresh}) is late
+
+
 def test_waiting_frames_are_counted_from_arrival_and_forgotten_at_the_end():
     policy = Calm(CalmConfig(frame_steps=1, starvation=10.0))
     waiting, other = queued("w"), queued("o")
