@@ -114,6 +114,7 @@ def test_the_two_stages_are_sized_apart(stages):
     assert Instance.objects.get(pk=decision.outcome["started"][0]).role == "decode"
 
 
+@pytest.mark.django_db(transaction=True)  # a tick's lock ends with its transaction, not with the test
 def test_while_the_other_stage_ticks_it_is_not_asked(stages):
     prefill, decode = stages
     messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
