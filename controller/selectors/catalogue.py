@@ -14,6 +14,7 @@ from django.db.models import (
     Q,
     QuerySet,
     Subquery,
+    TextField,
     Value,
 )
 from django.db.models.functions import Coalesce
@@ -92,7 +93,7 @@ def links() -> QuerySet[Link]:
         moved=_count(done),
         failed=_count(failed),
         measured_bytes_s=Subquery(done.annotate(speed=speed).values("speed")[:1]),
-        last_error=Coalesce(Subquery(failed.values("error")[:1]), Value("")),
+        last_error=Coalesce(Subquery(failed.values("error")[:1]), Value(""), output_field=TextField()),
     )
 
 

@@ -118,10 +118,13 @@ def test_the_two_stages_are_sized_apart(stages):
 def test_while_the_other_stage_ticks_it_is_not_asked(stages):
     prefill, decode = stages
     messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
-    tick(decode, messages)
+    ScalerState.objects.create(policy=decode, state={"spare_since": time.time() - 60})
     info = connection.get_connection_params()
     with psycopg.connect(
         host=info["host"], port=info["port"], user=info["user"], dbname=info["dbname"], autocommit=True
     ) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, decode.pk])
         assert "started" in tick(prefill, messages).outcome
+    Instance.objects.filter(role="prefill").exclude(pk="p1").update(desired_state="stopped", observed_state="stopped")
+    ScalerState.objects.filter(policy=prefill).update(state={"ticks": 50})
+    assert "switched" in tick(prefill, messages).outcome
