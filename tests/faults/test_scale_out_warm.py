@@ -61,9 +61,9 @@ def test_from_the_decision_to_the_first_token(system, say, warm_pool):
     system.until(lambda: decided(system, "scale_out_served", "demo/%", before), within_s=60.0)
     ((outcome, inputs, _),) = decided(system, "weights_load", warm_pool, before)
     assert (outcome["source"], inputs["tries"]) == ("engine", 1)
-    assert ENGINE_S <= outcome["load_s"] < ENGINE_S + 1
+    assert ENGINE_S - 0.1 < outcome["load_s"] < ENGINE_S + 1
     served = [
         row[0] for row in decided(system, "scale_out_served", "demo/%", before) if row[1]["instance"] == warm_pool
     ]
-    assert ENGINE_S <= served[0]["first_served_s"] < ENGINE_S + LATE_S
+    assert ENGINE_S - 0.1 < served[0]["first_served_s"] < ENGINE_S + LATE_S
     say(load_s=outcome["load_s"], first_served_s=served[0]["first_served_s"], ends=dict(load.ends()))

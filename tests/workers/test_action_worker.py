@@ -92,7 +92,7 @@ def test_a_worker_killed_in_the_middle_of_a_load(engine, worker):
     assert (action.state, action.tries, said(engine)["order"]) == ("done", 1, f"action-{action.pk}-1")
     (attempt,) = action.attempts
     assert (attempt["kind"], attempt["error"]) == ("disk", "")
-    assert LOAD_S <= attempt["seconds"] < LOAD_S + 1
+    assert LOAD_S - 0.1 < attempt["seconds"] < LOAD_S + 1
     assert Instance.objects.get(pk=row.pk).weights == "present"
     time.sleep(1.0)
     assert Decision.objects.filter(kind__startswith="weights_load").count() == 1
