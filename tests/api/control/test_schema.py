@@ -34,8 +34,8 @@ def test_every_resource_is_described(document):
     names = {path.split("/")[3] for path in paths if path.startswith("/api/v1/")}
     assert names == {
         "tenants", "api-keys", "slo-classes", "priority-mappings", "models", "hosts", "devices", "links", "instances",
-        "scaling-policies", "decisions", "requests", "attainment", "queue", "health", "simulations", "traces", "actions",
-        "transfers",
+        "scaling-policies", "decisions", "requests", "attainment", "queue", "health", "simulations", "traces",
+        "actions", "transfers",
     }  # fmt: skip
 
 
