@@ -50,7 +50,7 @@ def test_no_image_floats(services):
 
 def test_no_secret_has_a_default(services):
     text = (DOCKER / "compose.yaml").read_text()
-    for name in ("POSTGRES_PASSWORD", "SECRET_KEY"):
+    for name in ("POSTGRES_PASSWORD", "SECRET_KEY", "FLEET_TOKEN"):
         assert re.search(rf"\$\{{{name}:\?", text)
         assert f"{name}:-" not in text
 

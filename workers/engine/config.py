@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +27,11 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class KvConfig:
-    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN)."""
+    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN); `reached_at`:
+    the host name or address that other engines are told."""
 
     token: str
+    reached_at: str
     port: int
     layers: int
     token_bytes: int  # of one token in one layer
@@ -114,7 +117,15 @@ def _kv_config(args: argparse.Namespace) -> KvConfig:
         raise ConfigError(f"{args.role} moves KV between engines: set FLEET_TOKEN, the same for all of a fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:
         raise ConfigError("kv_layers and kv_token_bytes must be at least 1", "kv_layers")
-    return KvConfig(token, args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout)
+    return KvConfig(
+        token, _reached_at(args), args.kv_port, args.kv_layers, args.kv_token_bytes, args.kv_lease, args.kv_timeout
+    )
+
+
+def _reached_at(args: argparse.Namespace) -> str:
+    """An engine that listens on all addresses is reached by its host's name."""
+    everywhere = args.host in ("0.0.0.0", "::", "")
+    return str(args.advertise_host or (socket.gethostname() if everywhere else args.host))
 
 
 def _weight_config(args: argparse.Namespace) -> WeightConfig:
@@ -191,6 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batching", choices=list(BATCHINGS), help=f"({DEFAULT_BATCHING})")
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--advertise-host", default="", help="where other engines reach this one (--host, or this host's name)")
     add("--kv-port", type=int, default=0, help="where other engines fetch KV; 0 takes a free port")
     add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV, bytes a token and layer (%(default)s)")

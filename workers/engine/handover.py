@@ -27,15 +27,25 @@ log = logging.getLogger(__name__)
 
 
 class Handover:
-    """`lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of one pull."""
+    """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of one
+    pull."""
 
     def __init__(
-        self, engine: Engine, store: KvStore, token: str, host: str, *, lease_s: float = 30.0, timeout_s: float = 30.0
+        self,
+        engine: Engine,
+        store: KvStore,
+        token: str,
+        host: str,
+        *,
+        reached_at: str = "",
+        lease_s: float = 30.0,
+        timeout_s: float = 30.0,
     ) -> None:
         self._engine = engine
         self._store = store
         self._token = token
         self._host = host
+        self._reached_at = reached_at or host
         self._lease_s = lease_s
         self._timeout_s = timeout_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
@@ -87,7 +97,7 @@ class Handover:
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_request_id": seq.id,
-            "remote_host": self._host,
+            "remote_host": self._reached_at,
             "remote_port": self.server.port,
             "remote_num_tokens": seq.computed,
             "remote_blocks_expiry_time": time.time() + self._lease_s,

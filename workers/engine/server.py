@@ -62,7 +62,8 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     kv, handover = config.kv, None
     if kv.token:
         store = _kv_store(config)
-        handover = Handover(engine, store, kv.token, config.host, lease_s=kv.lease_s, timeout_s=kv.timeout_s)
+        times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
+        handover = Handover(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
     weights = WeightManager(_weight_store(config))
@@ -86,7 +87,7 @@ def _weight_store(config: ServerConfig) -> WeightStore:
     memory = WeightMemory(config.program.model.slots(), present=given.present)
     if not given.present:
         memory.release()
-    return TorchWeights(memory, config.torch.folder, config.host, config.kv.token, given.timeout_s)
+    return TorchWeights(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s)
 
 
 def _kv_store(config: ServerConfig) -> KvStore:

@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 
 from workers.engine.config import parse
@@ -42,3 +44,16 @@ def test_a_wrong_option_is_named(options, complaint, capsys):
     with pytest.raises(SystemExit):
         parse(["--port", "1", *options])
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "reached_at"),
+    [
+        ([], "127.0.0.1"),
+        (["--host", "10.1.2.3"], "10.1.2.3"),
+        (["--host", "0.0.0.0"], socket.gethostname()),
+        (["--host", "0.0.0.0", "--advertise-host", "gpu-7"], "gpu-7"),
+    ],
+)
+def test_other_engines_are_told_an_address_they_can_reach(options, reached_at):
+    assert parse(["--port", "0", *options]).kv.reached_at == reached_at
