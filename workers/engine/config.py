@@ -27,8 +27,8 @@ DEFAULT_MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True)
 class KvConfig:
-    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN); `reached_at`:
-    the host name or address that other engines are told."""
+    """How KV moves between engines. `port` 0 takes a free one; `token` is the fleet's secret (FLEET_TOKEN);
+    `reached_at`: the host name or address that other engines are told."""
 
     token: str
     reached_at: str

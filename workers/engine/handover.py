@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Handover:
-    """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of one
-    pull."""
+    """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of
+    one pull."""
 
     def __init__(
         self,
