@@ -167,7 +167,7 @@ def best_chunk(rate: float, per_task: int, seeds: Sequence[int]) -> tuple[int, d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=16.0, help="requests/s of both kinds together (%(default)s)")
+    parser.add_argument("--rate", type=float, default=40.0, help="requests/s of both kinds together (%(default)s)")
     parser.add_argument("--per-task", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--link", type=float, default=1.0, help="GB/s a port in the simulator (%(default)s)")
