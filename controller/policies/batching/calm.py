@@ -41,6 +41,7 @@ from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, St
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.calm_columns import Column, Columns, Pace, Standings, margin_goodput
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
+from controller.policies.batching.filling import grant
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
 
@@ -271,22 +272,7 @@ class Calm:
         if missing > 0:  # whom they were to replace goes on
             left_out = admitted.difference(seated)
             seated += sorted(left_out, key=lambda seq: (seq not in self._ran, seq.arrival, seq.id))[:missing]
-        budget = engine.token_budget
-        grants: list[Grant] = []
-        begun = []
-        for seq in seated:
-            if not seq.decoding:
-                begun.append(seq)
-            elif budget > 0:
-                grants.append(Grant(seq, 1))
-                budget -= 1
-        for seq in (*begun, *queued):
-            if budget <= 0:
-                break
-            tokens = min(seq.remaining if seq in admitted else engine.uncached(seq), budget)
-            grants.append(Grant(seq, tokens))
-            budget -= tokens
-        return grants
+        return grant(engine, seated, queued)
 
     def stays(self) -> int:
         return self._stays

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from controller.core.steps import Seq
@@ -42,6 +43,26 @@ def fill(engine: EngineView, ordered: Iterable[Prompting], budget: int) -> list[
             if room <= 0:
                 continue
             room -= 1
+        tokens = min(needed, budget)
+        grants.append(Grant(seq, tokens))
+        budget -= tokens
+    return grants
+
+
+def grant(engine: EngineView, seated: Sequence[Seq], queued: Sequence[Seq]) -> list[Grant]:
+    """The step of a chosen batch: a token for each decode, then prefills begun, then the queued, within the budget."""
+    budget = engine.token_budget
+    grants: list[Grant] = []
+    begun = []
+    for seq in seated:
+        if not seq.decoding:
+            begun.append((seq, seq.remaining))
+        elif budget > 0:
+            grants.append(Grant(seq, 1))
+            budget -= 1
+    for seq, needed in chain(begun, ((seq, engine.uncached(seq)) for seq in queued)):
+        if budget <= 0:
+            break
         tokens = min(needed, budget)
         grants.append(Grant(seq, tokens))
         budget -= tokens

@@ -18,6 +18,7 @@ from typing import ClassVar
 from controller.core.errors import ConfigError
 from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, StepRan
 from controller.policies.batching.base import EngineView, Grant
+from controller.policies.batching.filling import grant
 
 Key = tuple[float, ...]
 Entry = tuple[Key, float, str, Seq]
@@ -100,22 +101,7 @@ class Ranked:
         if len(seated) + len(queued) < min(len(batch), self.slots):  # no seat for a queued one: others go on
             left_out = sorted(admitted.difference(seated), key=lambda seq: self._entries[seq][:3])
             seated += left_out[: self.slots - len(seated) - len(queued)]
-        budget = engine.token_budget
-        grants: list[Grant] = []
-        begun = []
-        for seq in seated:
-            if not seq.decoding:
-                begun.append(seq)
-            elif budget > 0:
-                grants.append(Grant(seq, 1))
-                budget -= 1
-        for seq in (*begun, *queued):
-            if budget <= 0:
-                break
-            tokens = min(seq.remaining if seq in admitted else engine.uncached(seq), budget)
-            grants.append(Grant(seq, tokens))
-            budget -= tokens
-        return grants
+        return grant(engine, seated, queued)
 
     def _unchanged(self, batch: Sequence[Seq]) -> int:
         """Steps until a key may change. With slots to spare others may come in any time: blocks decide."""

@@ -98,7 +98,7 @@ def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
 @pytest.mark.parametrize("path", ["/requests/", "/audit/"])
 def test_lists_cost_a_fixed_number_of_queries(viewer, records, path, django_assert_max_num_queries):
     with django_assert_max_num_queries(5):
-        viewer.get(path)
+        assert viewer.get(path).status_code == 200
 
 
 def test_two_requests_on_one_scale_with_their_differences(viewer, records):
