@@ -28,7 +28,6 @@ from benchmarks.engines import (
     CONTEXT_TOKENS,
     MAX_NUM_SEQS,
     MODEL_NAME,
-    VLLM_HOME,
     EngineFailed,
     prefer,
     stop_on_sigterm,
@@ -38,6 +37,7 @@ from benchmarks.engines import (
 from benchmarks.journal import Journal
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
+from benchmarks.machine import machine_name
 from benchmarks.profiled import estimated_knee, profile_vllm
 from benchmarks.scoring import Score, summary
 from benchmarks.stack import ClassSpec, Fleet, Stack
@@ -45,8 +45,9 @@ from benchmarks.trials import Bench, note
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst
 
-RESULTS = Path(__file__).resolve().parent / "results"
-KNEES = RESULTS / "vllm_knees.json"
+# Kept under version control, a folder a machine: the whole takes hours, so it may be measured in several sittings.
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm" / machine_name()
+KNEES = RESULTS / "knees.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
 QUICK_BUDGET_S = 14.5 * 60
@@ -149,8 +150,8 @@ def knees(
             found[mix] = {"rate": estimated_knee(bench.stack.fleet, MIXES[mix]), "from": "the latency profile"}
         else:
             found[mix] = {"rate": search_knee(bench, mix), "from": "measured"}
-            KNEES.parent.mkdir(exist_ok=True)
-            KNEES.write_text(json.dumps({**known_knees(), mix: found[mix]["rate"]}))
+            KNEES.parent.mkdir(parents=True, exist_ok=True)
+            KNEES.write_text(json.dumps({**known_knees(), mix: found[mix]["rate"]}) + "\n")
     return found
 
 
@@ -203,13 +204,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
     parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
     parser.add_argument("--resume", action="store_true", help="go on with an earlier run")
-    parser.add_argument("--output", type=Path, default=RESULTS / "vllm.json", help="rewritten after every load")
+    parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="rewritten after every load")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
-    unknown = sorted(set(names) - {load.name for load in LOADS})
+    known = {load.name: load for load in LOADS}
+    unknown = sorted(set(names) - set(known))
     if unknown:
         parser.error(f"--loads: unknown {unknown[0]!r}")
-    wanted = [load for load in LOADS if load.name in names] if names else LOADS
+    wanted = [known[name] for name in names] if names else LOADS
     arguments.loads = [replace(x, per_task=arguments.per_task, duration_s=arguments.duration) for x in wanted]
     arguments.knee = {mix: float(rate) for mix, rate in (text.split("=", 1) for text in arguments.knee)}
     return arguments
@@ -221,7 +223,7 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
     rates = {mix: knee["rate"] for mix, knee in found.items()}
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
-    journal = Journal(None if quick else RESULTS / "vllm_runs.jsonl", arguments.resume)
+    journal = Journal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
     seeds = 1 if quick else arguments.seeds
     experiment = Experiment(bench, seeds, sweep=not (quick or arguments.no_sweep), control=not quick, journal=journal)
     report: dict[str, Any] = {
@@ -255,7 +257,7 @@ def main() -> int:
         try:
             with vllm_servers(2, folder / "logs") as servers:
                 urls = [server.url for server in servers]
-                profile = profile_vllm(urls, VLLM_HOME / "profile.json", quick or arguments.resume)
+                profile = profile_vllm(urls, RESULTS / "profile.json", quick or arguments.resume)
                 tasks = [task for mix in MIXES.values() for task in mix]
                 classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in tasks]
                 fleet = Fleet(

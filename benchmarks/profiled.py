@@ -36,6 +36,7 @@ def profile_vllm(urls: Sequence[str], kept: Path, quick: bool) -> Profiled:
         note("profiling the servers")
         limits = Limits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)
         profile = asyncio.run(profile_engines(urls, MODEL_NAME, limits))
+        kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(profile.as_json(MODEL_NAME, urls), indent=1) + "\n")
     raw = json.loads(kept.read_text())
     note(f"profile: {raw['coefficients']}, median errors {raw['fit']}")
