@@ -81,12 +81,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def prefer(pid: int, niceness: str | None = None) -> None:
-    """Applies BENCH_NICE to a process that leads a session. Raises EngineFailed where it is not permitted."""
+def prefer(pid: int, niceness: str | None = None, above: int = 0) -> None:
+    """Applies BENCH_NICE to a process that leads a session, `above` steps more for what must not wait for the engines.
+
+    Raises EngineFailed where it is not permitted.
+    """
     niceness = niceness or os.environ.get("BENCH_NICE", "")
     if not niceness:
         return
     try:
+        niceness = str(max(-20, int(niceness) - above))
         os.setpriority(os.PRIO_PROCESS, pid, int(niceness))
         group = Path(f"/proc/{pid}/autogroup")
         if group.exists():

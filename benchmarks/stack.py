@@ -72,7 +72,7 @@ class Stack:
             undo.callback(redis.stop)
             redis.start()
             for server in (postgres, redis):
-                prefer(server.pid or 0)
+                prefer(server.pid or 0, own_niceness())
             self.environment = {
                 "DATABASE_URL": postgres.url,
                 "REDIS_URL": redis.url,
@@ -119,9 +119,16 @@ class Stack:
             environment["DISPATCH_POLICY"] = policy
         environment["DISPATCH_OVERRIDES"] = json.dumps(overrides or {})
         command = [sys.executable, "-m", "api.openai", "--port", str(port)]
-        with running([spawn(name, command, port, self.folder / "logs", environment)], "/healthz") as [gateway]:
+        started = spawn(name, command, port, self.folder / "logs", environment)
+        prefer(started.process.pid, own_niceness())
+        with running([started], "/healthz") as [gateway]:
             wait_serving(gateway.url, len(self.fleet.urls))
             yield gateway
+
+
+def own_niceness() -> str:
+    """What belongs to the caller runs as it does; only the engines run by BENCH_NICE itself."""
+    return str(os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def wait_serving(url: str, count: int) -> None:
