@@ -50,7 +50,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm"
 KNEES = RESULTS / "knees.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
-# Load generator and gateway go before the servers: in service they do not share their cores, and a late clock is no clock.
+# Load generator and gateway go before the servers: in service they share no core with them, and a late clock is no clock.
 CLIENT_ABOVE = 8
 QUICK_BUDGET_S = 14.5 * 60
 QUICK_RUN_OVERHEAD_S = 6.0  # starting a gateway and waiting for idle engines
