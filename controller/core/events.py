@@ -111,6 +111,16 @@ class InstanceDown(NamedTuple):
     instance_id: str
 
 
+class Expected(NamedTuple):
+    """An instance of the model is on its way, and may be there at `at` at the earliest; infinite: none is any more.
+
+    Until it is there requests wait that would otherwise be refused for want of an instance.
+    """
+
+    model: str
+    at: float
+
+
 class RoleChanged(NamedTuple):
     instance_id: str
     role: Role
@@ -154,6 +164,7 @@ Event = (
     | InstanceUp
     | InstanceDraining
     | InstanceDown
+    | Expected
     | RoleChanged
     | SharesChanged
     | Command

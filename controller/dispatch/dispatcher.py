@@ -27,6 +27,7 @@ from controller.dispatch.traffic import RecentTargets
 
 ENGINE_RANKS = ("none", "class", "deadline")
 QUIET = frozenset({ev.Progress, ev.Accepted})  # they free no room, and there are thousands a second
+RETRY_SAME_S = 0.5  # after a failure the same instance is tried again: by then it is known whether it is there
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
 
 
@@ -93,6 +94,8 @@ class StageDispatcher:
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
+            ev.InstanceUp: self._up,
+            ev.Expected: self._expected,
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """Take in what happened, then dispatch what can go. `now` never goes backwards."""
@@ -139,15 +142,16 @@ class StageDispatcher:
     def _arrived(self, event: ev.Arrived, now: float, actions: list[ev.Action]) -> None:
         request = event.request
         lane = self._fleet.lane(request.model)
-        if not lane.workers:
-            actions.append(refuse(request, "no_capacity", "no_instance", 5.0, now, {}))
+        unserved = lane.unserved(request, now)
+        if unserved is not None:
+            actions.append(unserved)
             return
         if len(lane.queue) >= self.config.max_queue:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
         cost = lane.cost(request)
-        if self.config.refuse_infeasible and not request.may_defer:
+        if self.config.refuse_infeasible and lane.workers and not request.may_defer:
             infeasible = lane.infeasible(request, cost, self.config.infeasible_margin)
             if infeasible is not None:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
@@ -202,7 +206,7 @@ class StageDispatcher:
             actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
         entry = Entry(request, lane.cost(request), now)
-        entry.excluded = frozenset({worker.id})
+        entry.excluded, entry.retry_at = frozenset({worker.id}), now + RETRY_SAME_S
         if entry.drop_at <= now:
             actions.append(ev.Drop(request, Decision("expire", "no_time_to_retry", request.id, now, figures)))
             return
@@ -219,6 +223,16 @@ class StageDispatcher:
         for lane in self._fleet.lanes.values():
             for request_id in event.request_ids:
                 if event.kind == "cancel":
+    def _up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
+        lane = self._fleet.lane(event.spec.model)
+        first = not lane.workers
+        self._fleet.handle(event)
+        if first:
+            lane.queue.recost(lane.cost, now)
+
+    def _expected(self, event: ev.Expected, now: float, actions: list[ev.Action]) -> None:
+        actions += self._fleet.lane(event.model).expect(event.at, now)
+
                     entry = lane.queue.remove(request_id)
                     if entry is not None:
                         figures: dict[str, Figure] = {"actor": event.actor, "command": event.id}
@@ -233,7 +247,7 @@ class StageDispatcher:
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
         lane.queue.advance(now)
-        self._expire(lane, now, actions, late=True)
+        actions += lane.expire(now, late=True)
         actions += lane.screen(now)
         blocked: set[str] = set()
         while lane.queue.ready:
@@ -246,18 +260,7 @@ class StageDispatcher:
             self._pacing.passed(worker, now)
         if not lane.queue.ready and lane.queue.hopeless:
             self._serve_hopeless(lane, now, actions)
-        self._expire(lane, now, actions, late=False)  # after its last chance: a waiting time of 0 means "now or never"
-
-    def _expire(self, lane: Lane, now: float, actions: list[ev.Action], *, late: bool) -> None:
-        for entry in lane.queue.expire(now, late=late):
-            request = entry.request
-            figures: dict[str, Figure] = {
-                "waited_s": now - request.arrival,
-                "hopeless": entry.hopeless,
-                "paused": entry.paused,
-                "instances": sum(worker.takes for worker in lane.workers.values()),
-            }
-            actions.append(ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures)))
+        actions += lane.expire(now, late=False)  # after its last chance: a waiting time of 0 means "now or never"
 
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
         """One pass of Alg. 1 over the queue for one worker; how many were sent."""
@@ -282,7 +285,7 @@ class StageDispatcher:
             fits = used + request.prompt_tokens < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
             alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
-            if worker.id in entry.excluded and len(lane.workers) > 1:
+            if worker.id in entry.excluded and lane.elsewhere(entry, now):
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1
@@ -368,6 +371,8 @@ class StageDispatcher:
 
     def _rank(self, request: Request, hopeless: bool) -> int:
         """What the engine is told: lower is more urgent; milliseconds, so that neighbours differ."""
+            if worker.id in entry.excluded and lane.elsewhere(entry, now):
+                continue
         kind = self.config.engine_rank
         if kind == "none":
             return 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
 from controller.core.types import Request
-from controller.dispatch.queue import RequestQueue
+from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
 from controller.predict.latency import LatencyModel
 
+NOBODY_RETRY_S = 5.0  # a client may ask again: whoever starts an instance needs about that long
 TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
 
 
@@ -28,6 +31,57 @@ class Lane:
         self._screening = screening
         self.traffic = traffic
         self.workers: dict[str, Worker] = {}
+        self.expected_at = math.inf  # when an instance that is on its way may be there; infinite: none is
+
+    @property
+    def attended(self) -> bool:
+        """Is there an instance that takes requests, or will once it wakes? One that drains will not."""
+        return any(worker.state != "draining" for worker in self.workers.values())
+
+    def unserved(self, request: Request, now: float) -> ev.Refuse | None:
+        """A refusal if no instance is there, and none that is on its way can be while the request may wait."""
+        if self.attended:
+            return None
+        if math.isinf(self.expected_at):
+            return refuse(request, "no_capacity", "no_instance", NOBODY_RETRY_S, now, {})
+        waiting_s = min(request.targets.waiting_time_s, request.targets.deadline_s or math.inf)
+        if request.arrival + waiting_s > max(now, self.expected_at):
+            return None
+        starts_in_s = max(0.0, self.expected_at - now)
+        figures: dict[str, Figure] = {"starts_in_s": starts_in_s, "waiting_s": waiting_s}
+        return refuse(request, "no_capacity", "starts_too_late", max(1.0, starts_in_s), now, figures)
+
+    def expect(self, at: float, now: float) -> list[ev.Refuse]:
+        """What is on its way has changed. Who waited for it is refused once nobody comes any more."""
+        given_up = math.isinf(at) and not math.isinf(self.expected_at) and not self.attended
+        self.expected_at = at
+        waiting = [entry.request for entry in self.queue.entries()] if given_up else []
+        for request in waiting:
+            self.queue.remove(request.id)
+        return [
+            refuse(request, "no_capacity", "no_instance", NOBODY_RETRY_S, now, {"waited_s": now - request.arrival})
+            for request in waiting
+        ]
+
+    def expire(self, now: float, *, late: bool) -> list[ev.Drop]:
+        """Whose waiting time is over. `late`: before now, not at this moment."""
+        return [self._drop(entry, now) for entry in self.queue.expire(now, late=late)]
+
+    def _drop(self, entry: Entry, now: float) -> ev.Drop:
+        request = entry.request
+        figures: dict[str, Figure] = {
+            "waited_s": now - request.arrival,
+            "hopeless": entry.hopeless,
+            "paused": entry.paused,
+            "instances": sum(worker.takes for worker in self.workers.values()),
+        }
+        return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures))
+
+    def elsewhere(self, entry: Entry, now: float) -> bool:
+        """It is not to go back to the instance that failed it: another takes requests, or it failed a moment ago."""
+        if now < entry.retry_at:
+            return True
+        return any(worker.takes and worker.id not in entry.excluded for worker in self.workers.values())
 
     def cost(self, request: Request) -> Cost:
         """Predicted on the first instance: the fleet of one model is taken to be alike."""

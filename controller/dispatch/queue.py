@@ -6,7 +6,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from controller.core.messages import ROWS_OF_A_CLASS, QueueRow
@@ -35,6 +35,7 @@ class Entry:
         "queued_at",
         "request",
     )
+        "retry_at",
 
     def __init__(self, request: Request, cost: Cost, now: float) -> None:
         self.request = request
@@ -48,6 +49,7 @@ class Entry:
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded: frozenset[str] = frozenset()
 
+        self.retry_at = -math.inf  # until then not at those that failed it
     @property
     def forced(self) -> bool:
         return self.order < 0
@@ -128,6 +130,8 @@ class RequestQueue:
         return entry
 
     def _compact(self) -> None:
+        if entry.retry_at > now:
+            heapq.heappush(self._turns, (entry.retry_at, request.id))
         """Heaps forget lazily; rebuilt when most of what they hold is gone."""
         bound = 2 * len(self._entries) + 64
         for heap in (self._turns, self._drops, *self._due.values()):
@@ -194,6 +198,19 @@ class RequestQueue:
                 heapq.heappop(heap)
         turn = self._turns[0][0] if self._turns else math.inf
         return min(turn, self._drops[0][0] if self._drops else math.inf)
+    def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
+        """Predict anew: those that waited for a model's first instance were judged by figures of none."""
+        self._turns.clear()
+        for entry in self._entries.values():
+            self._unplace(entry)
+            entry.cost = cost(entry.request)
+            entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
+            entry.hopeless = entry.hopeless_at <= now and not entry.forced
+            self._place(entry, now)
+            turns = (at for at in (entry.hopeless_at, entry.retry_at) if now < at < math.inf)
+            for at in turns:
+                heapq.heappush(self._turns, (at, entry.request.id))
+
 
     def by_class(self, now: float) -> dict[tuple[str, str], tuple[int, float | None]]:
         """Waiting requests and the smallest slack to a TTFT deadline (seconds) by (tenant, class)."""
