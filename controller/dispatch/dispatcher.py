@@ -90,12 +90,12 @@ class StageDispatcher:
             ev.Progress: self._progress,
             ev.Finished: self._finished,
             ev.Failed: self._failed,
+            ev.InstanceUp: self._up,
+            ev.Expected: self._expected,
             ev.Command: self._command,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
-            ev.InstanceUp: self._up,
-            ev.Expected: self._expected,
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """Take in what happened, then dispatch what can go. `now` never goes backwards."""
@@ -219,10 +219,6 @@ class StageDispatcher:
             self._pacing.ended(worker, now)
         return worker
 
-    def _command(self, event: ev.Command, now: float, actions: list[ev.Action]) -> None:
-        for lane in self._fleet.lanes.values():
-            for request_id in event.request_ids:
-                if event.kind == "cancel":
     def _up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
         lane = self._fleet.lane(event.spec.model)
         first = not lane.workers
@@ -233,6 +229,10 @@ class StageDispatcher:
     def _expected(self, event: ev.Expected, now: float, actions: list[ev.Action]) -> None:
         actions += self._fleet.lane(event.model).expect(event.at, now)
 
+    def _command(self, event: ev.Command, now: float, actions: list[ev.Action]) -> None:
+        for lane in self._fleet.lanes.values():
+            for request_id in event.request_ids:
+                if event.kind == "cancel":
                     entry = lane.queue.remove(request_id)
                     if entry is not None:
                         figures: dict[str, Figure] = {"actor": event.actor, "command": event.id}
@@ -367,12 +367,12 @@ class StageDispatcher:
             entry = lane.queue.hopeless[0][1]
             if worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding:
                 continue
+            if worker.id in entry.excluded and lane.elsewhere(entry, now):
+                continue
             self._send(lane, worker, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
 
     def _rank(self, request: Request, hopeless: bool) -> int:
         """What the engine is told: lower is more urgent; milliseconds, so that neighbours differ."""
-            if worker.id in entry.excluded and lane.elsewhere(entry, now):
-                continue
         kind = self.config.engine_rank
         if kind == "none":
             return 0

@@ -34,8 +34,8 @@ class Entry:
         "paused",
         "queued_at",
         "request",
-    )
         "retry_at",
+    )
 
     def __init__(self, request: Request, cost: Cost, now: float) -> None:
         self.request = request
@@ -48,8 +48,8 @@ class Entry:
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded: frozenset[str] = frozenset()
-
         self.retry_at = -math.inf  # until then not at those that failed it
+
     @property
     def forced(self) -> bool:
         return self.order < 0
@@ -102,6 +102,8 @@ class RequestQueue:
         self._place(entry, now)
         if not entry.hopeless and not math.isinf(entry.hopeless_at):
             heapq.heappush(self._turns, (entry.hopeless_at, request.id))
+        if entry.retry_at > now:
+            heapq.heappush(self._turns, (entry.retry_at, request.id))
         heapq.heappush(self._drops, (entry.drop_at, request.id))
         kind = (request.tenant, request.slo_class)
         heapq.heappush(self._due.setdefault(kind, []), (request.ttft_due, request.id))
@@ -130,8 +132,6 @@ class RequestQueue:
         return entry
 
     def _compact(self) -> None:
-        if entry.retry_at > now:
-            heapq.heappush(self._turns, (entry.retry_at, request.id))
         """Heaps forget lazily; rebuilt when most of what they hold is gone."""
         bound = 2 * len(self._entries) + 64
         for heap in (self._turns, self._drops, *self._due.values()):
@@ -169,6 +169,19 @@ class RequestQueue:
             entry.hopeless = True
             self._place(entry, now)
 
+    def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
+        """Predict anew: those that waited for a model's first instance were judged by figures of none."""
+        self._turns.clear()
+        for entry in self._entries.values():
+            self._unplace(entry)
+            entry.cost = cost(entry.request)
+            entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
+            entry.hopeless = entry.hopeless_at <= now and not entry.forced
+            self._place(entry, now)
+            turns = (at for at in (entry.hopeless_at, entry.retry_at) if now < at < math.inf)
+            for at in turns:
+                heapq.heappush(self._turns, (at, entry.request.id))
+
     def advance(self, now: float) -> None:
         """Move what became hopeless to its tier and refresh stale ranks."""
         while self._turns and self._turns[0][0] <= now:
@@ -198,19 +211,6 @@ class RequestQueue:
                 heapq.heappop(heap)
         turn = self._turns[0][0] if self._turns else math.inf
         return min(turn, self._drops[0][0] if self._drops else math.inf)
-    def recost(self, cost: Callable[[Request], Cost], now: float) -> None:
-        """Predict anew: those that waited for a model's first instance were judged by figures of none."""
-        self._turns.clear()
-        for entry in self._entries.values():
-            self._unplace(entry)
-            entry.cost = cost(entry.request)
-            entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
-            entry.hopeless = entry.hopeless_at <= now and not entry.forced
-            self._place(entry, now)
-            turns = (at for at in (entry.hopeless_at, entry.retry_at) if now < at < math.inf)
-            for at in turns:
-                heapq.heappush(self._turns, (at, entry.request.id))
-
 
     def by_class(self, now: float) -> dict[tuple[str, str], tuple[int, float | None]]:
         """Waiting requests and the smallest slack to a TTFT deadline (seconds) by (tenant, class)."""
