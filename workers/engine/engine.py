@@ -67,6 +67,8 @@ class Engine:
         self.refusing = False  # paused in a mode that does not queue
         self.failed = False  # a defect: nothing can be served any more
         self.on_device = False  # a step runs there now
+        self._busy_s = 0.0  # of steps that have left the device
+        self._busy_from = 0.0  # since when the step that is there runs
         self.on_failure: Callable[[], None] = lambda: None
         self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = (
             None  # for schedulers that wait
@@ -124,7 +126,7 @@ class Engine:
         """Abort by the id a client saw ("cmpl-x") or gave ("x"); no names: everything."""
         wanted = set(names)
         seqs = [stream.seq for stream in self._streams.values()]
-        self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(_names_of(seq))])
+        self._run([Aborted(seq) for seq in seqs if not wanted or wanted.intersection(names_of(seq))])
 
     def pause(self, release_kv: bool = False) -> None:
         self.handle(Paused(release_kv))
@@ -148,6 +150,13 @@ class Engine:
         while self.on_device and not self.failed:
             await asyncio.sleep(DEVICE_POLL_S)
 
+    def busy_s(self) -> float:
+        """Seconds the device has computed since the start."""
+        return self._busy_s + (self._clock() - self._busy_from if self.on_device else 0.0)
+
+    def _takes_device(self, now: float) -> None:
+        self.on_device, self._busy_from = True, now
+
     @property
     def streams(self) -> int:
         return len(self._streams)
@@ -165,7 +174,8 @@ class Engine:
     def _run(self, events: Sequence[EngineEvent]) -> None:
         if self.failed:
             return
-        if any(isinstance(event, StepDone | Suspended) for event in events):
+        if self.on_device and any(isinstance(event, StepDone | Suspended) for event in events):
+            self._busy_s = self.busy_s()
             self.on_device = False
         try:
             self._step(events)
@@ -228,12 +238,12 @@ class Engine:
                 self._emit(action, now, stopped)
             case Start(step):
                 self.metrics.step(step.tokens)
-                self.on_device = True
+                self._takes_device(now)
                 self._device().start(step)
             case Suspend(step_id):
                 self._device().suspend(step_id)
             case Resume(step_id):
-                self.on_device = True
+                self._takes_device(now)
                 self._device().resume(step_id)
             case Discard(step_id):
                 self._device().discard(step_id)
@@ -272,6 +282,7 @@ class Engine:
         return stream
 
 
-def _names_of(seq: Seq) -> tuple[str, str]:
+def names_of(seq: Seq) -> tuple[str, str]:
+    """The ids that a client saw ("cmpl-x") and gave ("x")."""
     visible = seq.id.rsplit("-", 1)[0]
     return visible, visible.partition("-")[2]

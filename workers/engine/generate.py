@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import orjson
+
 from controller.core.steps import FinishReason, Release, Seq
 from workers.engine import fields
 from workers.engine.config import ServerConfig
@@ -12,13 +14,14 @@ from workers.engine.engine import Engine
 from workers.engine.errors import ApiError
 from workers.engine.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.handover import FIELD, Handover
-from workers.engine.http import Exchange
+from workers.engine.http import JSON_TYPE, Exchange
 from workers.engine.pseudo_text import seed_of
 from workers.engine.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.streams import Stream
 
 Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.links.KvMoved as JSON
 
 
 class Generator:
@@ -46,21 +49,25 @@ class Generator:
         watch.add_done_callback(lambda _: self._engine.abort(stream.seq))
         self.in_flight += 1
         try:
-            await self._begin(stream, asked)
-            await (self._stream(exchange, stream, form, asked) if asked.stream else self._whole(exchange, stream, form))
+            told = await self._begin(stream, asked)
+            if asked.stream:
+                await self._stream(exchange, stream, form, asked, *told)
+            else:
+                await self._whole(exchange, stream, form, *told)
         finally:
             self.in_flight -= 1
             watch.cancel()
             self._give_up(stream.seq)  # nothing to do unless the response failed half-way
 
-    async def _begin(self, stream: Stream, asked: Generation) -> None:
-        """Raises ApiError before anything is queued."""
+    async def _begin(self, stream: Stream, asked: Generation) -> list[tuple[bytes, bytes]]:
+        """Headers that say how its KV came, if it came from elsewhere. Raises ApiError before anything is queued."""
         if (asked.offer or asked.hands_over) and self._handover is None:
             raise ApiError("this engine moves no KV: it was started without FLEET_TOKEN", FIELD)
         if asked.offer is not None and self._handover is not None:
-            await self._handover.take_over(stream, asked.offer)
-        else:
-            self._engine.submit(stream)
+            moved = await self._handover.take_over(stream, asked.offer)
+            return [(MOVED_HEADER, orjson.dumps(moved._asdict()))]
+        self._engine.submit(stream)
+        return []
 
     def _give_up(self, seq: Seq) -> None:
         self._engine.abort(seq)
@@ -90,8 +97,10 @@ class Generator:
             keep_kv=asked.hands_over,
         )
 
-    async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
-        await exchange.start(200, EVENT_STREAM, (b"cache-control", b"no-cache"))
+    async def _stream(
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, *told: tuple[bytes, bytes]
+    ) -> None:
+        await exchange.start(200, EVENT_STREAM, (b"cache-control", b"no-cache"), *told)
         prefix = form.first()
         while True:
             await stream.ready()
@@ -111,10 +120,11 @@ class Generator:
         events = [form.event(text, None) for text in pieces]
         return b"".join([*events, form.event(last, finish, stream.stop_reason)])
 
-    async def _whole(self, exchange: Exchange, stream: Stream, form: Format) -> None:
+    async def _whole(self, exchange: Exchange, stream: Stream, form: Format, *told: tuple[bytes, bytes]) -> None:
         await stream.ready()
         finish = stream.finish or FinishReason.ABORT
         extra = {}
         if stream.seq.keep_kv and self._handover is not None:
             extra = {FIELD: self._handover.offer(stream.seq)}
-        await exchange.answer(form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra))
+        body = form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra)
+        await exchange.answer(body, 200, JSON_TYPE, *told)

@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from controller.core.links import KvMoved
 from controller.core.steps import FinishReason, Landed, Release, Seq
 from workers.engine import fields
-from workers.engine.engine import Engine
+from workers.engine.engine import Engine, names_of
 from workers.engine.errors import ApiError
+from workers.engine.kv_links import Links
 from workers.engine.kv_store import KvStore
-from workers.engine.kv_transfer import KvServer, KvTransferError, Offer, Traffic, pull
+from workers.engine.kv_transfer import KvServer, Offer, Traffic
+from workers.engine.kv_wire import KvTransferError
 from workers.engine.streams import Stream
 
 FIELD = "kv_transfer_params"
@@ -42,15 +46,13 @@ class Handover:
         timeout_s: float = 30.0,
     ) -> None:
         self._engine = engine
-        self._store = store
-        self._token = token
         self._host = host
         self._reached_at = reached_at or host
         self._lease_s = lease_s
-        self._timeout_s = timeout_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
-        self.expired = 0
+        self.expired = self.freed = 0
         self.server = KvServer(store, token, self._find, self.release)
+        self.links = Links(store, token, self.traffic, timeout_s)
 
     def expose(self, registry: CollectorRegistry) -> None:
         """Under names of our own: vLLM has none for this."""
@@ -63,6 +65,7 @@ class Handover:
             ("kv_failed", "Transfers that ended early.", lambda: self.traffic.failed),
             ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
             ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
+            ("kv_freed", "Prompts whose KV was given up because somebody said so.", lambda: self.freed),
         ):
             Gauge(f"slackline_{name}", text, registry=registry).set_function(read)
 
@@ -71,7 +74,13 @@ class Handover:
         log.info("KV on %s:%d", self._host, self.server.port)
 
     def close(self) -> None:
+        self.links.close()
         self.server.close()
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """Where other engines reach this one."""
+        return self._reached_at, self.server.port
 
     @property
     def kept(self) -> int:
@@ -96,6 +105,7 @@ class Handover:
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
+            "remote_engine_id": self.links.me,
             "remote_request_id": seq.id,
             "remote_host": self._reached_at,
             "remote_port": self.server.port,
@@ -111,6 +121,16 @@ class Handover:
             kept[1].cancel()
         self._engine.handle(Release(seq))
 
+    def free(self, names: Iterable[str]) -> int:
+        """Give up what is kept for these requests (by the ids that clients gave or saw), at once; how many there were.
+        Names of which nothing is kept change nothing."""
+        wanted = set(names)
+        found = [seq for seq, _ in self._kept.values() if wanted.intersection(names_of(seq))]
+        for seq in found:
+            self.release(seq)
+        self.freed += len(found)
+        return len(found)
+
     def _expire(self, seq: Seq) -> None:
         self.expired += 1
         log.warning("nobody took the KV of %s within %g s", seq.id, self._lease_s)
@@ -122,7 +142,7 @@ class Handover:
 
     # ---- decode side -----------------------------------------------------------------------------------------------
 
-    async def take_over(self, stream: Stream, offer: Offer) -> None:
+    async def take_over(self, stream: Stream, offer: Offer) -> KvMoved:
         """Return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
         seq = stream.seq
         if offer.tokens != seq.prompt_tokens:
@@ -133,18 +153,34 @@ class Handover:
         seq.output_tokens = 1
         seq.first_token_at = seq.scheduled_at = self._engine.now()
         self._engine.reserve(stream)
+        busy_s = self._engine.busy_s()
         try:
-            await pull(offer, seq, self._store, self._token, self.traffic, self._timeout_s)
+            moved = await self._pull(stream, offer)
         except KvTransferError as error:
             self._engine.abort(seq)
-            raise ApiError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502) from error
+            moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
+            told = {"kv": moved._asdict()}
+            raise ApiError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, told=told) from error
         except asyncio.CancelledError:
             self._engine.abort(seq)
             raise
-        if seq.finish is not None:
-            raise ApiError("the request was aborted during its KV transfer", status=503)
         stream.push(offer.first_token, None)
         self._engine.handle(Landed(seq))
+        return moved._replace(busy_s=self._engine.busy_s() - busy_s)
+
+    async def _pull(self, stream: Stream, offer: Offer) -> KvMoved:
+        """Nothing more is written into blocks that an abort gave back."""
+        pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq))
+        over = asyncio.ensure_future(stream.ready())
+        try:
+            await asyncio.wait((pulling, over), return_when=asyncio.FIRST_COMPLETED)
+            if stream.finish is not None:
+                raise ApiError("the request was aborted during its KV transfer", status=503)
+            return await pulling
+        finally:
+            pulling.cancel()
+            over.cancel()
+            await asyncio.gather(pulling, over, return_exceptions=True)
 
 
 def wants_handover(body: fields.Body) -> bool:
@@ -163,6 +199,7 @@ def offer_in(body: fields.Body) -> Offer | None:
             request=fields.string(params, "remote_request_id"),
             tokens=_needed(params, "remote_num_tokens", 1),
             first_token=_needed(params, "first_token", 0),
+            engine=fields.string(params, "remote_engine_id"),
         )
     except ApiError as error:
         raise ApiError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None

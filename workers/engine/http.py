@@ -87,8 +87,10 @@ class Exchange:
     async def write(self, data: bytes, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def answer(self, data: bytes, status: int = 200, content_type: bytes = JSON_TYPE) -> None:
-        await self.start(status, content_type, (b"content-length", str(len(data)).encode()))
+    async def answer(
+        self, data: bytes, status: int = 200, content_type: bytes = JSON_TYPE, *headers: tuple[bytes, bytes]
+    ) -> None:
+        await self.start(status, content_type, (b"content-length", str(len(data)).encode()), *headers)
         await self.write(data, more=False)
 
     async def reply(self, value: Any, status: int = 200) -> None:

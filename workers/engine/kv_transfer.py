@@ -1,42 +1,38 @@
 """KV from one engine to another over TCP: the receiver pulls, layer by layer, and says when it has everything.
 
-Frames: a length of four bytes and JSON, both ways; then for each layer the entries of the tokens asked for, in pieces
-so that the loop keeps serving, and their CRC-32; at the end one byte from the receiver. Only those who know the fleet's
-token get anything. A connection that breaks leaves the source as it was: the same can be pulled again.
+After the greeting a connection is kept and asked again and again: `ping`, `probe` (so many bytes, to measure), `pull`.
+A pull is answered by the layout, then for each layer the entries of the tokens asked for, in pieces so that the loop
+keeps serving, and their CRC-32; at the end the receiver sends one byte. A connection that breaks leaves the source as
+it was: the same can be pulled again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from controller.core.errors import SlacklineError
 from controller.core.steps import Seq
 from workers.engine.kv_store import KvMismatch, KvStore
+from workers.engine.kv_wire import (
+    BUFFER_BYTES,
+    GOT_IT,
+    PIECE_BYTES,
+    KvTransferError,
+    be_greeted,
+    greet,
+    read_frame,
+    write_frame,
+)
 
-PIECE_BYTES = 1 << 20
-BUFFER_BYTES = 4 << 20
-MAX_FRAME = 64 << 10
-GREETING_S = 5.0
-GOT_IT = b"\x01"
+STALL_S = 5.0  # a transfer in which nothing moves for so long is given up
+MAX_PROBE_BYTES = 64 << 20
 log = logging.getLogger(__name__)
-
-
-class KvTransferError(SlacklineError):
-    """The KV did not come whole; `reason` is short and stable: unreachable, refused, cut, corrupt, timeout."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -53,13 +49,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where the KV of a prefilled prompt waits: `kv_transfer_params` as the prefill engine answered them."""
+    """Where the KV of a prefilled prompt waits: `kv_transfer_params` as the prefill engine answered them. `engine`: its
+    instance's id, "" where nobody told it."""
 
     host: str
     port: int
     request: str
     tokens: int
     first_token: int
+    engine: str = ""
+
+
+# ---- the side that has the KV ---------------------------------------------------------------------------------------
 
 
 class KvServer:
@@ -75,6 +76,7 @@ class KvServer:
         self._held = held
         self._taken = taken
         self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, host: str, port: int) -> None:
         """`port` 0 takes a free one; then `port` says which."""
@@ -82,47 +84,83 @@ class KvServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
+        """Kept connections too."""
         if self._server is not None:
             self._server.close()
+        for writer in list(self._open):
+            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
         try:
-            await self._give(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, KvTransferError) as error:
-            self.traffic.failed += 1
-            log.warning("a KV transfer ended early: %s", error)
+            await be_greeted(reader, writer, self._token)
+            while not reader.at_eof():
+                await self._answer(await read_frame(reader), reader, writer)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                self._ended_early(error)
+        except (OSError, TimeoutError, KvTransferError, KvMismatch) as error:
+            self._ended_early(error)
         finally:
+            self._open.discard(writer)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _give(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(GREETING_S):
-            asked = await _read_frame(reader)
-        token, name, start = asked.get("token"), asked.get("request"), asked.get("start")
-        if not (isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())):
-            await _refuse(writer, "the fleet's token is wrong")
-            raise KvTransferError("somebody without the fleet's token asked for KV", "refused")
+    def _ended_early(self, error: Exception) -> None:
+        self.traffic.failed += 1
+        log.warning("a KV transfer ended early: %s", error or type(error).__name__)
+
+    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        match asked.get("op"):
+            case "ping":
+                write_frame(writer, {"pong": True})
+            case "probe":
+                await self._probe(asked.get("bytes"), writer)
+            case "pull":
+                await self._give(asked, reader, writer)
+            case other:
+                write_frame(writer, {"error": f"unknown op {other!r}"})
+        await writer.drain()
+
+    async def _probe(self, size: Any, writer: asyncio.StreamWriter) -> None:
+        if not isinstance(size, int) or not 0 < size <= MAX_PROBE_BYTES:
+            write_frame(writer, {"error": f"bytes must be between 1 and {MAX_PROBE_BYTES}"})
+            return
+        write_frame(writer, {"bytes": size})
+        piece = bytes(PIECE_BYTES)
+        for at in range(0, size, PIECE_BYTES):
+            writer.write(piece[: size - at])
+            await writer.drain()
+
+    async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name, start = asked.get("request"), asked.get("start")
         seq = self._held(name) if isinstance(name, str) else None
         if seq is None:
-            await _refuse(writer, f"no KV is kept for {name!r}")
+            write_frame(writer, {"error": f"no KV is kept for {name!r}"})
             return
         if not isinstance(start, int) or not 0 <= start <= seq.computed:
-            await _refuse(writer, f"start must be between 0 and {seq.computed}")
+            write_frame(writer, {"error": f"start must be between 0 and {seq.computed}"})
             return
-        store = self._store
-        _write_frame(writer, {"layers": store.layers, "token_bytes": store.token_bytes, "tokens": seq.computed})
-        for layer in range(store.layers):
-            await self._layer(seq, layer, start, writer)
-        if await reader.readexactly(1) == GOT_IT:
+        store, tokens = self._store, seq.computed
+        write_frame(writer, {"layers": store.layers, "token_bytes": store.token_bytes, "tokens": tokens})
+        try:
+            for layer in range(store.layers):
+                await self._layer(seq, layer, start, tokens, writer)
+            confirmed = await reader.readexactly(1)
+        except asyncio.IncompleteReadError as error:
+            raise KvTransferError(f"the receiver of {name} went away", "cut") from error
+        if confirmed == GOT_IT:
             self.traffic.sent += 1
             self._taken(seq)
 
-    async def _layer(self, seq: Seq, layer: int, start: int, writer: asyncio.StreamWriter) -> None:
+    async def _layer(self, seq: Seq, layer: int, start: int, tokens: int, writer: asyncio.StreamWriter) -> None:
         step = max(1, PIECE_BYTES // self._store.token_bytes)
         check = 0
-        for at in range(start, seq.computed, step):
-            piece = self._store.read(seq, layer, at, min(at + step, seq.computed))
+        for at in range(start, tokens, step):
+            if seq.computed < tokens:
+                raise KvTransferError(f"the KV of {seq.id} was released while it was sent", "cut")
+            piece = self._store.read(seq, layer, at, min(at + step, tokens))
             check = zlib.crc32(piece, check)
             writer.write(piece)
             self.traffic.sent_bytes += len(piece)
@@ -130,84 +168,114 @@ class KvServer:
         writer.write(check.to_bytes(4, "big"))
 
 
-async def pull(offer: Offer, seq: Seq, store: KvStore, token: str, traffic: Traffic, timeout_s: float) -> None:
-    """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
-
-    Raises KvTransferError; then what is in the blocks is worthless.
-    """
-    began = time.monotonic()
-    try:
-        async with asyncio.timeout(timeout_s):
-            await _pull(offer, seq, store, token, traffic)
-        traffic.receiving_s += time.monotonic() - began
-    except TimeoutError:
-        traffic.failed += 1
-        raise KvTransferError(f"KV of {offer.request} did not come within {timeout_s:g} s", "timeout") from None
-    except (OSError, asyncio.IncompleteReadError) as error:
-        traffic.failed += 1
-        reason = "cut" if isinstance(error, asyncio.IncompleteReadError) else "unreachable"
-        raise KvTransferError(f"KV of {offer.request} from {offer.host}:{offer.port}: {error}", reason) from error
-    except KvTransferError:
-        traffic.failed += 1
-        raise
+# ---- the side that pulls --------------------------------------------------------------------------------------------
 
 
-async def _pull(offer: Offer, seq: Seq, store: KvStore, token: str, traffic: Traffic) -> None:
-    reader, writer = await asyncio.open_connection(offer.host, offer.port, limit=BUFFER_BYTES)
-    try:
-        _write_frame(writer, {"token": token, "request": offer.request, "start": seq.cached})
-        header = await _read_frame(reader)
-        if "error" in header:
-            raise KvTransferError(f"the source refused: {header['error']}", "refused")
+class Connection:
+    """One greeted connection to another engine; one question at a time. After any error it is of no use: close it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stall_s: float) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stall_s = stall_s
+        self.received = 0  # bytes of KV by the transfer under way
+
+    @classmethod
+    async def open(cls, host: str, port: int, token: str, timeout_s: float) -> Connection:
+        """Raises KvTransferError."""
+        with as_transfer_errors(f"{host}:{port}", "unreachable"):
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
+                try:
+                    await greet(reader, writer, token)
+                except BaseException:
+                    writer.close()
+                    raise
+        return cls(reader, writer, min(STALL_S, timeout_s))
+
+    @property
+    def gone(self) -> bool:
+        """The other side has closed it: seen without asking."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def ping(self) -> float:
+        """Seconds there and back. Raises KvTransferError."""
+        began = time.monotonic()
+        await self._ask({"op": "ping"})
+        return time.monotonic() - began
+
+    async def probe(self, size: int) -> float:
+        """Seconds in which `size` bytes came. Raises KvTransferError."""
+        await self._ask({"op": "probe", "bytes": size})
+        began = time.monotonic()
+        with as_transfer_errors("probe", "cut"):
+            for at in range(0, size, PIECE_BYTES):
+                await self._read(min(PIECE_BYTES, size - at))
+        return time.monotonic() - began
+
+    async def pull(self, offer: Offer, seq: Seq, store: KvStore, traffic: Traffic) -> None:
+        """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
+
+        Raises KvTransferError; then what is in the blocks is worthless.
+        """
+        self.received = 0
+        header = await self._ask({"op": "pull", "request": offer.request, "start": seq.cached})
         wanted = {"layers": store.layers, "token_bytes": store.token_bytes, "tokens": offer.tokens}
         if header != wanted:
             raise KvTransferError(f"the source has another layout: {header} instead of {wanted}", "refused")
-        for layer in range(store.layers):
-            await _take_layer(reader, seq, layer, offer.tokens, store, traffic)
-        writer.write(GOT_IT)
-        await writer.drain()
-        traffic.received += 1
-    finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
+            for layer in range(store.layers):
+                await self._layer(seq, layer, offer.tokens, store, traffic)
+            self._writer.write(GOT_IT)
+            await self._writer.drain()
+
+    async def _layer(self, seq: Seq, layer: int, tokens: int, store: KvStore, traffic: Traffic) -> None:
+        step = max(1, PIECE_BYTES // store.token_bytes)
+        check = 0
+        for at in range(seq.cached, tokens, step):
+            piece = await self._read((min(at + step, tokens) - at) * store.token_bytes)
+            check = zlib.crc32(piece, check)
+            self.received += len(piece)
+            traffic.received_bytes += len(piece)
+            try:
+                store.write(seq, layer, at, piece)
+            except KvMismatch as error:
+                raise KvTransferError(str(error), "corrupt") from error
+        if await self._read(4) != check.to_bytes(4, "big"):
+            raise KvTransferError(f"layer {layer} came with a wrong checksum", "corrupt")
+
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        with as_transfer_errors(str(question["op"]), "cut"):
+            write_frame(self._writer, question)
+            await self._writer.drain()
+            async with asyncio.timeout(self._stall_s):
+                answer = await read_frame(self._reader)
+        if "error" in answer:
+            raise KvTransferError(f"the source refused: {answer['error']}", "refused")
+        return answer
+
+    async def _read(self, size: int) -> bytes:
+        async with asyncio.timeout(self._stall_s):
+            return await self._reader.readexactly(size)
 
 
-async def _take_layer(
-    reader: asyncio.StreamReader, seq: Seq, layer: int, tokens: int, store: KvStore, traffic: Traffic
-) -> None:
-    step = max(1, PIECE_BYTES // store.token_bytes)
-    check = 0
-    for at in range(seq.cached, tokens, step):
-        piece = await reader.readexactly((min(at + step, tokens) - at) * store.token_bytes)
-        check = zlib.crc32(piece, check)
-        traffic.received_bytes += len(piece)
-        try:
-            store.write(seq, layer, at, piece)
-        except KvMismatch as error:
-            raise KvTransferError(str(error), "corrupt") from error
-    if await reader.readexactly(4) != check.to_bytes(4, "big"):
-        raise KvTransferError(f"layer {layer} came with a wrong checksum", "corrupt")
+class as_transfer_errors:
+    """What sockets raise, as KvTransferError with `reason`; a time-out is one of `timeout`."""
 
+    def __init__(self, what: str, reason: str) -> None:
+        self._what = what
+        self._reason = reason
 
-async def _refuse(writer: asyncio.StreamWriter, why: str) -> None:
-    _write_frame(writer, {"error": why})
-    await writer.drain()
+    def __enter__(self) -> None:
+        return None
 
-
-def _write_frame(writer: asyncio.StreamWriter, content: Mapping[str, Any]) -> None:
-    raw = orjson.dumps(content)
-    writer.write(len(raw).to_bytes(4, "big") + raw)
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    length = int.from_bytes(await reader.readexactly(4), "big")
-    if length > MAX_FRAME:
-        raise KvTransferError(f"a frame of {length} bytes", "corrupt")
-    try:
-        content = orjson.loads(await reader.readexactly(length))
-    except orjson.JSONDecodeError as error:
-        raise KvTransferError(f"a frame that is not JSON: {error}", "corrupt") from None
-    if not isinstance(content, dict):
-        raise KvTransferError("a frame that is no object", "corrupt")
-    return content
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TimeoutError):
+            raise KvTransferError(f"{self._what}: no answer in time", "timeout") from error
+        if isinstance(error, asyncio.IncompleteReadError):
+            raise KvTransferError(f"{self._what}: the other side closed the connection", "cut") from error
+        if isinstance(error, OSError):
+            raise KvTransferError(f"{self._what}: {error}", self._reason) from error

@@ -23,6 +23,7 @@ from workers.engine.engine import Engine, LoopTimer
 from workers.engine.generate import Generator
 from workers.engine.handover import Handover
 from workers.engine.http import App
+from workers.engine.kv_http import KvEndpoints
 from workers.engine.kv_store import EmulatedKv, KvStore
 from workers.engine.manage import Management
 from workers.engine.model_tokenizer import model_tokenizer
@@ -69,6 +70,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     weights = WeightManager(_weight_store(config))
     management = Management(engine, config, served, generator, weights)
     routes = management.routes()
+    routes.update(KvEndpoints(handover, kv.token).routes())
     routes.update(WeightEndpoints(weights, kv.token, management.weights_came).routes())
     if not weights.store.present:
         management.begin_warm()

@@ -11,11 +11,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.core.links import KvMoved
 from controller.core.steps import Seq
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
 from tests.workers.engine.process import EngineProcess
+from workers.engine.kv_links import Links
 from workers.engine.kv_store import EmulatedKv, KvMismatch
-from workers.engine.kv_transfer import KvServer, KvTransferError, Offer, Traffic, pull
+from workers.engine.kv_transfer import KvServer, Offer, Traffic
+from workers.engine.kv_wire import KvTransferError
 
 PROMPT = list(range(10, 90))
 OPTIONS = ("--profile", "constant:2ms", "--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64")
@@ -142,6 +145,14 @@ def seq(tokens: list[int], computed: int = 0) -> Seq:
     return made
 
 
+async def pull(offer: Offer, target: Seq, store: EmulatedKv, token: str, timeout_s: float) -> KvMoved:
+    links = Links(store, token, Traffic(), timeout_s)
+    try:
+        return await links.pull(offer, target)
+    finally:
+        links.close()
+
+
 @asynccontextmanager
 async def serving(store: EmulatedKv = STORE, token: str = "t") -> AsyncIterator[tuple[KvServer, Offer, list[Seq]]]:
     source, taken = seq(PROMPT, computed=len(PROMPT)), []
@@ -155,7 +166,7 @@ async def test_a_cached_prefix_is_not_sent_again():
     async with serving() as (server, offer, taken):
         target = seq(PROMPT)
         target.cached = 64
-        await pull(offer, target, STORE, "t", Traffic(), 5)
+        await pull(offer, target, STORE, "t", 5)
         await asyncio.sleep(0.05)
         assert server.traffic.sent_bytes == 4 * 64 * (80 - 64)
         assert len(taken) == 1
@@ -164,7 +175,7 @@ async def test_a_cached_prefix_is_not_sent_again():
 async def test_without_the_fleets_token_nothing_is_given():
     async with serving() as (server, offer, taken):
         with pytest.raises(KvTransferError, match="token") as raised:
-            await pull(offer, seq(PROMPT), STORE, "wrong", Traffic(), 5)
+            await pull(offer, seq(PROMPT), STORE, "wrong", 5)
         assert raised.value.reason == "refused"
         assert (server.traffic.sent_bytes, taken) == (0, [])
 
@@ -172,14 +183,14 @@ async def test_without_the_fleets_token_nothing_is_given():
 async def test_another_layout_is_refused():
     async with serving() as (_, offer, taken):
         with pytest.raises(KvTransferError, match="layout"):
-            await pull(offer, seq(PROMPT), EmulatedKv(5, 64), "t", Traffic(), 5)
+            await pull(offer, seq(PROMPT), EmulatedKv(5, 64), "t", 5)
         assert taken == []
 
 
 async def test_kv_of_other_tokens_is_noticed():
     async with serving() as (_, offer, taken):
         with pytest.raises(KvTransferError) as raised:
-            await pull(offer, seq([1] * len(PROMPT)), STORE, "t", Traffic(), 5)
+            await pull(offer, seq([1] * len(PROMPT)), STORE, "t", 5)
         assert raised.value.reason == "corrupt"
         assert taken == []
 
@@ -197,9 +208,9 @@ async def test_a_transfer_cut_in_the_middle_can_be_pulled_again():
     async with serving(Cut(4, 64)) as (_, offer, taken):
         for _ in range(2):
             with pytest.raises(KvTransferError) as raised:
-                await pull(offer, seq(PROMPT), STORE, "t", Traffic(), 5)
+                await pull(offer, seq(PROMPT), STORE, "t", 5)
             assert raised.value.reason == "cut"
-        await pull(offer, seq(PROMPT), STORE, "t", Traffic(), 5)
+        await pull(offer, seq(PROMPT), STORE, "t", 5)
         await asyncio.sleep(0.05)
         assert len(taken) == 1
 
@@ -212,7 +223,7 @@ async def test_a_source_that_hangs_is_given_up():
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     offer = Offer("127.0.0.1", server.sockets[0].getsockname()[1], "s", 80, 5)
     with pytest.raises(KvTransferError) as raised:
-        await pull(offer, seq(PROMPT), STORE, "t", Traffic(), 0.2)
+        await pull(offer, seq(PROMPT), STORE, "t", 0.2)
     assert raised.value.reason == "timeout"
     server.close()
 

@@ -1,0 +1,91 @@
+"""How well a link to another engine is, from what happened on it: no sockets, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.core.links import LinkReport, LinkState
+
+SMALLEST_BYTES = 1 << 18  # a smaller transfer says more about latency than about bandwidth
+NEWEST = 0.3  # weight of the newest sample in a mean
+BEST_FADES = 0.99  # a sample: the best of long ago counts less
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """`slow_share`: of the best bandwidth seen; below it a link is degraded. `remember_s`: so is one on which anything
+    failed that long ago."""
+
+    slow_share: float = 0.25
+    remember_s: float = 10.0
+
+
+class LinkHealth:
+    """Times are the caller's monotonic seconds."""
+
+    def __init__(self, limits: LinkLimits | None = None) -> None:
+        self.limits = limits or LinkLimits()
+        self.latency_s: float | None = None
+        self.bandwidth_bytes_s: float | None = None
+        self.bytes = self.transfers = self.failures = 0
+        self.last_error = ""
+        self.down_since: float | None = None
+        self._known = False
+        self._failed_at: float | None = None
+        self._best = 0.0
+
+    def connected(self) -> None:
+        self._known, self.down_since = True, None
+
+    def answered(self, round_trip_s: float) -> None:
+        """A ping came back."""
+        self.latency_s = _mean(self.latency_s, round_trip_s / 2)
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        """Bytes that came in that time, wanted by somebody or not."""
+        if nbytes >= SMALLEST_BYTES and seconds > 0:
+            self.bandwidth_bytes_s = _mean(self.bandwidth_bytes_s, nbytes / seconds)
+            self._best = max(self.bandwidth_bytes_s, self._best * BEST_FADES)
+
+    def moved(self, nbytes: int, seconds: float) -> None:
+        """A transfer that arrived."""
+        self.transfers, self.bytes = self.transfers + 1, self.bytes + nbytes
+        self.measured(nbytes, seconds)
+
+    def failed(self, error: str, now: float, nbytes: int = 0) -> None:
+        """A transfer that ended early after `nbytes`; whether the link still answers is another question."""
+        self.failures, self.bytes = self.failures + 1, self.bytes + nbytes
+        self.last_error, self._failed_at = error, now
+
+    def lost(self, error: str, now: float) -> None:
+        """No answer any more, or none yet."""
+        self._known, self.last_error, self._failed_at = True, error, now
+        if self.down_since is None:
+            self.down_since = now
+
+    def state(self, now: float) -> LinkState:
+        if not self._known:
+            return LinkState.CONNECTING
+        if self.down_since is not None:
+            return LinkState.DOWN
+        lately = self._failed_at is not None and now - self._failed_at < self.limits.remember_s
+        slow = (self.bandwidth_bytes_s or 0.0) < self.limits.slow_share * self._best
+        return LinkState.DEGRADED if lately or slow else LinkState.UP
+
+    def report(self, peer: str, host: str, port: int, now: float) -> LinkReport:
+        return LinkReport(
+            peer=peer,
+            state=self.state(now),
+            latency_s=self.latency_s,
+            bandwidth_bytes_s=self.bandwidth_bytes_s,
+            bytes=self.bytes,
+            transfers=self.transfers,
+            failures=self.failures,
+            last_error=self.last_error,
+            host=host,
+            port=port,
+        )
+
+
+def _mean(before: float | None, sample: float) -> float:
+    return sample if before is None else before + NEWEST * (sample - before)
