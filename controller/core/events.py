@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from controller.core.decisions import Decision
+from controller.core.links import KvMoved, LinkState
 from controller.core.types import InstanceSpec, Load, Request, Role
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
 
 class Arrived(NamedTuple):
+    """`avoid`: instances that are asked only if there is no other (they failed it before)."""
+
     request: Request
+    avoid: frozenset[str] = frozenset()
 
 
 class Cancelled(NamedTuple):
@@ -76,10 +80,11 @@ class TransferStarted(NamedTuple):
 
 
 class TransferDone(NamedTuple):
-    """The KV is at the decode instance, whole: the sequence decodes there."""
+    """The KV is at the decode instance, whole: the sequence decodes there. `moved`: as its engine measured it."""
 
     request_id: str
     instance_id: str
+    moved: KvMoved | None = None
 
 
 class TransferFailed(NamedTuple):
@@ -88,6 +93,16 @@ class TransferFailed(NamedTuple):
     request_id: str
     instance_id: str
     reason: str
+
+
+class LinkSeen(NamedTuple):
+    """What the engine at `target` says of its link from `source`. Bytes a second and seconds; None: not measured."""
+
+    source: str
+    target: str
+    state: LinkState
+    bandwidth_bytes_s: float | None = None
+    latency_s: float | None = None
 
 
 class Telemetry(NamedTuple):
@@ -160,6 +175,7 @@ Event = (
     | TransferStarted
     | TransferDone
     | TransferFailed
+    | LinkSeen
     | Telemetry
     | InstanceUp
     | InstanceDraining
@@ -235,10 +251,12 @@ class FreeKv(NamedTuple):
 
 
 class PrefillAgain(NamedTuple):
-    """Its KV was lost before anybody had taken it over: the request goes back to the dispatcher."""
+    """Its KV was lost, or cannot leave where it is: the request goes back to the dispatcher. `avoid`: where not to
+    prefill it again ("": anywhere)."""
 
     request: Request
     decision: Decision
+    avoid: str = ""
 
 
 class GiveUp(NamedTuple):

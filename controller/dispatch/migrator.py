@@ -4,7 +4,8 @@ HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispa
 migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements); this class
 keeps the promises around it. A request is waiting, placed (Place went out), moving (blocks are reserved, KV flows) and
 committed (it decodes; what the prefill instance kept may go). Every state but the last has a time-out and an undo:
-whatever an instance or a link does, the request is placed again, prefilled again where its KV is lost, or given up.
+whatever an instance or a link does, the request is placed again, prefilled again where its KV is lost or cannot leave,
+or given up. Links that are down are avoided; placements that ask are told how long each would take.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
+from controller.dispatch.links import LinkBook
 from controller.dispatch.placements import Choice, Order, Placement, Prefilled
 from controller.dispatch.shadow import Worker
 from controller.dispatch.transfers import MigratorConfig, State, Transfer
@@ -31,6 +33,7 @@ class Migrator:
         self.name = name
         self.config = config
         self.placement = placement
+        self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
         self._transfers: dict[str, Transfer] = {}
         self._waiting: list[tuple[Order, Transfer]] = []  # in the placement's order
@@ -44,6 +47,7 @@ class Migrator:
             ev.TransferStarted: self._started,
             ev.TransferDone: self._done,
             ev.TransferFailed: self._transfer_failed,
+            ev.LinkSeen: self._link_seen,
             ev.Progress: self._progress,
             ev.Finished: self._over,
             ev.Failed: self._over,
@@ -125,6 +129,7 @@ class Migrator:
         if transfer is None or transfer.state is State.COMMITTED:
             return
         self._move_to(transfer, State.COMMITTED, now)
+        self.links.moved((transfer.source, transfer.target), event.moved)
         actions.append(ev.FreeKv(event.request_id, transfer.source))
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
@@ -147,6 +152,9 @@ class Migrator:
             self._withdraw(transfer, now)
         else:
             self._failed(transfer, event.reason, now, actions)
+
+    def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
+        self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
         transfer = self._transfers.get(event.request_id)
@@ -171,21 +179,24 @@ class Migrator:
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
+        self.links.forget(gone)
         for transfer in [t for t in self._transfers.values() if t.state is not State.COMMITTED]:
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:
                     self._move_to(transfer, State.WAITING, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
-                self._lost(transfer, now, actions)
+                self._prefill_again(transfer, "kv_lost", now, actions)
 
-    def _lost(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+    def _prefill_again(
+        self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action], avoid: str = ""
+    ) -> None:
         request = transfer.request
         if transfer.target:
             actions.append(ev.Abort(request.id, transfer.target))
         self._forget(request.id)
         figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
-        actions.append(ev.PrefillAgain(request, Decision("place", "kv_lost", request.id, now, figures)))
+        actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid))
 
     def _forget(self, request_id: str) -> Transfer | None:
         transfer = self._transfers.pop(request_id, None)
@@ -214,9 +225,14 @@ class Migrator:
                 self._place(transfer, "one_shot", now, actions)
                 continue
             candidates = self._candidates(transfer)
-            choice = self.placement.choose(transfer.stage, candidates, now) if candidates else None
+            reached = self._reached(transfer, candidates, now)
+            if candidates and not reached and self._other_way(transfer, now):
+                actions.append(ev.FreeKv(transfer.request.id, transfer.source))
+                self._prefill_again(transfer, "links_down", now, actions, avoid=transfer.source)
+                continue
+            choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
-                choice = self._any(candidates)
+                choice = self._any(reached)
                 if choice is None and not self._decoders(transfer.request):
                     self._give_up(transfer, "no_decode_instance", now, actions)
             if choice is None:
@@ -240,6 +256,30 @@ class Migrator:
         request = transfer.request
         able = [w for w in self._decoders(request) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
         return [w for w in able if w.id not in transfer.excluded] or able
+
+    def _reached(self, transfer: Transfer, candidates: list[Worker], now: float) -> list[Worker]:
+        """Those to which a link is not down; all of them when every link has been down for too long."""
+        able = [w for w in candidates if self.links.usable((transfer.source, w.id), now)]
+        return able or (candidates if now - transfer.since >= self.config.link_patience_s else [])
+
+    def _other_way(self, transfer: Transfer, now: float) -> bool:
+        """Prefilled by somebody else it could be decoded: there, or over a link that is not down."""
+        decoders = self._decoders(transfer.request)
+        return any(
+            other.spec.role is Role.COLLOCATED or any(self.links.usable((other.id, w.id), now) for w in decoders)
+            for other in self._roster.workers.values()
+            if other.takes and other.id != transfer.source and other.spec.model == transfer.request.model
+        )
+
+    def _stage(self, transfer: Transfer, workers: Sequence[Worker]) -> Prefilled:
+        """With the seconds its KV would take, for a placement that asks."""
+        if not self.placement.measures_links:
+            return transfer.stage
+        tokens = transfer.kv_tokens or transfer.request.prompt_tokens
+        took = {w.id: self.links.move_s((transfer.source, w.id), tokens) for w in workers}
+        known = [seconds for seconds in took.values() if seconds is not None]
+        mean = sum(known) / len(known) if known else 0.0
+        return transfer.stage._replace(move_s={name: mean if s is None else s for name, s in took.items()})
 
     def _decoders(self, request: Request) -> list[Worker]:
         return [w for w in self._roster.workers.values() if w.takes_decodes and w.spec.model == request.model]
@@ -290,6 +330,7 @@ class Migrator:
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
         transfer.excluded.add(transfer.target)
+        self.links.failed((transfer.source, transfer.target), now)
         if all(worker.id in transfer.excluded for worker in self._decoders(transfer.request)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self._withdraw(transfer, now)

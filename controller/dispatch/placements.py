@@ -8,8 +8,9 @@ is sent, which HyperFlexis argues against.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
@@ -21,11 +22,16 @@ Order = tuple[float, float, str]
 NOBODY = 1e-9  # how far apart (seconds a token) an idle instance is from any TPOT: worse than equal, better than unlike
 
 
+NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
+
+
 class Prefilled(NamedTuple):
-    """A request whose first token came at `first_at`, with what it still wants of a decode instance."""
+    """A request whose first token came at `first_at`, with what it still wants of a decode instance. `move_s`: seconds
+    its KV is expected to take to each instance, for placements that say `measures_links`."""
 
     request: Request
     first_at: float
+    move_s: Mapping[str, float] = NOT_MEASURED
 
     def pace_s(self, now: float) -> float:
         """Seconds a token from now on so that the mean still keeps the TPOT; infinite for an answer of one token."""
@@ -50,6 +56,7 @@ class Choice(NamedTuple):
 class Placement(Protocol):
     name: ClassVar[str]
     one_shot: ClassVar[bool]  # chosen when the prefill is sent, kept whatever comes
+    measures_links: ClassVar[bool]  # reads `move_s`
 
     def order(self, stage: Prefilled) -> Order:
         """Who is looked at first: smaller first."""
@@ -91,6 +98,7 @@ class TpotBudget:
 
     name: ClassVar[str] = "tpot_budget"
     one_shot: ClassVar[bool] = False
+    measures_links: ClassVar[bool] = False
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -111,9 +119,9 @@ class TpotBudget:
 
     def choose(self, stage: Prefilled, workers: Sequence[Worker], now: float) -> Choice | None:
         request = stage.request
-        pace = self.config.share * stage.pace_s(now)
         hopeless = self.hopeless(stage, workers, now)
-        for worker in self.rank(request, workers):
+        for worker in self.rank(stage, workers):
+            pace = self.config.share * stage.pace_s(now + stage.move_s.get(worker.id, 0.0))
             roomy = worker.free_slots > 0 and (stage.kv_tokens < worker.free_tokens() or not worker.outstanding)
             if not roomy:
                 continue
@@ -131,7 +139,7 @@ class TpotBudget:
         pace, prompt = self.config.share * stage.pace_s(now), stage.request.prompt_tokens
         return all(worker.latency.decode(1, prompt) > pace for worker in workers)
 
-    def rank(self, request: Request, workers: Sequence[Worker]) -> list[Worker]:
+    def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
         """In which order instances are asked: the next step that ends first."""
         return sorted(workers, key=lambda w: (w.decode_s(), w.last_sent, w.id))
 
@@ -144,15 +152,33 @@ class TpotGrouped(TpotBudget):
 
     name: ClassVar[str] = "tpot_grouped"
 
-    def rank(self, request: Request, workers: Sequence[Worker]) -> list[Worker]:
-        own = request.targets.tpot_s
+    def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
+        own = stage.request.targets.tpot_s
 
         def cost(worker: Worker) -> tuple[float, float, int, str]:
             kept = worker.tightest_tpot()
             apart = abs(kept - own) if math.isfinite(kept) else NOBODY
-            return (apart, worker.decode_s(), worker.last_sent, worker.id)
+            return (apart, self.joins_s(stage, worker), worker.last_sent, worker.id)
 
         return sorted(workers, key=cost)
+
+    def joins_s(self, stage: Prefilled, worker: Worker) -> float:
+        """Seconds until it could take part in a step there."""
+        return worker.decode_s()
+
+
+@MIGRATIONS.register("tpot_linked")
+class TpotLinked(TpotGrouped):
+    """`tpot_grouped` that counts the way, for fleets whose links differ: among instances of like pace it asks first
+    where the request joins a step the soonest, once the one that runs has ended and its KV has come over the link as
+    measured; and its pace is what is left of it by then. A link that nobody measured is taken as the mean of those that
+    somebody did. Ours; the same cost."""
+
+    name: ClassVar[str] = "tpot_linked"
+    measures_links: ClassVar[bool] = True
+
+    def joins_s(self, stage: Prefilled, worker: Worker) -> float:
+        return max(worker.decode_s(), stage.move_s.get(worker.id, 0.0))
 
 
 @MIGRATIONS.register("least_outstanding")
@@ -161,6 +187,7 @@ class LeastOutstanding:
 
     name: ClassVar[str] = "least_outstanding"
     one_shot: ClassVar[bool] = False
+    measures_links: ClassVar[bool] = False
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -186,6 +213,7 @@ class RoundRobin:
 
     name: ClassVar[str] = "round_robin"
     one_shot: ClassVar[bool] = False
+    measures_links: ClassVar[bool] = False
 
     @dataclass(frozen=True, slots=True)
     class Config:

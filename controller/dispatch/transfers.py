@@ -20,7 +20,9 @@ class MigratorConfig:
     it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
     wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
     its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
-    told about urgency.
+    told about urgency. `link_failures`: transfers failing in a row that close a link, for `link_closed_s` at first.
+    `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
+    of them, and is then sent over any.
     """
 
     placed_timeout_s: float = 5.0
@@ -30,12 +32,15 @@ class MigratorConfig:
     hold_s: float = 60.0
     scan_limit: int = 16
     engine_rank: str = "tpot"
+    link_failures: int = 3
+    link_closed_s: float = 2.0
+    link_patience_s: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s"):
+        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s", "link_closed_s", "link_patience_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
-        for name in ("max_failures", "scan_limit"):
+        for name in ("max_failures", "scan_limit", "link_failures"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         if self.engine_rank not in MIGRATION_RANKS:

@@ -1,0 +1,107 @@
+"""What the migrator believes of the links between prefill and decode instances.
+
+Two sources: engines that keep links report them, and every transfer says how it went, which is all there is for
+engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from controller.core.links import KvMoved, LinkState
+
+NEWEST = 0.3  # weight of the newest sample in a mean
+LONGEST_CLOSED_S = 30.0
+Pair = tuple[str, str]  # source, target
+
+
+class LinkView(NamedTuple):
+    """`closed`: by what transfers said, whatever its engine reports."""
+
+    source: str
+    target: str
+    state: LinkState
+    closed: bool
+    bandwidth_bytes_s: float | None
+    latency_s: float | None
+
+
+class _Link:
+    __slots__ = ("bandwidth", "closed_for", "failures", "latency", "opens_at", "s_a_token", "state")
+
+    def __init__(self) -> None:
+        self.state = LinkState.CONNECTING
+        self.bandwidth: float | None = None
+        self.latency: float | None = None
+        self.s_a_token: float | None = None  # as transfers measured it
+        self.failures = 0  # in a row
+        self.opens_at = -math.inf
+        self.closed_for = 0.0
+
+
+class LinkBook:
+    """Links by (source, target); one that nobody spoke of is taken as usable. Times are the caller's seconds.
+
+    `max_failures` transfers failing in a row close a link for `closed_s`, and for twice as long, half a minute at most,
+    each time the one that is tried then fails too.
+    """
+
+    def __init__(self, max_failures: int, closed_s: float) -> None:
+        self._max_failures = max_failures
+        self._closed_s = closed_s
+        self._links: dict[Pair, _Link] = {}
+        self._bytes_a_token: dict[str, float] = {}  # by source: its model's
+
+    def seen(self, pair: Pair, state: LinkState, bandwidth_bytes_s: float | None, latency_s: float | None) -> None:
+        """Its engine's report."""
+        link = self._link(pair)
+        link.state, link.latency = state, latency_s
+        link.bandwidth = bandwidth_bytes_s or link.bandwidth
+
+    def moved(self, pair: Pair, moved: KvMoved | None) -> None:
+        """A transfer arrived; None: nobody measured it."""
+        link = self._link(pair)
+        link.failures, link.opens_at, link.closed_for = 0, -math.inf, 0.0
+        if moved is not None and moved.tokens > 0 and moved.seconds > 0:
+            link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
+            self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
+
+    def failed(self, pair: Pair, now: float) -> None:
+        link = self._link(pair)
+        link.failures += 1
+        if link.failures >= self._max_failures:
+            link.closed_for = min(2 * link.closed_for, LONGEST_CLOSED_S) or self._closed_s
+            link.opens_at = now + link.closed_for
+
+    def forget(self, instance_id: str) -> None:
+        """It is gone: a new one of that name begins anew."""
+        self._links = {pair: link for pair, link in self._links.items() if instance_id not in pair}
+        self._bytes_a_token.pop(instance_id, None)
+
+    def usable(self, pair: Pair, now: float) -> bool:
+        link = self._links.get(pair)
+        return link is None or (link.state is not LinkState.DOWN and now >= link.opens_at)
+
+    def move_s(self, pair: Pair, tokens: int) -> float | None:
+        """Seconds that so many tokens' KV takes, from what was measured; None: nothing was."""
+        link = self._links.get(pair)
+        if link is None:
+            return None
+        size = self._bytes_a_token.get(pair[0])
+        if link.bandwidth and size is not None:
+            return (link.latency or 0.0) + tokens * size / link.bandwidth
+        return None if link.s_a_token is None else tokens * link.s_a_token
+
+    def views(self, now: float) -> list[LinkView]:
+        return [
+            LinkView(*pair, link.state, now < link.opens_at, link.bandwidth, link.latency)
+            for pair, link in sorted(self._links.items())
+        ]
+
+    def _link(self, pair: Pair) -> _Link:
+        return self._links.setdefault(pair, _Link())
+
+
+def _mean(before: float | None, sample: float) -> float:
+    return sample if before is None else before + NEWEST * (sample - before)
