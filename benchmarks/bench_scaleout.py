@@ -3,9 +3,10 @@
 One engine serves a random model of at least 1 GB; a second one is warm (process up, weights absent). A request waits at
 the warm engine while its weights come from disk (page cache dropped for the files), from a copy in host memory, and
 from the serving engine's memory (torch.distributed, every tensor's digest checked). `first_served_s` is from the order
-to load to that request's first token; `load_s` is the transfer alone. The medium's own bandwidth is one raw TCP stream
-of the same size on the same loopback, in the same round. Meanwhile the source answers: its TPOT alone and during the
-move. All weights are removed between rounds; sources take turns; reported are medians.
+to load to that request's first token; `load_s` is the load alone: meeting, room, transfer, digests. The medium's own
+bandwidth is one raw TCP stream of the same size on the same loopback, in the same round, once while the source answers
+as it does during the move (`link_share` is against this one) and once while it is idle. The source's TPOT is taken
+alone and during the move. All weights are removed between rounds; sources take turns; reported are medians.
 
 Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `link_share`, ratios against disk.
 """
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float]:
     }
 
 
+def while_answering(fleet: Fleet, measure: Callable[[], float]) -> float:
+    """What is measured while the source answers a request."""
+    busy: list[float] = []
+    answering = threading.Thread(target=fleet.first_token_at, args=(fleet.source, LONG_ANSWER, busy))
+    answering.start()
+    while len(busy) < 3:
+        time.sleep(0.01)
+    try:
+        return measure()
+    finally:
+        answering.join()
+
+
 def tpot_alone(fleet: Fleet) -> float:
     times: list[float] = []
     fleet.first_token_at(fleet.source, 20, times)
@@ -167,6 +181,7 @@ def main() -> None:
     token = os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in SOURCES}
     raw: list[float] = []
+    idle: list[float] = []
     with tempfile.TemporaryDirectory(prefix="bench-scaleout-") as name:
         folder = Path(name)
         size = made(folder / "model")
@@ -178,11 +193,14 @@ def main() -> None:
                 for kind in SOURCES[turn % 3 :] + SOURCES[: turn % 3]:
                     rounds[kind].append(one_round(fleet, kind, folder / "model"))
                     note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
-                raw.append(raw_stream(size))
-    _report(rounds, raw, alone, size)
+                idle.append(raw_stream(size))
+                raw.append(while_answering(fleet, lambda: raw_stream(size)))
+    _report(rounds, raw, idle, alone, size)
 
 
-def _report(rounds: dict[str, list[dict[str, float]]], raw: list[float], alone: float, size: int) -> None:
+def _report(
+    rounds: dict[str, list[dict[str, float]]], raw: list[float], idle: list[float], alone: float, size: int
+) -> None:
     def middle(kind: str, key: str) -> float:
         return round(statistics.median(each[key] for each in rounds[kind]), 4)
 
@@ -198,12 +216,16 @@ def _report(rounds: dict[str, list[dict[str, float]]], raw: list[float], alone: 
             f"{kind:8} {load[kind]:8.3f} {size / load[kind] / 1e9:6.2f} {first[kind]:15.3f} "
             f"{load['disk'] / load[kind]:11.2f}x {busy[kind]:15.1f}"
         )
-    print(f"engine to engine: {100 * share:.0f} % of the raw stream")
+    share_idle = size / load["engine"] / 1e9 / statistics.median(idle)
+    print(
+        f"engine to engine: {100 * share:.0f} % of the raw stream, {100 * share_idle:.0f} % of one on an idle machine"
+    )
     answer = {
         "first_served_s": first,
         "load_s": load,
         "link_share": round(share, 3),
-        "raw_gb_per_s": round(link, 3),
+        "link_share_idle": round(share_idle, 3),
+        "raw_gb_per_s": {"answering": round(link, 3), "idle": round(statistics.median(idle), 3)},
         "faster_than_disk": {kind: round(load["disk"] / load[kind], 2) for kind in SOURCES},
         "source_tpot_ms": {"alone": round(alone, 2), **busy},
         "bytes": size,

@@ -8,6 +8,7 @@ which the receiver checks, so that what arrives is what the other engine runs on
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -72,6 +73,8 @@ class WeightMemory:
         for storage, size in self._storages:
             if storage.nbytes() != size:
                 storage.resize_(size)
+                if storage.device.type == "cpu":
+                    _advise_huge_pages(storage.data_ptr(), size)
 
     def manifest(self) -> list[TensorInfo]:
         """Computed once: weights do not change while they are present."""
@@ -188,6 +191,18 @@ def _group(store: dist.Store, rank: int, device: torch.device, timeout_s: float)
     if device.type == "cuda":
         return dist.ProcessGroupNCCL(store, rank, 2, timedelta(seconds=timeout_s))
     return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
+
+
+def _advise_huge_pages(address: int, size: int) -> None:
+    """Fresh memory is handed out page by page at first touch: 2 MB at a time costs a fraction of 4 kB at a time.
+
+    Only advice: where the kernel does not take it (or is no Linux), nothing is lost.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    if (length := address + size - begin) > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
 def digest(memory: torch.Tensor) -> str:
