@@ -6,15 +6,16 @@ beyond the open response, so that the dispatcher stays the only place that knows
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import aiohttp
 
 from controller.core.errors import SlacklineError
+from controller.core.links import KvMoved, LinkReport
 from controller.core.registry import Registry
-from controller.core.types import InstanceSpec, Load
+from controller.core.types import InstanceSpec, Load, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,13 @@ class Capabilities:
     priority: bool = True  # honours a per-request rank
     abort_by_id: bool = False  # an explicit call; without it closing the connection aborts
     sleep: bool = False  # frees and restores device memory
-    set_role: bool = False  # switches prefill and decode at run time
+    set_role: bool = False  # must be told to switch between prefill and decode; without it a role is mere routing
     profile: bool = False  # tells its latency coefficients in /server_info
     handover: bool = False  # prefills for another engine, and goes on from KV that another one computed
+    frees_kv: bool = False  # gives up the KV it keeps for another engine when it is told to, not only by a lease
+    links: bool = False  # keeps links to its peers and tells how they are
+    paired: bool = False  # both stages of a handover are sent at once and find one another (`meeting`)
+    load_weights: bool = False  # takes other weights while it runs
 
 
 class Usage(NamedTuple):
@@ -56,6 +61,24 @@ class Prefilled(NamedTuple):
     done: bool
 
 
+class RoleSwitch(NamedTuple):
+    """An engine has the role it was asked for. `already`: it had it before."""
+
+    old: Role
+    new: Role
+    message: str = ""
+    already: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where weights come from: `disk` (`path`, "": where the engine's own came from), `engine` (`url`), `host`."""
+
+    kind: str
+    path: str = ""
+    url: str = ""
+
+
 ChunkKind = Literal["accepted", "data", "body"]
 
 
@@ -63,7 +86,8 @@ class Chunk(NamedTuple):
     """One piece of an answer.
 
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are, `tokens` of them with
-    text, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed call.
+    text, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed call. `moved`: with
+    `accepted`, how the KV came, where the engine says so.
     """
 
     kind: ChunkKind
@@ -71,6 +95,7 @@ class Chunk(NamedTuple):
     tokens: int = 0
     usage: Usage | None = None
     done: bool = False
+    moved: KvMoved | None = None
 
 
 class Promise(NamedTuple):
@@ -97,7 +122,7 @@ class UpstreamCall:
     rank: int  # lower is more urgent
     streamed: bool
     keep_usage: bool  # the client asked for the usage event itself
-    offer: bytes = b""  # of a prefilled prompt: decode from its KV
+    offer: bytes = b""  # of a prefilled prompt: decode from its KV; of a meeting: where both stages find one another
     promise: Promise | None = None
 
 
@@ -120,11 +145,33 @@ class EngineError(SlacklineError):
 
 
 class NotSupported(SlacklineError):
-    """The adapter was asked for what its `capabilities` deny."""
+    """The adapter was asked for what its `capabilities` deny, or what its engine was not started for (`field`: the
+    engine's own option that is missing)."""
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class RoleRefused(SlacklineError):
+    """The engine has not changed its role. `reason` is machine-readable, `field` the engine's option at fault.
+
+    `restorable`: it is as before, requests of its old role may go there; if not, it must be started again. `again`: it
+    may be asked once more later (it was busy, or nobody knows what became of the call).
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, field: str = "", restorable: bool = True, again: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.field = field
+        self.restorable = restorable
+        self.again = again
 
 
 class Backend(Protocol):
-    """One serving engine. Every method may raise EngineError."""
+    """One serving engine. Every method may raise EngineError; what `capabilities` deny raises NotSupported."""
 
     spec: InstanceSpec
     capabilities: Capabilities
@@ -134,10 +181,22 @@ class Backend(Protocol):
         ...
 
     async def prefill(self, call: UpstreamCall) -> Prefilled:
-        """Compute the prompt and keep its KV for another engine."""
+        """Compute the prompt and keep its KV for another engine. With a meeting's offer: for the engine it names."""
+        ...
+
+    async def meeting(self) -> bytes:
+        """Of a paired engine that prefills: a new offer, which `prefill` here and `generate` elsewhere both carry."""
         ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def free_kv(self, request_ids: Sequence[str]) -> None:
+        """What it keeps of these requests for another engine is not wanted. Harmless where it keeps nothing."""
+        ...
+
+    async def links(self) -> Sequence[LinkReport]:
+        """Of the links over which it pulls KV."""
+        ...
 
     async def telemetry(self, now: float) -> Load:
         """The engine's own counts, stamped with the caller's monotonic `now`."""
@@ -148,6 +207,18 @@ class Backend(Protocol):
     async def sleep(self, level: int = 1) -> None: ...
 
     async def wake(self) -> None: ...
+
+    async def role_settings(self) -> Mapping[str, Any]:
+        """What an engine that is to take this one's role must be told of it."""
+        ...
+
+    async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
+        """Nothing may run there. `settings`: of a peer in that role. Raises RoleRefused."""
+        ...
+
+    async def load_weights(self, source: WeightSource) -> None:
+        """Nothing may run there. When it fails the engine serves nothing until a load succeeded."""
+        ...
 
 
 BackendFactory = Callable[[InstanceSpec, aiohttp.ClientSession, Limits], Backend]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
+from controller.core.links import KvMoved, LinkReport
 from controller.core.types import InstanceSpec, Load
 from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall, Usage
 
@@ -28,13 +29,15 @@ class Script:
     cut_after: int | None = None  # 0: accepted, then lost before the first token
     hang_after: int | None = None
     prefill_done: bool = False  # a prefill whose first token is the last
+    moved: KvMoved | None = None  # what a decode says of the KV that it pulled
 
 
 @BACKENDS.register("fake")
 class FakeBackend:
-    """Remembers every call in `calls` and every abort in `aborted`."""
+    """Remembers every call in `calls`, every abort in `aborted`, and whose KV it was to free in `freed`. `link_reports`
+    is what it says of its links."""
 
-    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True, handover=True)
+    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True, handover=True, frees_kv=True, links=True)
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class FakeBackend:
         self.scripts = list(scripts)
         self.calls: list[UpstreamCall] = []
         self.aborted: list[str] = []
+        self.freed: list[str] = []
+        self.link_reports: list[LinkReport] = []
         self.running = 0
         self.load = Load(observed_at=0.0)
         self.dead = False
@@ -62,7 +67,7 @@ class FakeBackend:
             if script.refuse_status:
                 body = b'{"error":{"message":"scripted refusal","type":"test","param":null,"code":"scripted"}}'
                 raise EngineError("scripted refusal", status=script.refuse_status, body=body)
-            yield Chunk("accepted")
+            yield Chunk("accepted", moved=script.moved)
             async for chunk in self._answer(call, script):
                 yield chunk
             ended = True
@@ -113,6 +118,12 @@ class FakeBackend:
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    async def free_kv(self, request_ids: Sequence[str]) -> None:
+        self.freed += request_ids
+
+    async def links(self) -> Sequence[LinkReport]:
+        return self.link_reports
 
     async def telemetry(self, now: float) -> Load:
         if self.dead:

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from controller.core.links import KvMoved, moved_from_json
 from workers.backends.base import EngineError, Prefilled
 
 # vLLM's pull connectors want every one of these named.
@@ -17,6 +18,7 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
+KV_MOVED = "x-slackline-kv"
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "stop", "stop_token_ids", "max_completion_tokens")
 
 
@@ -26,6 +28,14 @@ def prefill_head(head: bytes) -> bytes:
     for name in NOT_FOR_PREFILL:
         body.pop(name, None)
     return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE})[:-1]
+
+
+def kv_moved(header: str | None) -> KvMoved | None:
+    """The header in which the reference engine says how the KV came; None where there is none that can be read."""
+    try:
+        return moved_from_json(orjson.loads(header)) if header else None
+    except orjson.JSONDecodeError:
+        return None
 
 
 def parse_prefilled(raw: bytes) -> Prefilled:

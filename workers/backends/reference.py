@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from workers.backends.base import BACKENDS, Capabilities, Promise, UpstreamCall
+import orjson
+
+from controller.core.links import LinkReport, report_from_json
+from workers.backends.base import BACKENDS, Capabilities, EngineError, Promise, UpstreamCall
 from workers.backends.vllm import VllmBackend
 
 LONGEST_S = 86_400.0  # a day: the engine's bound on any of these
@@ -18,7 +21,17 @@ class ReferenceBackend(VllmBackend):
     batching policies that read deadlines: `target_ttft`, `target_tbt`, `waited` (seconds of the TTFT that had passed)
     and `value`. No other engine knows these fields."""
 
-    capabilities = Capabilities(priority=True, sleep=True, profile=True, handover=True)
+    kind = "The reference engine"
+    capabilities = Capabilities(priority=True, sleep=True, profile=True, handover=True, frees_kv=True, links=True)
+
+    async def free_kv(self, request_ids: Sequence[str]) -> None:
+        await self._control("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)
+
+    async def links(self) -> Sequence[LinkReport]:
+        try:
+            return [report_from_json(each) for each in orjson.loads(await self._get("/links"))["peers"]]
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"instance {self.spec.id} sent unreadable links: {error!r}") from error
 
     def body_of(self, call: UpstreamCall) -> bytes:
         head = call.head

@@ -5,10 +5,10 @@ from __future__ import annotations
 import aiohttp
 
 from controller.core.types import InstanceSpec
-from workers.backends import fake, reference, vllm
+from workers.backends import fake, reference, sglang, vllm
 from workers.backends.base import BACKENDS, Backend, Limits
 
-__all__ = ["BACKENDS", "backend_for", "fake", "reference", "vllm"]
+__all__ = ["BACKENDS", "backend_for", "fake", "reference", "sglang", "vllm"]
 
 
 def backend_for(spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> Backend:

@@ -1,0 +1,178 @@
+"""What all adapters to OpenAI-compatible servers share: calls with explicit limits, streams cut into events, errors.
+
+Closing the connection is how every one of them is told to abort; an engine that wants more overrides `body_of` and
+`generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from controller.core.links import LinkReport
+from controller.core.types import InstanceSpec, Role
+from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, WeightSource
+from workers.backends.events import EventReader, parse_usage
+from workers.backends.handover import KV_MOVED, kv_moved
+
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_MAX_ERROR_BYTES = 64 << 10
+
+
+class HttpBackend:
+    """One server. A subclass says what goes into a body (`body_of`) and what else the engine can do."""
+
+    kind = "This engine"  # its name in messages
+
+    def __init__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> None:
+        self.spec = spec
+        self._session = session
+        self._limits = limits
+        self._base = spec.url.rstrip("/")
+        self._urls: dict[str, URL] = {}
+        self._open: dict[str, aiohttp.ClientResponse] = {}
+        self._streamed_timeout = aiohttp.ClientTimeout(
+            total=limits.total_s, sock_connect=limits.connect_s, sock_read=limits.between_chunks_s
+        )
+        self._headers_s = limits.headers_s
+        self._unary_timeout = aiohttp.ClientTimeout(total=limits.total_s, sock_connect=limits.connect_s)
+
+    async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+        response = await self._post(call)
+        self._open[call.request_id] = response
+        try:
+            if response.status != 200:
+                raise await self._refused(response)
+            yield Chunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)))
+            if call.streamed:
+                async for chunk in self._events(response, call):
+                    yield chunk
+            else:
+                raw = await response.read()
+                yield Chunk("body", raw, usage=parse_usage(raw))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._engine_error(error) from error
+        finally:
+            del self._open[call.request_id]
+            response.close() if not response.content.at_eof() else response.release()
+
+    async def abort(self, request_id: str) -> None:
+        """Harmless when the call is over."""
+        if response := self._open.get(request_id):
+            response.close()
+
+    async def ready(self) -> bool:
+        try:
+            await self._get("/health")
+        except EngineError:
+            return False
+        return True
+
+    async def free_kv(self, request_ids: Sequence[str]) -> None:
+        raise NotSupported(f"{self.kind} frees KV by itself: when it was pulled, or when its lease ends.")
+
+    async def links(self) -> Sequence[LinkReport]:
+        raise NotSupported(f"{self.kind} does not tell of its links.")
+
+    async def meeting(self) -> bytes:
+        raise NotSupported(f"{self.kind} sends no stages in pairs: its decode stage takes what its prefill answered.")
+
+    async def sleep(self, level: int = 1) -> None:
+        raise NotSupported(f"{self.kind} cannot sleep.")
+
+    async def wake(self) -> None:
+        raise NotSupported(f"{self.kind} cannot sleep.")
+
+    async def role_settings(self) -> Mapping[str, Any]:
+        return {}
+
+    async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
+        raise NotSupported(f"{self.kind} has no switch: it takes either stage of a request, and a role is routing.")
+
+    async def load_weights(self, source: WeightSource) -> None:
+        raise NotSupported(f"{self.kind} takes no weights from this adapter while it runs.")
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def body_of(self, call: UpstreamCall) -> bytes:
+        """The whole JSON body: the client's head, then what is ours."""
+        raise NotImplementedError
+
+    async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:
+        """A kept-alive connection may have died unnoticed: one immediate second try, nothing was answered yet."""
+        try:
+            try:
+                return await self._start(call)
+            except aiohttp.ServerDisconnectedError:
+                return await self._start(call)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._engine_error(error) from error
+
+    async def _start(self, call: UpstreamCall) -> aiohttp.ClientResponse:
+        request = self._session.post(
+            self._url(call.path),
+            data=self.body_of(call),
+            headers=_HEADERS,
+            timeout=self._streamed_timeout if call.streamed else self._unary_timeout,
+        )
+        if not call.streamed:
+            return await request
+        async with asyncio.timeout(self._headers_s):
+            return await request
+
+    async def _events(self, response: aiohttp.ClientResponse, call: UpstreamCall) -> AsyncIterator[Chunk]:
+        reader = EventReader(chat=call.path.endswith("/chat/completions"), keep_usage=call.keep_usage)
+        content = response.content
+        while data := await content.readany():
+            if chunk := reader.feed(data):
+                yield chunk
+                if chunk.done:
+                    await content.readany()  # the terminator, so that the connection can be kept
+                    return
+        raise EngineError("the engine ended the stream without [DONE]")
+
+    async def _refused(self, response: aiohttp.ClientResponse) -> EngineError:
+        body = await response.content.read(_MAX_ERROR_BYTES)
+        return EngineError(f"the engine answered {response.status}", status=response.status, body=body)
+
+    async def _get(self, path: str, limit_s: float | None = None) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self._limits.telemetry_s if limit_s is None else limit_s)
+        try:
+            async with self._session.get(self._url(path), timeout=timeout) as response:
+                if response.status != 200:
+                    raise await self._refused(response)
+                return await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._engine_error(error) from error
+
+    async def _control(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None) -> bytes:
+        """POST what may take as long as `control_s`; its answer. Raises EngineError on any status but 200."""
+        total_s = self._limits.control_s if limit_s is None else limit_s
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._limits.connect_s)
+        data = None if body is None else orjson.dumps(body)
+        headers = None if body is None else _HEADERS
+        try:
+            async with self._session.post(self._url(path), data=data, headers=headers, timeout=timeout) as response:
+                if response.status != 200:
+                    raise await self._refused(response)
+                return await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._engine_error(error) from error
+
+    def _engine_error(self, error: BaseException) -> EngineError:
+        """A reset, a refusal or a cut body mean nobody is there any more; a time-out only that it is slow."""
+        gone = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError))
+        unreachable = gone and not isinstance(error, TimeoutError)
+        what = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
+        return EngineError(f"instance {self.spec.id} {what}", unreachable=unreachable)
+
+    def _url(self, path: str) -> URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = URL(self._base + path, encoded=True)
+        return url

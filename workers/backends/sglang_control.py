@@ -1,0 +1,214 @@
+"""What SGLang can be told beside requests: change its role, give memory back and take it again, load other weights.
+
+Each wants a server that is fully idle, since its scheduler asserts it (a release while something runs ends the server).
+So each looks first, and a sleeping server is a paused one: `/ready` tells everybody, nothing is sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from controller.core.types import InstanceSpec, Role
+from workers.backends.base import EngineError, Limits, NotSupported, RoleRefused, RoleSwitch, WeightSource
+from workers.backends.http import HttpBackend
+from workers.backends.sglang_state import GRAPHS, ServerInfo, busy_with, parse_info
+
+INFO_S = 5.0  # it asks the scheduler, which may be inside a long step
+INFO_KEPT_S = 30.0  # a server started again with other options is known after that, if not by its silence before
+SWITCHING_TRANSFERS = ("mooncake", "mori")
+HEALTH_S = 25.0  # /health waits up to 20 s
+KEEPS_WEIGHTS = "enable_weights_cpu_backup"
+
+
+class SglangControl(HttpBackend):
+    """`known` is the server's description, read at first need and each half minute of telemetry."""
+
+    kind = "SGLang"
+
+    def __init__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> None:
+        super().__init__(spec, session, limits)
+        self._info: ServerInfo | None = None
+        self._read_at = 0.0
+
+    async def known(self, now: float | None = None) -> ServerInfo:
+        """`now`: the caller's monotonic seconds; with them it is read again when it is old. Slow to answer: the old one
+        holds."""
+        old = now is not None and now - self._read_at > INFO_KEPT_S
+        if self._info is not None and not old:
+            return self._info
+        try:
+            self._info = parse_info(await self._get("/server_info", INFO_S))
+        except EngineError as error:
+            if self._info is None or error.unreachable:
+                raise
+        self._read_at = self._read_at if now is None else now
+        return self._info
+
+    def forget(self) -> None:
+        """It went away: what comes back may be another."""
+        self._info = None
+
+    async def _busy(self) -> str:
+        return busy_with(await self._get("/v1/loads?include=core,disagg"))
+
+    # ---- role ------------------------------------------------------------------------------------------------------
+
+    async def role_settings(self) -> Mapping[str, Any]:
+        """The decode graphs it captured: an engine that never decoded must be told of their batch sizes and memory."""
+        self.forget()
+        return (await self.known()).graphs
+
+    async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
+        """One try, with a dry run before it; the caller has seen to it that nothing is sent there. Raises RoleRefused.
+
+        A call that is answered too late may still have switched: asked again, the server says so.
+        """
+        self.forget()
+        info = await self.known()
+        if info.role is role:
+            return RoleSwitch(role, role, "already in target role", already=True)
+        _check_switchable(info, role)
+        busy = await self._busy()
+        if busy:
+            raise RoleRefused("not_idle", f"SGLang switches only when idle: {busy}", field=busy.split()[0], again=True)
+        body: dict[str, Any] = {"new_role": role.value}
+        if role is Role.DECODE:
+            graphs = info.graphs if len(info.graphs) == len(GRAPHS) else {**(settings or {}), **info.graphs}
+            body |= {name: graphs[name] for name in GRAPHS if name in graphs}
+        await self._switch({**body, "prepare_only": True}, dry=True)
+        said = await self._switch({**body, "prepare_only": False}, dry=False)
+        self.forget()
+        return RoleSwitch(info.role, role, str(said.get("message", "")))
+
+    async def _switch(self, body: Mapping[str, Any], *, dry: bool) -> dict[str, Any]:
+        try:
+            raw = await self._control("/pd_role_switch", body)
+        except EngineError as error:
+            raise _role_refused(error, dry) from error
+        said = _object(raw)
+        if not said.get("success"):
+            raise _said_no(said, dry)
+        return said
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    async def sleep(self, level: int = 1) -> None:
+        """Level 1 keeps the weights in host memory, 2 drops them; either gives back KV cache and graphs too."""
+        self.forget()
+        info = await self.known()
+        if not info.on("enable_memory_saver"):
+            raise NotSupported(_not_started("sleep", "--enable-memory-saver"), "enable_memory_saver")
+        if level == 1 and not info.on(KEEPS_WEIGHTS):
+            raise NotSupported(
+                _not_started("keep weights in host memory", "--enable-weights-cpu-backup"), KEEPS_WEIGHTS
+            )
+        if level == 2 and info.on(KEEPS_WEIGHTS):
+            raise NotSupported(
+                "SGLang cannot drop its weights because it was started with --enable-weights-cpu-backup.", KEEPS_WEIGHTS
+            )
+        await self._pause()
+        try:
+            await self._control("/release_memory_occupation", {"tags": ["kv_cache", "weights", "cuda_graph"]})
+        except EngineError:
+            await self._continue()
+            raise
+
+    async def wake(self) -> None:
+        """Without a copy in host memory what comes back is no weights: they are read from disk before anything is
+        served. Fails closed: the server stays paused."""
+        self.forget()
+        info = await self.known()
+        await self._control("/resume_memory_occupation", {"tags": []})
+        if not info.on(KEEPS_WEIGHTS):
+            await self._from_disk(info, "")
+        await self._continue()
+
+    async def load_weights(self, source: WeightSource) -> None:
+        """From disk, in place. Paused before, and left paused where it failed: half-loaded weights serve nobody."""
+        if source.kind == "engine":
+            raise NotSupported(
+                "SGLang cannot take another engine's weights while it runs, because its servers receive them only when "
+                "they start: launch a new one with --load-format remote_instance.",
+                "load_format",
+            )
+        if source.kind != "disk":
+            raise NotSupported(f"SGLang cannot load weights from {source.kind!r}: from disk only.", "kind")
+        self.forget()
+        info = await self.known()
+        await self._pause()
+        await self._from_disk(info, source.path)
+        await self._continue()
+
+    async def _from_disk(self, info: ServerInfo, path: str) -> None:
+        model_path = path or str(info.arguments.get("model_path") or "")
+        if not model_path:
+            raise EngineError("SGLang does not say where its weights came from: name a path")
+        body = {"model_path": model_path, "abort_all_requests": False, "flush_cache": True}
+        said = _object(await self._control("/update_weights_from_disk", body))
+        if not said.get("success"):
+            raise EngineError(f"SGLang loaded no weights: {said.get('message', '')}", status=400)
+
+    async def _pause(self) -> None:
+        """The look and the pause are two calls: what slips in between is ended by `abort`, not asserted against."""
+        busy = await self._busy()
+        if busy:
+            raise EngineError(f"instance {self.spec.id} is not idle: {busy}", status=409)
+        await self._control("/pause_generation", {"mode": "abort"})
+
+    async def _continue(self) -> None:
+        """One `/health` after it: where somebody asked while it was paused, it stays not ready until one succeeds."""
+        await self._control("/continue_generation", {"torch_empty_cache": True})
+        await self._get("/health", HEALTH_S)
+
+
+def _check_switchable(info: ServerInfo, role: Role) -> None:
+    """What can be known before the server is asked."""
+    if Role.COLLOCATED in (info.role, role):
+        message = (
+            f"SGLang cannot switch from {info.role} to {role} while it runs, because its switch knows prefill and "
+            "decode only."
+        )
+        raise RoleRefused("no_such_switch", message, field="role")
+    if not info.on("enable_pd_role_switch"):
+        raise RoleRefused(
+            "not_enabled", _not_started("switch its role", "--enable-pd-role-switch"), field="enable_pd_role_switch"
+        )
+    if info.transfer_backend not in SWITCHING_TRANSFERS:
+        able = " and ".join(SWITCHING_TRANSFERS)
+        message = f"SGLang cannot switch its role because {info.transfer_backend} moves its KV; {able} can."
+        raise RoleRefused("transfer_backend", message, field="disaggregation_transfer_backend")
+
+
+def _role_refused(error: EngineError, dry: bool) -> RoleRefused:
+    if error.status in (400, 409, 422):
+        return _said_no(_object(error.body), dry)
+    if error.status in (401, 403, 404, 405):
+        return RoleRefused("engine_refused", f"SGLang answered /pd_role_switch with {error.status}")
+    if error.status or error.unreachable:
+        return RoleRefused("connection_lost", f"SGLang was lost while it switched: {error}", restorable=dry)
+    return RoleRefused("no_answer", f"{error}; whether it switched is not known yet", again=True)
+
+
+def _said_no(said: Mapping[str, Any], dry: bool) -> RoleRefused:
+    """A dry run changes nothing; of a real one only `safe_to_restore` says so."""
+    message = str(said.get("message") or "no reason given")
+    restorable = dry or said.get("safe_to_restore") is True
+    field = next((name for name in GRAPHS if name in message), "")
+    reason = "not_prepared" if dry else "engine_refused" if restorable else "unsafe_to_restore"
+    return RoleRefused(reason, f"SGLang: {message}", field=field, restorable=restorable, again="idle" in message)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        said = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _not_started(what: str, option: str) -> str:
+    return f"SGLang cannot {what} because it was started without {option}."
