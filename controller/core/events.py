@@ -58,10 +58,13 @@ class Failed(NamedTuple):
 
 
 class PrefillSent(NamedTuple):
-    """The dispatcher sent the request to a prefill instance."""
+    """The dispatcher sent the request to a prefill instance. `paired`: it begins when its decode stage is placed, both at
+    once (SGLang's bootstrap); `prefill_s` is then how long it is expected to take."""
 
     request: Request
     instance_id: str
+    paired: bool = False
+    prefill_s: float = 0.0
 
 
 class PrefillDone(NamedTuple):
@@ -223,10 +226,11 @@ class Drop(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """Cancel at the engine what was sent there."""
+    """Cancel at the engine what was sent there. `reason`: of a decode stage, why."""
 
     request_id: str
     instance_id: str
+    reason: str = ""
 
 
 class Place(NamedTuple):

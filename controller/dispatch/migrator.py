@@ -107,13 +107,17 @@ class Migrator:
             choice = self.placement.choose(transfer.stage, self._candidates(transfer), now)
             if choice is not None:
                 self._assign(transfer, choice, now)
+        if event.paired:
+            transfer.pair(now + event.prefill_s)
+            self._move_to(transfer, State.WAITING, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         request = event.request
         known = self._transfers.get(request.id)
         transfer = known or Transfer(request, event.instance_id, now)
         if known is not None and known.state is not State.PREFILLING:
-            return  # said twice
+            known.prefill_ended(now)  # of a pair, or said twice
+            return
         self._transfers[request.id] = transfer
         transfer.stage = Prefilled(request, now)
         transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
@@ -193,7 +197,7 @@ class Migrator:
     ) -> None:
         request = transfer.request
         if transfer.target:
-            actions.append(ev.Abort(request.id, transfer.target))
+            actions.append(ev.Abort(request.id, transfer.target, reason))
         self._forget(request.id)
         figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
         actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid))
@@ -233,7 +237,7 @@ class Migrator:
             choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
-                if choice is None and not self._decoders(transfer.request):
+                if choice is None and not self._decoders(transfer):
                     self._give_up(transfer, "no_decode_instance", now, actions)
             if choice is None:
                 skipped += 1
@@ -243,7 +247,7 @@ class Migrator:
         return skipped
 
     def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
-        able = self._decoders(transfer.request)
+        able = self._decoders(transfer)
         if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
             return False
         self._leave_state(transfer)
@@ -254,7 +258,7 @@ class Migrator:
     def _candidates(self, transfer: Transfer) -> list[Worker]:
         """Decode instances of its model with KV room for the prompt; those that failed it only if there is no other."""
         request = transfer.request
-        able = [w for w in self._decoders(request) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
+        able = [w for w in self._decoders(transfer) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
         return [w for w in able if w.id not in transfer.excluded] or able
 
     def _reached(self, transfer: Transfer, candidates: list[Worker], now: float) -> list[Worker]:
@@ -264,7 +268,7 @@ class Migrator:
 
     def _other_way(self, transfer: Transfer, now: float) -> bool:
         """Prefilled by somebody else it could be decoded: there, or over a link that is not down."""
-        decoders = self._decoders(transfer.request)
+        decoders = self._decoders(transfer)
         return any(
             other.spec.role is Role.COLLOCATED or any(self.links.usable((other.id, w.id), now) for w in decoders)
             for other in self._roster.workers.values()
@@ -281,8 +285,11 @@ class Migrator:
         mean = sum(known) / len(known) if known else 0.0
         return transfer.stage._replace(move_s={name: mean if s is None else s for name, s in took.items()})
 
-    def _decoders(self, request: Request) -> list[Worker]:
-        return [w for w in self._roster.workers.values() if w.takes_decodes and w.spec.model == request.model]
+    def _decoders(self, transfer: Transfer) -> list[Worker]:
+        """Of its model, and of its prefill engine's kind: others do not read its KV."""
+        model, source = transfer.request.model, self._roster.workers.get(transfer.source)
+        able = [w for w in self._roster.workers.values() if w.takes_decodes and w.spec.model == model]
+        return able if source is None else [w for w in able if w.spec.backend == source.spec.backend]
 
     def _any(self, candidates: Sequence[Worker]) -> Choice | None:
         worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
@@ -305,7 +312,7 @@ class Migrator:
             "outstanding": worker.outstanding,
             "kv_tokens": transfer.kv_tokens,
         }
-        others = [w for w in self._decoders(request) if w is not worker]
+        others = [w for w in self._decoders(transfer) if w is not worker]
         rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
         self._move_to(transfer, State.PLACED, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
@@ -320,18 +327,20 @@ class Migrator:
     def _undo_overdue(self, now: float, actions: list[ev.Action]) -> None:
         for transfer in list(self._moving.values()):
             if now >= transfer.since + self._limit(transfer):
-                actions.append(ev.Abort(transfer.request.id, transfer.target))
-                self._failed(transfer, f"{transfer.state.value}_timeout", now, actions)
+                reason = f"{transfer.state.value}_timeout"
+                actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
+                self._failed(transfer, reason, now, actions)
 
     def _limit(self, transfer: Transfer) -> float:
         placed = transfer.state is State.PLACED
-        return self.config.placed_timeout_s if placed else self.config.moving_timeout_s
+        moving_s = math.inf if transfer.paired else self.config.moving_timeout_s  # a prompt may take its time
+        return self.config.placed_timeout_s if placed else moving_s
 
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
         transfer.excluded.add(transfer.target)
         self.links.failed((transfer.source, transfer.target), now)
-        if all(worker.id in transfer.excluded for worker in self._decoders(transfer.request)):
+        if all(worker.id in transfer.excluded for worker in self._decoders(transfer)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self._withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:

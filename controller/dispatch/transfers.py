@@ -64,6 +64,7 @@ class Transfer:
         "hopeless",
         "kv_tokens",
         "not_before",
+        "paired",
         "since",
         "source",
         "stage",
@@ -78,6 +79,7 @@ class Transfer:
         self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0
+        self.paired = False  # its prefill is sent with it, and has not ended
         self.failures = 0
         self.hopeless = False  # waits for all others
         self.not_before = -math.inf
@@ -86,3 +88,12 @@ class Transfer:
     @property
     def request(self) -> Request:
         return self.stage.request
+
+    def pair(self, first_at: float) -> None:
+        """Both stages go together; the first token is expected at `first_at`."""
+        self.paired, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
+
+    def prefill_ended(self, now: float) -> None:
+        """From now on the time-outs of a moving transfer count for a pair too."""
+        if self.paired:
+            self.paired, self.since = False, max(self.since, now)
