@@ -9,6 +9,7 @@ from typing import Any
 
 from api.openai.asgi import Header, Send
 from controller.core.decisions import Decision
+from controller.core.links import KvMoved
 from controller.core.types import Request
 from workers.backends.base import Promise, UpstreamCall, Usage
 
@@ -36,6 +37,7 @@ class Flight:
         "head",
         "instance",
         "keep_usage",
+        "moved",
         "output_tokens",
         "phase",
         "prefill_instance",
@@ -79,6 +81,7 @@ class Flight:
         self.phase = Phase.QUEUED
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
+        self.moved: KvMoved | None = None  # how that KV came, where its decode engine says so
         self.task: asyncio.Task[None] | None = None
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
@@ -120,6 +123,7 @@ class Flight:
         """Back to the queue after a failure before the first token."""
         self.phase = Phase.QUEUED
         self.prefill_instance = ""
+        self.moved = None
         self.times = None
         self.output_tokens = 0
         self.usage = None

@@ -43,6 +43,7 @@ async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Dr
                 elif chunk.kind == "body":
                     await _whole(flight, chunk, driver)
                 else:
+                    flight.moved = chunk.moved
                     driver.accepted(flight)
     except EngineError as error:
         if flight.phase != Phase.DONE:

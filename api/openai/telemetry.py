@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from api.openai.fleet import Fleet
+from api.openai.fleet import Fleet, Seat
+from api.openai.link_watch import LinkWatch
+from controller.core.events import LinkSeen
 from controller.core.freshness import STALE_PERIODS
-from controller.core.types import Load
+from controller.core.links import LinkReport, report_from_json
+from controller.core.types import Load, Role
 from workers.backends.base import EngineError
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
 
 LEASE = "telemetry"
+LINKS = "links"  # beside the fields of a published load
 
 
 class TelemetryBoard(Protocol):
@@ -44,6 +48,7 @@ class Monitor:
         self._polling: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._published: dict[str, dict[str, Any]] = {}
+        self._links = LinkWatch(self._tell)
 
     async def run(self) -> None:
         while True:
@@ -54,6 +59,7 @@ class Monitor:
     async def round(self) -> None:
         """Start this period's polls, or read the leader's. Slow engines do not delay the others' next poll."""
         self._fleet.sweep()
+        self._links.keep([name for name, seat in self._fleet.seats.items() if seat.up])
         fresh = await self._read_leader()
         for instance_id in self._fleet.seats:
             if instance_id not in fresh:
@@ -76,8 +82,12 @@ class Monitor:
         try:
             seat = self._fleet.seats[instance_id]
             load = await seat.backend.telemetry(self._clock())
+            reports = await self._ask_links(seat)
             self._fleet.reported(instance_id, load)
+            self._links.reported(instance_id, reports)
             self._published[instance_id] = load._asdict() | {"observed_at": time.time()}
+            if reports:
+                self._published[instance_id][LINKS] = [report._asdict() for report in reports]
         except EngineError as error:
             self._published.pop(instance_id, None)
             self._fleet.silent(instance_id, error)
@@ -85,6 +95,19 @@ class Monitor:
             self._fleet.silent(instance_id, EngineError(f"instance {instance_id} sent unreadable telemetry: {error}"))
         finally:
             self._polling.discard(instance_id)
+
+    def _tell(self, seen: LinkSeen) -> None:
+        self._fleet.runtime.push(seen)
+
+    async def _ask_links(self, seat: Seat) -> Sequence[LinkReport]:
+        """Of an engine that exchanges KV and tells. An engine that does not answer this is not silent."""
+        if seat.spec.role is Role.COLLOCATED or not seat.backend.capabilities.links:
+            return ()
+        try:
+            return await seat.backend.links()
+        except EngineError as error:
+            log.info("no news of the links of %s: %s", seat.spec.id, error)
+            return ()
 
     # ---- leader and readers ---------------------------------------------------------------------------------------
 
@@ -110,6 +133,8 @@ class Monitor:
         for instance_id, fields in published.items():
             age_s = max(0.0, wall - fields["observed_at"])
             if age_s <= STALE_PERIODS * self.period_s:
-                self._fleet.reported(instance_id, Load(**fields | {"observed_at": now - age_s}))
+                told = {name: value for name, value in fields.items() if name != LINKS}
+                self._fleet.reported(instance_id, Load(**told | {"observed_at": now - age_s}))
+                self._links.reported(instance_id, [report_from_json(each) for each in fields.get(LINKS, ())])
                 taken.add(instance_id)
         return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 # ---- keys (plain Redis, JSON values) ---------------------------------------------------------------------------------
 TELEMETRY_KEY = "slackline:telemetry:{instance}"  # TelemetryMessage, TTL three periods
@@ -62,6 +62,26 @@ class InstanceMessage(TypedDict):
     sent_total: int
 
 
+class StageTraffic(TypedDict):
+    """What prefill or decode saw of a model whose stages run apart; the wait is over the TTFT or the TPOT target."""
+
+    arrival_rate: float  # prompts for prefill; prefilled requests for decode; each per second over the last 10 s
+    service_rate: float  # those it finished
+    queued: int
+    wait_over_slo: float
+
+
+class LinkMessage(TypedDict):
+    """A link as a gateway believes it to be. `closed`: transfers on it failed, so it is left alone for a while."""
+
+    source: str
+    target: str
+    state: str
+    closed: bool
+    bandwidth_bytes_s: float | None
+    latency_s: float | None
+
+
 class ModelTraffic(TypedDict):
     """What a gateway saw of one served model; models without traffic or queue are left out."""
 
@@ -71,6 +91,7 @@ class ModelTraffic(TypedDict):
     wait_over_slo: float  # largest wait / TTFT target among queued
     migrating: int  # prefilled, and without a decode instance yet
     migrate_wait_over_slo: float  # largest wait since the first token / TPOT target among those
+    stages: NotRequired[dict[str, StageTraffic]]  # by role, where prefill and decode run apart
 
 
 class FleetMessage(TypedDict):
@@ -90,6 +111,7 @@ class FleetMessage(TypedDict):
     models: dict[str, ModelTraffic]  # the four above by model: what the scaler of a model reads
     classes: list[ClassWindow]
     policy: str
+    links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
 
 
 class TelemetryMessage(TypedDict):

@@ -1,15 +1,16 @@
 """From what gateways publish and what the database wants to one look at the fleet of a model and role.
 
-Rates, waits and queue are those of the model (FleetMessage.models), added up over gateways.
+Rates, waits and queue are those of the model (FleetMessage.models), added up over gateways; where its prefill and
+decode run apart those of the stage: what prefill cannot take on is no demand for decode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from controller.core.freshness import STALE_PERIODS
-from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic
+from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic, StageTraffic
 from controller.core.types import Role
 from controller.scale.load import FleetObservation, Member, processing_rate
 
@@ -51,30 +52,39 @@ def observe(
     *,
     role: str = "collocated",
 ) -> FleetObservation:
-    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count.
-
-    What waits before a decode instance are prefilled requests, before any other the dispatcher's queue.
-    """
+    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
-    traffic = [m["models"].get(model, NO_TRAFFIC) for m in current]
-    decodes = role == Role.DECODE
-    queued: Literal["migrating", "queued"] = "migrating" if decodes else "queued"
-    wait: Literal["migrate_wait_over_slo", "wait_over_slo"] = "migrate_wait_over_slo" if decodes else "wait_over_slo"
+    traffic = [_of_stage(m["models"].get(model, NO_TRAFFIC), role) for m in current]
     here = [row for row in rows if row.desired != "stopped" and row.observed not in LOST]
     members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
     look = FleetObservation(
         members=members,
         age_s=min((now - m["at"] for m in current or messages), default=None),
         period_s=max((m["period_s"] for m in current or messages), default=1.0),
-        wait_over_slo=max((t[wait] for t in traffic), default=0.0),
+        wait_over_slo=max((t["wait_over_slo"] for t in traffic), default=0.0),
         arrival_rate=sum(t["arrival_rate"] for t in traffic),
-        queued=sum(t[queued] for t in traffic),
+        queued=sum(t["queued"] for t in traffic),
         startable=startable,
     )
     finished = sum(t["service_rate"] for t in traffic)
     return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued, look.arrival_rate))
+
+
+def _of_stage(traffic: ModelTraffic, role: str) -> StageTraffic:
+    """What waits before a decode instance are prefilled requests, before any other the dispatcher's queue. A gateway
+    that tells no stages apart (an older one, or nothing was prefilled lately) tells the model's rates."""
+    known = traffic.get("stages", {}).get(role)
+    if known is not None:
+        return known
+    decodes = role == Role.DECODE
+    return StageTraffic(
+        arrival_rate=traffic["arrival_rate"],
+        service_rate=traffic["service_rate"],
+        queued=traffic["migrating"] if decodes else traffic["queued"],
+        wait_over_slo=traffic["migrate_wait_over_slo"] if decodes else traffic["wait_over_slo"],
+    )
 
 
 def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:

@@ -1,0 +1,198 @@
+"""The KV transfers of open requests: what each record will say of them, and KV that nobody needs, freed at once.
+
+Each transfer becomes one step of its request's decisions (kind `transfer`), and from there a row (`kv_transfer`), with
+the states it reached: placed, reserved (the decode engine took blocks), moving, committed, released (the prefill engine
+has freed its copy). What engines measure comes with their answers; for engines that tell nothing the times are ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from api.openai.flight import Flight, Phase
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.links import KvMoved, moved_from_json
+from workers.backends.base import Backend, EngineError
+
+log = logging.getLogger(__name__)
+
+RELEASE_S = 0.05  # how long releases wait for others of the same engine
+NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
+
+
+class Notes(Protocol):
+    def note(self, flight: Flight, decision: Decision) -> None: ...
+
+    def spawn(self, work: Any) -> asyncio.Task[None]: ...
+
+
+class Transfers:
+    """One entry for each request between its first placement and its end."""
+
+    def __init__(self, host: Notes, backends: Mapping[str, Backend]) -> None:
+        self.moved = 0  # that arrived
+        self._host = host
+        self._backends = backends
+        self._open: dict[str, tuple[ev.Place, int]] = {}  # the transfer under way, and which of the request's it is
+        self._attempts: dict[str, int] = {}
+        self._ended: dict[str, dict[str, Any]] = {}  # figures of the one that arrived
+        self._asked: set[tuple[str, str]] = set()  # to free: request, prefill instance
+        self._soon: asyncio.TimerHandle | None = None
+
+    # ---- what happens to a transfer --------------------------------------------------------------------------------
+
+    def placed(self, place: ev.Place) -> None:
+        name = place.request.id
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        self._open[name] = (place, self._attempts[name])
+
+    def landed(self, flight: Flight, moved: KvMoved | None, now: float) -> None:
+        """The decode engine goes on. One that measured the transfer has told the prefill engine that it has it all."""
+        opened = self._close(flight)
+        if opened is None:
+            return
+        self.moved += 1
+        name, state = flight.request.id, "committed" if moved is None else "released"
+        self._ended[name] = self._note(flight, opened, "kv_landed", now, moved, state, "done")
+        if moved is not None:
+            self._asked.discard((name, opened[0].source))
+
+    def failed(self, flight: Flight, reason: str, error: EngineError, now: float) -> None:
+        """The decode engine, or the way to it."""
+        opened = self._close(flight)
+        if opened is None:
+            return
+        moved = moved_in(error.body)
+        reason = moved.reason if moved is not None and moved.reason else reason
+        state = _reached(moved, "placed" if reason in NEVER_BEGAN else "moving")
+        self._note(flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
+
+    def undone(self, flight: Flight, reason: str, now: float, state: str = "moving") -> None:
+        """By us: a time-out, a lost prefill engine, a request that ended."""
+        opened = self._close(flight)
+        if opened is not None:
+            self._note(flight, opened, reason, now, None, state, "undone", undo=reason)
+
+    def forget(self, flight: Flight, now: float) -> None:
+        """The request is over, or begins anew."""
+        self.undone(flight, "request_ended", now)
+        self._ended.pop(flight.request.id, None)
+        if flight.phase == Phase.DONE:
+            self._attempts.pop(flight.request.id, None)
+
+    def _close(self, flight: Flight) -> tuple[ev.Place, int] | None:
+        """No transfer of it is under way any more; what it held up may be freed."""
+        opened = self._open.pop(flight.request.id, None)
+        if opened is not None and (flight.request.id, opened[0].source) in self._asked:
+            self._later()
+        return opened
+
+    def close(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+
+    def _note(
+        self,
+        flight: Flight,
+        opened: tuple[ev.Place, int],
+        reason: str,
+        now: float,
+        moved: KvMoved | None,
+        state: str,
+        outcome: str,
+        **more: Figure,
+    ) -> dict[str, Any]:
+        place, attempt = opened
+        after_s = now - place.decision.at
+        figures: dict[str, Figure] = {
+            "instance": place.target,
+            "source": place.source,
+            "attempt": attempt,
+            "outcome": outcome,
+            "state": state,
+            "after_s": after_s,
+            "seconds": after_s if moved is None else moved.seconds,
+            "measured_by": "gateway" if moved is None else "engine",
+            **more,
+        }
+        if moved is not None:
+            figures |= {
+                "bytes": moved.bytes,
+                "layers": moved.layers,
+                "tokens": moved.tokens,
+                "cached": moved.cached,
+                "overlap_s": moved.busy_s,
+            }
+        self._host.note(flight, Decision("transfer", reason, flight.request.id, now, figures))
+        kept: dict[str, Any] = flight.decisions[-1]["figures"] if flight.decisions else {}
+        return kept
+
+    # ---- KV nobody needs -------------------------------------------------------------------------------------------
+
+    def free(self, request_id: str, instance_id: str) -> None:
+        """At the prefill instance; together with others a moment later. Without effect for what is freed already.
+
+        While its transfer is under way it waits: of an answer in one piece nobody sees when the KV has arrived.
+        """
+        ended, backend = self._ended.get(request_id), self._backends.get(instance_id)
+        freed = ended is not None and ended["state"] == "released"
+        if not freed and backend is not None and backend.capabilities.frees_kv:
+            self._asked.add((request_id, instance_id))
+            self._later()
+
+    def _later(self) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(RELEASE_S, self._release)
+
+    def _release(self) -> None:
+        self._soon = None
+        ready = [asked for asked in self._asked if asked[0] not in self._open]
+        self._asked.difference_update(ready)
+        unwanted = defaultdict[str, list[str]](list)
+        for request_id, instance_id in ready:
+            unwanted[instance_id].append(request_id)
+        for instance_id, names in unwanted.items():
+            if backend := self._backends.get(instance_id):
+                self._host.spawn(self._tell(backend, names))
+
+    async def _tell(self, backend: Backend, names: Sequence[str]) -> None:
+        try:
+            await backend.free_kv(names)
+        except EngineError as error:  # then its lease frees it
+            log.warning("%d prompts keep KV at %s until their lease ends: %s", len(names), backend.spec.id, error)
+            return
+        for name in names:
+            if (ended := self._ended.get(name)) is not None:
+                ended["state"] = "released"
+
+
+def moved_in(body: bytes) -> KvMoved | None:
+    """How far a transfer came, from the body of a decode engine's error; None where it does not say."""
+    return moved_from_json(_error_in(body).get("kv"))
+
+
+def _message(body: bytes) -> str:
+    said = _error_in(body).get("message")
+    return f": {said}" if isinstance(said, str) else ""
+
+
+def _error_in(body: bytes) -> Mapping[str, Any]:
+    try:
+        said = orjson.loads(body) if body else {}
+    except orjson.JSONDecodeError:
+        return {}
+    error = said.get("error") if isinstance(said, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _reached(moved: KvMoved | None, otherwise: str) -> str:
+    if moved is None:
+        return otherwise
+    return "moving" if moved.bytes else "reserved" if moved.reserved else "placed"
