@@ -1,4 +1,4 @@
-"""What gateways publish, shaped for pages: one row per class and tenant, the verdict in words, the fleet, the queue.
+"""What gateways publish, shaped for pages: one row per class and tenant, the verdict in words, the fleet.
 
 Pure functions of messages and a wall time, used for the first paint and for every live frame alike.
 """
@@ -11,14 +11,7 @@ from typing import Any, TypedDict
 
 from console.words import class_name, reason_in_words
 from controller.core import freshness
-from controller.core.messages import (
-    ROWS_OF_A_CLASS,
-    ClassWindow,
-    FleetMessage,
-    InstanceMessage,
-    QueueMessage,
-    QueueRow,
-)
+from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
 
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
@@ -197,6 +190,11 @@ def roles(instances: Iterable[InstanceMessage]) -> list[dict[str, Any]]:
     ]
 
 
+def open_by_tenant(fleets: Iterable[FleetMessage]) -> dict[str, int]:
+    """Requests at once, over all gateways; a gateway of before this was published says nothing."""
+    return dict(sum((Counter(fleet.get("tenants", {})) for fleet in fleets), Counter()))
+
+
 def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     """Everything the Overview shows live."""
     rows = [class_row(window) for window in merged_windows(fleets)]
@@ -208,6 +206,7 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
         "classes": rows,
         "instances": instances,
         "roles": roles(instances),
+        "tenants": open_by_tenant(fleets),
         "totals": {
             "attainment": attained / finished if finished else None,
             "finished": finished,
@@ -227,45 +226,3 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
 def stale_after_s(fleets: Iterable[FleetMessage]) -> float:
     """Of the slowest publisher among them."""
     return freshness.stale_after_s(max((fleet["period_s"] for fleet in fleets), default=0.0))
-
-
-def queue(messages: Sequence[QueueMessage], limit: int) -> dict[str, Any]:
-    """Queues of all gateways: the most urgent rows first, cut as each gateway cuts its own; totals are not cut."""
-    rows: list[QueueRow] = sorted(
-        (row for message in messages for row in message["rows"]), key=lambda row: (row["slack_s"], row["id"])
-    )
-    by_class: dict[str, dict[str, Any]] = {}
-    for message in messages:
-        for entry in message["by_class"]:
-            _add_queue_class(by_class, entry)
-    return {
-        "total": sum(message["total"] for message in messages),
-        "by_class": [by_class[key] for key in sorted(by_class)],
-        "rows": cut_rows(rows, limit),
-    }
-
-
-def cut_rows(rows: Sequence[QueueRow], limit: int) -> list[QueueRow]:
-    """The first `limit`, and beyond them the first few of each class."""
-    chosen: list[QueueRow] = []
-    seen: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        kind = (row["tenant"], row["slo_class"])
-        if len(chosen) < limit or seen[kind] < ROWS_OF_A_CLASS:
-            chosen.append(row)
-            seen[kind] += 1
-    return chosen
-
-
-def _add_queue_class(by_class: dict[str, dict[str, Any]], entry: dict[str, Any]) -> None:
-    key = row_key(entry["tenant"], entry["slo_class"])
-    known = by_class.get(key)
-    slack = entry.get("oldest_slack_s")
-    by_class[key] = {
-        "key": key,
-        "tenant": entry["tenant"],
-        "slo_class": entry["slo_class"],
-        "name": class_name(entry["slo_class"]),
-        "count": entry["count"] + (known["count"] if known else 0),
-        "oldest_slack_s": _smallest(slack, known["oldest_slack_s"]) if known else slack,
-    }

@@ -36,7 +36,9 @@ from controller.core.messages import (
     LEASE_KEY,
     LIVE_DECISIONS,
     LIVE_EXPERIMENTS,
+    LIVE_QUEUE,
     LIVE_TYPE,
+    QUEUE_ASKED_KEY,
     QUEUE_KEY,
     TELEMETRY_KEY,
     WATCHED_KEY,
@@ -46,7 +48,7 @@ from controller.core.messages import (
     ExperimentMessage,
     FleetMessage,
     LiveMessage,
-    QueueMessage,
+    QueueState,
 )
 
 T = TypeVar("T")
@@ -141,9 +143,16 @@ class LiveState:
         pipe.set(FLEET_KEY.format(gateway=self.gateway), orjson.dumps(message), px=int(ttl_s * 1000))
         await self._call(pipe.execute())
 
-    async def publish_queue(self, message: QueueMessage) -> None:
+    async def publish_queue(self, state: QueueState) -> None:
         key = QUEUE_KEY.format(gateway=self.gateway)
-        await self._call(self._redis.set(key, orjson.dumps(message), ex=QUEUE_KEPT_S))
+        await self._call(self._redis.set(key, orjson.dumps(state), ex=QUEUE_KEPT_S))
+
+    async def queue_asked(self) -> int:
+        """How often somebody has asked for whole queues."""
+        return int(await self._call(self._redis.get(QUEUE_ASKED_KEY)) or 0)
+
+    async def aask_queue(self) -> int:
+        return int(await self._call(self._redis.incr(QUEUE_ASKED_KEY)))
 
     async def leave(self) -> None:
         """At shutdown: pages need not wait for the state to expire."""
@@ -155,7 +164,7 @@ class LiveState:
     async def aread_fleet(self) -> list[FleetMessage]:
         return await self._read_all(FLEET_KEY)
 
-    async def aread_queue(self) -> list[QueueMessage]:
+    async def aread_queue(self) -> list[QueueState]:
         return await self._read_all(QUEUE_KEY)
 
     async def _read_all(self, key: str) -> list[Any]:
@@ -241,8 +250,14 @@ async def aread_fleet() -> list[FleetMessage]:
     return await _state().aread_fleet()
 
 
-async def aread_queue() -> list[QueueMessage]:
+async def aread_queue() -> list[QueueState]:
+    """Whole queues, as of the last time that somebody asked for them."""
     return await _state().aread_queue()
+
+
+async def aask_queue() -> int:
+    """Asks each gateway for its whole queue, which comes with its next tick; see `ask_queue`."""
+    return await _state().aask_queue()
 
 
 async def amark_watched(topic: str) -> None:
@@ -274,9 +289,19 @@ def read_fleet() -> list[FleetMessage]:
     return _run(lambda client: _read(client, FLEET_KEY))
 
 
-def read_queue() -> list[QueueMessage]:
-    """Published only while somebody watches: call `mark_watched(LIVE_QUEUE)` first, then give it half a second."""
+def read_queue() -> list[QueueState]:
+    """Whole queues, as of the last time that somebody asked for them."""
     return _run(lambda client: _read(client, QUEUE_KEY))
+
+
+def ask_queue() -> int:
+    """Asks each gateway for its whole queue: it comes, with this number in `asked`, within half a second or so."""
+
+    def ask(client: redis.Redis) -> int:
+        client.set(WATCHED_KEY.format(topic=LIVE_QUEUE), b"1", ex=WATCHED_S)
+        return int(client.incr(QUEUE_ASKED_KEY))  # type: ignore[arg-type]
+
+    return _run(ask)
 
 
 def _read(client: redis.Redis, key: str) -> list[Any]:
@@ -284,10 +309,6 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
     if not gateways:
         return []
     return _messages(client.mget([key.format(gateway=name) for name in gateways]))  # type: ignore[arg-type]
-
-
-def mark_watched(topic: str) -> None:
-    _run(lambda client: client.set(WATCHED_KEY.format(topic=topic), b"1", ex=WATCHED_S))
 
 
 def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The live queue of all gateways, and commands on requests that wait in it.
 
-Gateways publish their queue only while somebody watches: the first look waits up to `FIRST_LOOK_S` for it.
+Gateways publish their whole queue when somebody asks: a look waits up to `FIRST_LOOK_S` for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from api.control.documented import operation
 from api.control.gateways import fresh_fleets
 from api.errors import LiveDataUnavailable
 from api.permissions import IsOperator
-from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, QueueMessage
+from controller.core.messages import QUEUE_ROWS_SHOWN, QueueRow, QueueState
 from controller.services.queue_commands import queue_command_outcome, queue_command_record
 from workers import live
 
 FIRST_LOOK_S = 1.5
 LOOK_EVERY_S = 0.1
-FRESH_S = 5.0  # gateways publish several times a second while watched
+FRESH_S = 3.0  # of a whole queue that an earlier look asked for
 REQUESTS_MAX = 500
 PRIORITY_MAX = 1_000
 
@@ -32,7 +32,7 @@ PRIORITY_MAX = 1_000
 class QueueQuery(serializers.Serializer):
     """Which rows, and how many."""
 
-    limit = serializers.IntegerField(min_value=1, max_value=QUEUE_ROWS_PUBLISHED, default=50)
+    limit = serializers.IntegerField(min_value=1, max_value=QUEUE_ROWS_SHOWN, default=50)
     tenant = serializers.CharField(max_length=64, required=False)
     slo_class = serializers.CharField(max_length=64, required=False, allow_blank=True)
 
@@ -83,12 +83,12 @@ class QueueView(ControlView):
     def get(self, request: Request) -> Response:
         query = self.query(QueueQuery)
         expected = len(fresh_fleets())
-        messages = _look(expected)
-        if not messages:
+        states = _look(expected)
+        if not states:
             raise LiveDataUnavailable("No gateway has published its queue. Try again shortly.")
         if self.tenant_name is not None:
-            messages = [_of_tenant(message, self.tenant_name) for message in messages]
-        return Response(QueueOutput(_merged(messages, query, expected)).data)
+            states = [_of_tenant(state, self.tenant_name) for state in states]
+        return Response(QueueOutput(_merged(states, query, expected)).data)
 
 
 class _Chosen(serializers.Serializer):
@@ -170,51 +170,54 @@ class QueueResume(_QueueCommand):
         return self.tell("resume", self.body(QueueSelection))
 
 
-def _look(expected: int) -> list[QueueMessage]:
-    """The queues of `expected` gateways, or of those that publish in time."""
-    live.mark_watched(LIVE_QUEUE)
+def _look(expected: int) -> list[QueueState]:
+    """The queues of `expected` gateways as of now; of those that do not answer in time, as of a moment ago."""
+    asked = live.ask_queue()
     give_up_at = time.monotonic() + FIRST_LOOK_S
     while True:
-        messages = [message for message in live.read_queue() if time.time() - message["at"] <= FRESH_S]
-        if len(messages) >= expected or time.monotonic() >= give_up_at:
-            return messages
+        states = live.read_queue()
+        answered = [state for state in states if state["asked"] >= asked]
+        if len(answered) >= expected:
+            return answered
+        if time.monotonic() >= give_up_at:
+            return [state for state in states if time.time() - state["at"] <= FRESH_S]
         time.sleep(LOOK_EVERY_S)
 
 
-def _of_tenant(message: QueueMessage, tenant: str) -> QueueMessage:
-    """What a tenant may see of a gateway's queue: its own rows and counts."""
-    by_class = [entry for entry in message["by_class"] if entry["tenant"] == tenant]
-    rows = [row for row in message["rows"] if row["tenant"] == tenant]
-    return QueueMessage(
-        **{**message, "by_class": by_class, "rows": rows, "total": sum(entry["count"] for entry in by_class)}
-    )
+def _of_tenant(state: QueueState, tenant: str) -> QueueState:
+    """What a tenant may see of a gateway's queue: its own rows."""
+    return QueueState(**{**state, "rows": [row for row in state["rows"] if row["tenant"] == tenant]})
 
 
-def _merged(messages: Sequence[QueueMessage], query: dict[str, Any], expected: int) -> dict[str, Any]:
+def _merged(states: Sequence[QueueState], query: dict[str, Any], expected: int) -> dict[str, Any]:
+    """Ages and slack as of each gateway's own state, by its own clock."""
     chosen = {name: query[name] for name in ("tenant", "slo_class") if name in query}
-    rows = [row for message in messages for row in message["rows"] if _is_chosen(row, chosen)]
-    by_class: dict[tuple[str, str], dict[str, Any]] = {}
-    for entry in (entry for message in messages for entry in message["by_class"] if _is_chosen(entry, chosen)):
-        _count(by_class, entry)
+    rows = [_aged(row, state["at"]) for state in states for row in state["rows"] if _is_chosen(row, chosen)]
     return {
-        "at": min(message["at"] for message in messages),
-        "gateways": len(messages),
-        "missing": max(0, expected - len(messages)),
-        "total": sum(entry["count"] for entry in by_class.values()),
-        "by_class": [by_class[key] for key in sorted(by_class)],
+        "at": min(state["at"] for state in states),
+        "gateways": len(states),
+        "missing": max(0, expected - len(states)),
+        "total": len(rows),
+        "by_class": _by_class(rows),
         "items": sorted(rows, key=lambda row: (row["slack_s"], row["id"]))[: query["limit"]],
     }
+
+
+def _aged(row: QueueRow, at: float) -> dict[str, Any]:
+    return {**row, "waited_s": max(0.0, at - row["arrived_at"]), "slack_s": row["due_at"] - at}
 
 
 def _is_chosen(entry: Any, chosen: dict[str, str]) -> bool:
     return all(entry[name] == value for name, value in chosen.items())
 
 
-def _count(by_class: dict[tuple[str, str], dict[str, Any]], entry: dict[str, Any]) -> None:
-    known = by_class.setdefault(
-        (entry["tenant"], entry["slo_class"]),
-        {"tenant": entry["tenant"], "slo_class": entry["slo_class"], "count": 0, "oldest_slack_s": None},
-    )
-    known["count"] += entry["count"]
-    slacks = [each for each in (known["oldest_slack_s"], entry.get("oldest_slack_s")) if each is not None]
-    known["oldest_slack_s"] = min(slacks, default=None)
+def _by_class(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["tenant"], row["slo_class"])
+        known = found.setdefault(
+            key, {"tenant": key[0], "slo_class": key[1], "count": 0, "oldest_slack_s": row["slack_s"]}
+        )
+        known["count"] += 1
+        known["oldest_slack_s"] = min(known["oldest_slack_s"], row["slack_s"])
+    return [found[key] for key in sorted(found)]

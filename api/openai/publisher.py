@@ -1,7 +1,8 @@
 """The gateway's state for scaler and pages, in the background: Redis away or hanging never touches the data path.
 
 Once a period the fleet message goes to its key. While somebody watches, merged updates go out at most four times a
-second, the queue only then. Refusals of ten seconds become one decision, of more while PostgreSQL is away.
+second: of the queue only then, and only what changed in it; whole when a reader asks. Refusals of ten seconds become
+one decision, of more while PostgreSQL is away.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from api.openai import status
 from api.openai.flight import Phase
 from api.openai.gateway import Gateway
 from api.openai.offloop import OffLoop
+from api.openai.queue_feed import QueueFeed
 from api.openai.shares import Shares
 from controller.core.events import Command
 from controller.core.messages import (
@@ -28,13 +30,14 @@ from controller.core.messages import (
     CommandMessage,
     DecisionMessage,
     FleetMessage,
-    QueueMessage,
+    QueueState,
 )
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+WHOLE_QUEUE_S = 0.5  # at most one whole queue in so long: with 10,000 waiting it is two megabytes
 KEPT_PERIODS = 3
 REFUSALS_S = 10.0
 WRITE_S = 5.0
@@ -49,7 +52,9 @@ class Board(Protocol):
 
     async def aread_fleet(self) -> list[FleetMessage]: ...
 
-    async def publish_queue(self, message: QueueMessage) -> None: ...
+    async def queue_asked(self) -> int: ...
+
+    async def publish_queue(self, state: QueueState) -> None: ...
 
     async def send(self, topic: str, data: Any) -> None: ...
 
@@ -77,6 +82,9 @@ class Publisher:
         self._published_at = 0.0
         self._refusals_at = self._refused_since = gateway.clock()
         self._shares = Shares(gateway.options.name)
+        self._feed: QueueFeed | None = None  # while somebody watches the queue
+        self._answered = 0
+        self._whole_at = -WHOLE_QUEUE_S
         self._thread = OffLoop("audit")
         self._away = False
 
@@ -90,10 +98,7 @@ class Publisher:
         try:
             watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
             await self._fleet(now, LIVE_OVERVIEW in watched)
-            if LIVE_QUEUE in watched:
-                message = status.queue_message(self._gateway, next(self._seq))
-                await self._board.publish_queue(message)
-                await self._board.send(LIVE_QUEUE, message)
+            await self._queue(now, LIVE_QUEUE in watched)
             self._away = False
         except LiveUnavailable as error:
             if not self._away:
@@ -116,6 +121,26 @@ class Publisher:
             await self._share()
         if watched:
             await self._board.send(LIVE_OVERVIEW, message)
+
+    async def _queue(self, now: float, watched: bool) -> None:
+        """Whole first, where a reader asked for it: who hears of the changes that made it finds it there."""
+        if not watched:
+            if self._feed is not None:
+                self._feed.stop()
+                self._feed = None
+            return
+        gateway = self._gateway
+        if self._feed is None:
+            self._feed = QueueFeed(gateway.options.name, gateway.dispatcher, time.time() - gateway.clock())
+            self._answered = 0
+            await self._feed.start()
+        asked = await self._board.queue_asked()
+        rates = gateway.ledger.finished.rates(now)
+        changes = self._feed.changes(rates)
+        if asked != self._answered and now - self._whole_at >= WHOLE_QUEUE_S:
+            await self._board.publish_queue(self._feed.whole(rates, asked))
+            self._answered, self._whole_at = asked, now
+        await self._board.send(LIVE_QUEUE, changes)
 
     async def _share(self) -> None:
         """Tell the dispatcher which part of each instance is this gateway's."""

@@ -89,6 +89,10 @@ class Quotas:
         usage = self._usage.get(tenant)
         return usage.active if usage else 0
 
+    def open(self) -> dict[str, int]:
+        """Requests at once, of each tenant with any."""
+        return {tenant: usage.active for tenant, usage in self._usage.items() if usage.active}
+
 
 def _bucket(current: Bucket | None, limit: int | None, now: float) -> Bucket | None:
     if limit is None:

@@ -8,12 +8,11 @@ from typing import Any
 
 from api.openai.gateway import Gateway
 from controller.core.messages import (
-    QUEUE_ROWS_PUBLISHED,
+    QUEUE_PRESSURE_ROWS,
     ClassWindow,
     FleetMessage,
     InstanceMessage,
     ModelTraffic,
-    QueueMessage,
 )
 from controller.core.snapshot import FleetState
 
@@ -94,6 +93,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         wait_over_slo=max((traffic["wait_over_slo"] for traffic in models.values()), default=0.0),
         models=models,
         classes=classes,
+        tenants=gateway.quotas.open(),
         policy=gateway.dispatcher.name,
     )
 
@@ -101,7 +101,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
 def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
     """By model; the wait is the largest share of a TTFT target among each model's most urgent queued requests."""
     arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
-    waiting = gateway.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now)
+    waiting = gateway.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now)
     handoff = gateway.runtime.handoff
     moving = handoff.migrator.pressure(now) if handoff is not None else {}
     return {
@@ -115,23 +115,6 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
         )
         for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys())
     }
-
-
-def queue_message(gateway: Gateway, seq: int) -> QueueMessage:
-    now = gateway.clock()
-    queue = gateway.dispatcher.queue()
-    by_class = [
-        {"tenant": tenant, "slo_class": name, "count": count, "oldest_slack_s": slack}
-        for (tenant, name), (count, slack) in sorted(queue.by_class().items())
-    ]
-    return QueueMessage(
-        gateway=gateway.options.name,
-        at=time.time(),
-        seq=seq,
-        total=len(queue),
-        by_class=by_class,
-        rows=queue.rows(QUEUE_ROWS_PUBLISHED, now),
-    )
 
 
 def metrics(gateway: Gateway) -> bytes:

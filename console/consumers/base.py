@@ -135,7 +135,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             if not await self._send(frame):
                 await self._drop_slow()
                 return
-            await asyncio.sleep(FRAME_GAP_S)
+            await self.pause()
 
     def _news(self) -> dict[str, Any]:
         self._changed.clear()
@@ -189,6 +189,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self._changed.set()
 
     # -- for topics -------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Between two frames: what happens meanwhile is merged into the next one."""
+        await asyncio.sleep(FRAME_GAP_S)
 
     async def asked(self, message: dict[str, Any]) -> bool:
         """A message of the browser; False if it makes no sense."""

@@ -1,19 +1,91 @@
-"""Live Queue: every gateway's newest QueueMessage. Gateways publish it only while somebody watches."""
+"""Live Queue: one picture of all gateways' queues a process, and to each browser only the rows that it looks at.
+
+Gateways publish what changed, and only while somebody watches. A lost message is noticed by the next one's version;
+then the whole state is asked for and read once, for every browser of this process.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-import orjson
-
-from console import live_view
-from console.consumers.base import LiveConsumer
-from console.consumers.shared import Shared
-from controller.core.messages import LIVE_QUEUE, QUEUE_ROWS_PUBLISHED, QueueMessage
+from console.consumers import base
+from console.consumers.base import REDIS_AWAY, LiveConsumer
+from console.queue_mirror import GONE_AFTER_S, QueueMirror
+from console.queue_view import Window, ids_in, queue_frame, window_of
+from controller.core.messages import LIVE_QUEUE, QueueChanges
 from workers import live
 
-SHARED = Shared()
-GONE_AFTER_S = 15.0
+ASK_EVERY_S = 0.5  # for whole states, as long as they are missing
+SCROLL_GAP_S = 0.05  # between frames while a browser scrolls
+
+
+class Board:
+    """The picture, and the sockets that show it. One an event loop."""
+
+    def __init__(self) -> None:
+        self.mirror = QueueMirror()
+        self._sockets: set[QueueConsumer] = set()
+        self._reading = asyncio.Lock()
+        self._asked_at = -ASK_EVERY_S
+        self._reached_at = self._reached_since = 0.0
+
+    def join(self, socket: QueueConsumer) -> None:
+        self._sockets.add(socket)
+
+    def leave(self, socket: QueueConsumer) -> None:
+        """The last one takes the picture with it: nobody keeps it up to date from now on."""
+        self._sockets.discard(socket)
+        if not self._sockets:
+            self.mirror = QueueMirror()
+
+    def take(self, changes: QueueChanges) -> None:
+        before = self.mirror.version
+        self.mirror.take(changes, time.time())
+        self._tell(before)
+
+    async def catch_up(self) -> None:
+        """Asks for whole states and reads those that are there. May raise what Redis raises while it is away."""
+        if self._reading.locked():
+            return  # another socket's reading is everybody's
+        async with self._reading:
+            before = self.mirror.version
+            now = time.monotonic()
+            if now - self._asked_at >= ASK_EVERY_S:
+                self._asked_at = now
+                await live.aask_queue()
+            for state in await live.aread_queue():
+                self.mirror.take_whole(state, time.time())
+            self._tell(before)
+
+    def reached(self) -> None:
+        """Redis is there. Who was not heard through it for a while is gone; an outage of its own proves nothing."""
+        now = time.monotonic()
+        if now - self._reached_at > 2 * base.WATCH_PERIOD_S:
+            self._reached_since = now
+        self._reached_at = now
+        if now - self._reached_since > GONE_AFTER_S:
+            before = self.mirror.version
+            self.mirror.forget_silent(time.time())
+            self._tell(before)
+
+    def _tell(self, before: int) -> None:
+        if self.mirror.version != before:
+            for socket in self._sockets:
+                socket.look()
+
+
+_boards: WeakKeyDictionary[asyncio.AbstractEventLoop, Board] = WeakKeyDictionary()
+
+
+def board() -> Board:
+    loop = asyncio.get_running_loop()
+    if loop not in _boards:
+        _boards[loop] = Board()
+    return _boards[loop]
 
 
 class QueueConsumer(LiveConsumer):
@@ -22,31 +94,76 @@ class QueueConsumer(LiveConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._queues: dict[str, QueueMessage] = {}
+        self._window = Window()
+        self._held: Sequence[str] | None = None  # what waited when the browser said to hold the picture
+
+    async def connect(self) -> None:
+        self._board = board()
+        self._scrolled = asyncio.Event()
+        await super().connect()
+        if self._open:
+            self._board.join(self)
+
+    async def disconnect(self, code: int) -> None:
+        self._board.leave(self)
+        await super().disconnect(code)
 
     async def mark_watched(self) -> None:
         await live.amark_watched(self.group)
 
     async def refresh(self) -> None:
-        for message in await live.aread_queue():
-            self._keep(message)
+        """A new process has everything to learn."""
+        self._board.reached()
+        if self._board.mirror.behind or not self._board.mirror.gateways:
+            await self._board.catch_up()
 
     def take(self, message: dict[str, Any]) -> bool:
-        return self._keep(message["data"])  # type: ignore[arg-type]
+        self._board.take(message["data"])
+        return False  # the board tells all its sockets, if there is anything to tell
 
-    def _keep(self, message: QueueMessage) -> bool:
-        known = self._queues.get(message["gateway"])
-        if known is not None and known["at"] >= message["at"]:
+    async def live_message(self, event: dict[str, Any]) -> None:
+        await super().live_message(event)
+        if self._board.mirror.behind:
+            try:
+                await self._board.catch_up()
+            except REDIS_AWAY:
+                return  # the task that keeps joined says so, and tries again
+
+    def look(self) -> None:
+        """There is something new in the picture; a held one stays as it is but for what leaves."""
+        self._pending += 1
+        self._changed.set()
+
+    async def asked(self, message: dict[str, Any]) -> bool:
+        if message.get("type") != "view":
+            return await super().asked(message)
+        window = window_of(message)
+        if window is None:
             return False
-        self._queues[message["gateway"]] = message
+        if not window.held:
+            self._held = None
+        elif self._held is None or (window.key, window.text) != (self._window.key, self._window.text):
+            self._held = list(ids_in(self._board.mirror, window))
+        self._window = window
+        self._scrolled.set()
+        self._changed.set()
         return True
 
-    def frame(self, snapshot: bool) -> orjson.Fragment:
-        newest = max((message["at"] for message in self._queues.values()), default=0.0)
-        present = [message for message in self._queues.values() if message["at"] > newest - GONE_AFTER_S]
-        key = tuple((message["gateway"], message["at"], message["seq"]) for message in present)
-        return SHARED.get(key, lambda: live_view.queue(present, QUEUE_ROWS_PUBLISHED))
+    async def pause(self) -> None:
+        """Four frames a second; a browser that scrolls to other rows gets them sooner."""
+        await asyncio.sleep(min(SCROLL_GAP_S, base.FRAME_GAP_S))
+        try:
+            async with asyncio.timeout(max(0.0, base.FRAME_GAP_S - SCROLL_GAP_S)):
+                await self._scrolled.wait()
+        except TimeoutError:
+            pass
+        self._scrolled.clear()
+
+    def frame(self, snapshot: bool) -> dict[str, Any]:
+        mirror = self._board.mirror
+        ids = self._held if self._held is not None else ids_in(mirror, self._window)
+        return queue_frame(mirror, self._window, ids)
 
     def age_s(self, now: float) -> float | None:
-        newest = max((message["at"] for message in self._queues.values()), default=None)
-        return None if newest is None else max(0.0, now - newest)
+        oldest = self._board.mirror.oldest_at()
+        return None if oldest is None else max(0.0, now - oldest)

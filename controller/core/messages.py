@@ -8,7 +8,8 @@ from typing import Any, NotRequired, TypedDict
 TELEMETRY_KEY = "slackline:telemetry:{instance}"  # TelemetryMessage, TTL three periods
 FLEET_KEY = "slackline:fleet:{gateway}"  # FleetMessage, TTL three periods
 GATEWAYS_KEY = "slackline:gateways"  # set of gateway ids seen lately
-QUEUE_KEY = "slackline:queue:{gateway}"  # QueueMessage, newest, TTL 10 s; written only while somebody watches
+QUEUE_KEY = "slackline:queue:{gateway}"  # QueueState, TTL 10 s; written when somebody who watches asks
+QUEUE_ASKED_KEY = "slackline:queue-asked"  # how often a whole state was asked for, of every gateway
 LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
 WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
@@ -110,6 +111,7 @@ class FleetMessage(TypedDict):
     wait_over_slo: float  # largest wait / TTFT target among queued
     models: dict[str, ModelTraffic]  # the four above by model: what the scaler of a model reads
     classes: list[ClassWindow]
+    tenants: dict[str, int]  # requests let in and not ended, of tenants with any: what `max_concurrency` bounds
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
 
@@ -121,33 +123,55 @@ class TelemetryMessage(TypedDict):
 
 
 class QueueRow(TypedDict):
+    """One waiting request. Nothing in it changes with time alone. Instants are epoch seconds once published."""
+
     id: str
     tenant: str
     slo_class: str
     model: str
     prompt_tokens: int
-    output_tokens: int
-    waited_s: float
-    ttft_s: float
-    slack_s: float
+    output_tokens: int  # expected
+    ttft_s: float  # the target
+    arrived_at: float
+    due_at: float  # to be started by, if its first token shall be in time
+    order: list[float]  # place in its model's queue: rows sorted by this, then arrival, then id
     hopeless: bool
     paused: bool  # held back by an operator
     priority: int | None
 
 
-class QueueMessage(TypedDict):
-    """Merged newest state of one gateway's queue; `rows` is cut, `total` is not."""
+class QueueState(TypedDict):
+    """The whole queue of one gateway, as of `version` of `feed`; written when a reader asks."""
 
     gateway: str
+    feed: str  # a new one each time the gateway starts to publish: versions of two feeds do not compare
+    version: int
+    asked: int  # the newest request for a whole state that this one answers
     at: float
-    seq: int
-    total: int
-    by_class: list[dict[str, Any]]
+    rates: dict[str, float]  # requests/s finished by model, over the last 10 s
     rows: list[QueueRow]
 
 
-QUEUE_ROWS_PUBLISHED = 200  # most urgent rows; beyond them the first few of each class, so that none is hidden
-ROWS_OF_A_CLASS = 25
+class QueueChanges(TypedDict):
+    """What makes `base` of a feed its `version`: rows new or changed, and ids that wait no more.
+
+    Sent several times a second, also when nothing changed: a reader whose version is not `base` has lost one, and
+    asks for the whole state. `total` is how many wait then, to check the result by.
+    """
+
+    gateway: str
+    feed: str
+    base: int
+    version: int
+    at: float
+    rates: dict[str, float]
+    total: int
+    put: list[QueueRow]
+    gone: list[str]
+
+
+QUEUE_ROWS_SHOWN = 200  # of the control API, at once
+QUEUE_PRESSURE_ROWS = 200  # most urgent rows of which the longest wait is told to the scaler
 
 
 class DecisionMessage(TypedDict):

@@ -21,7 +21,7 @@ from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.fleet import Fleet
 from controller.dispatch.lane import Lane, refuse
 from controller.dispatch.pacing import Pacing, Room
-from controller.dispatch.queue import Entry, QueueView, RequestQueue
+from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
 
@@ -59,7 +59,10 @@ class DispatchConfig:
 
 
 class StageDispatcher:
-    """One stage's dispatcher: collocated or prefill instances. `name` is the policy set it was built from."""
+    """One stage's dispatcher: collocated or prefill instances. `name` is the policy set it was built from.
+
+    `journal` says what changed in the queue since somebody last looked, once somebody follows it.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class StageDispatcher:
         self._admission = admission
         self._routing = routing
         self._pacing = pacing
+        self.journal = Journal()
         self._fleet = Fleet(self._new_lane)
         self._sent: dict[str, Worker] = {}
         self._serial = 0
@@ -380,7 +384,7 @@ class StageDispatcher:
         return rank + HOPELESS_RANK if hopeless else rank
 
     def _new_lane(self) -> Lane:
-        queue = RequestQueue(self._ordering, self._admission)
+        queue = RequestQueue(self._ordering, self._admission, self.journal)
         traffic = RecentTargets(self.config.traffic_window_s, self.config.tightest_share)
         screening: Any = self._admission if hasattr(self._admission, "screen") else None
         return Lane(queue, traffic, screening)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from controller.core.messages import ROWS_OF_A_CLASS, QueueRow
+from controller.core.messages import QueueRow
 from controller.core.policy import Admission, Cost, Ordering
 from controller.core.types import Request
 
@@ -55,12 +56,39 @@ class Entry:
         return self.order < 0
 
 
+class Journal:
+    """Ids of requests that came, left or changed their place since they were last taken, while somebody follows.
+
+    What it costs grows with what happens, not with what waits. Nobody follows: it costs one test.
+    """
+
+    __slots__ = ("_touched", "following")
+
+    def __init__(self) -> None:
+        self.following = False
+        self._touched: set[str] = set()
+
+    def note(self, request_id: str) -> None:
+        if self.following:
+            self._touched.add(request_id)
+
+    def follow(self, following: bool) -> None:
+        self.following = following
+        self._touched.clear()
+
+    def take(self) -> set[str]:
+        """Those of now, which are forgotten."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+
 class RequestQueue:
     """Insert, remove and expire in O(log n) comparisons; iteration in order. Ties: arrival, then id."""
 
-    def __init__(self, ordering: Ordering, admission: Admission) -> None:
+    def __init__(self, ordering: Ordering, admission: Admission, journal: Journal | None = None) -> None:
         self._ordering = ordering
         self._admission = admission
+        self._journal = journal or Journal()
         self._entries: dict[str, Entry] = {}
         self._ready: list[tuple[SortKey, Entry]] = []
         self._hopeless: list[tuple[SortKey, Entry]] = []
@@ -117,6 +145,7 @@ class RequestQueue:
         if entry is None:
             return None
         self._unplace(entry)
+        self._journal.note(request_id)
         request = entry.request
         kind = (request.tenant, request.slo_class)
         self._counts[kind] -= 1
@@ -232,18 +261,8 @@ class RequestQueue:
             if entry.paused:
                 yield entry
 
-    def rows(self, limit: int, now: float) -> list[QueueRow]:
-        """The first `limit` in order, and beyond them the first few of each class: none is hidden by another."""
-        chosen: list[Entry] = []
-        seen: Counter[tuple[str, str]] = Counter()
-        for entry in self.entries():
-            kind = (entry.request.tenant, entry.request.slo_class)
-            if len(chosen) < limit or seen[kind] < ROWS_OF_A_CLASS:
-                chosen.append(entry)
-                seen[kind] += 1
-        return [_row(entry, now) for entry in chosen]
-
     def _place(self, entry: Entry, now: float) -> None:
+        self._journal.note(entry.request.id)
         if entry.paused:
             return
         request = entry.request
@@ -272,8 +291,10 @@ def _first(item: tuple[SortKey, Entry]) -> SortKey:
     return item[0]
 
 
-def _row(entry: Entry, now: float) -> QueueRow:
+def _row(entry: Entry, clock_s: float) -> QueueRow:
     request = entry.request
+    tier = 2.0 if entry.paused else 1.0 if entry.hopeless else 0.0
+    key = () if entry.paused else entry.key[0]
     return QueueRow(
         id=request.id,
         tenant=request.tenant,
@@ -281,9 +302,10 @@ def _row(entry: Entry, now: float) -> QueueRow:
         model=request.model,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
-        waited_s=now - request.arrival,
         ttft_s=request.targets.ttft_s,
-        slack_s=request.ttft_due - now - entry.cost.prefill_s,
+        arrived_at=round(request.arrival + clock_s, 3),
+        due_at=round(request.ttft_due - entry.cost.prefill_s + clock_s, 3),
+        order=[tier, *(max(-sys.float_info.max, min(each, sys.float_info.max)) for each in key)],
         hopeless=entry.hopeless,
         paused=entry.paused,
         priority=max(0, entry.order) if entry.order else request.priority,
@@ -323,9 +345,13 @@ class QueueView:
                 found[model] = (len(queue), max(shares, default=0.0))
         return found
 
-    def rows(self, limit: int, now: float) -> list[QueueRow]:
-        """The most urgent rows of each model's queue, `limit` in all."""
-        rows: list[QueueRow] = []
+    def ids(self) -> list[str]:
+        """Everything that waits, model by model, in order."""
+        return [entry.request.id for queue in self._queues.values() for entry in queue.entries()]
+
+    def row(self, request_id: str, clock_s: float = 0.0) -> QueueRow | None:
+        """One request, None when it does not wait. `clock_s`: added to its instants, to tell them on another clock."""
         for queue in self._queues.values():
-            rows.extend(queue.rows(max(0, limit - len(rows)), now))
-        return rows
+            if (entry := queue.get(request_id)) is not None:
+                return _row(entry, clock_s)
+        return None

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.decisions import Decision
-from controller.core.messages import QUEUE_ROWS_PUBLISHED
+from controller.core.messages import QUEUE_PRESSURE_ROWS
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
 from controller.dispatch import StageDispatcher
@@ -127,7 +127,7 @@ class Elastic:
         if stage.role is Role.DECODE and host.handoff is not None:
             pressure = host.handoff.migrator.pressure(now).values()
         else:
-            pressure = host.dispatcher.queue().pressure(QUEUE_ROWS_PUBLISHED, now).values()
+            pressure = host.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
     def _fleet(self, now: float) -> dict[str, FleetState]:

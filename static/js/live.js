@@ -7,7 +7,7 @@ const SILENCE_MS = 6000; // three heartbeats
 const PAUSE_MAX_MS = 15000;
 
 export class LiveTopic {
-  /** `on` has: data(data, frame), and state(state, text) with state live | stale | lost | connecting. */
+  /** `on` has: data(data, frame), state(state, text) with state live | stale | lost | connecting, and maybe open(). */
   constructor(topic, on) {
     this.topic = topic;
     this.on = on;
@@ -27,6 +27,7 @@ export class LiveTopic {
     this.socket = new WebSocket(`${scheme}://${location.host}/ws/${this.topic}`);
     this.heard = performance.now();
     this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
+    this.socket.onopen = () => this.on.open?.();
     this.socket.onclose = (event) => this.closed(event);
   }
 
@@ -42,7 +43,12 @@ export class LiveTopic {
   }
 
   refetch() {
-    this.socket.send(JSON.stringify({ type: "refetch" }));
+    this.send({ type: "refetch" });
+  }
+
+  /** Says something to the console; while there is no connection it is dropped, `open` says it again. */
+  send(message) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
   say(frame) {

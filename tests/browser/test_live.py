@@ -39,13 +39,13 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
     page = visit("operator", "/queue/")
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
     sent = stack.send(60, slo_class="analytics", max_tokens=400)
-    row = page.locator("[data-rows] tr").filter(has_text="analytics").first
+    row = page.locator("[data-rows] tr:not(.space)").filter(has_text="analytics").first
     expect(row).to_be_visible()
     width = row.locator(".meter > i").evaluate("(bar) => bar.style.width")
     assert re.fullmatch(r"[\d.]+%", width)
     page.get_by_role("button", name=re.compile("^analytics")).click()
     page.get_by_role("button", name="Hold the picture").click()
-    last = page.locator("[data-rows] tr").last
+    last = page.locator("[data-rows] tr:not(.space)").last
     last.get_by_role("checkbox").check()
     page.get_by_role("button", name="Cancel selected").click()
     expect(page.locator("[data-answer]")).to_contain_text("cancelled")
@@ -58,7 +58,7 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
 def test_what_waits_is_held_back_and_given_a_priority(visit, stack):
     page = visit("operator", "/queue/")
     sent = stack.send(60, slo_class="analytics", max_tokens=300)
-    last = page.locator("[data-rows] tr").last
+    last = page.locator("[data-rows] tr:not(.space)").last
     expect(last).to_be_visible()
     page.get_by_role("button", name="Hold the picture").click()
     chosen = last.locator('[data-cell="id"]').inner_text()
@@ -66,7 +66,7 @@ def test_what_waits_is_held_back_and_given_a_priority(visit, stack):
     page.get_by_role("button", name="Hold back").click()
     expect(page.locator("[data-answer]")).to_contain_text("1 paused")
     page.get_by_role("button", name="Show live again").click()
-    row = page.locator("[data-rows] tr").filter(has_text=chosen)
+    row = page.locator("[data-rows] tr:not(.space)").filter(has_text=chosen)
     expect(row.locator('[data-cell="paused"]')).to_be_visible()
     row.get_by_role("checkbox").check()
     page.get_by_role("button", name="Let go on").click()

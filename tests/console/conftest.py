@@ -55,6 +55,7 @@ class LiveStore:
         self.fleets: list[Any] = []
         self.queues: list[Any] = []
         self.answers: list[Any] = []
+        self.asked = 0
         self.watched: list[str] = []
         self.commands: list[tuple[str, str, list[str]]] = []
         self.away = False
@@ -74,6 +75,11 @@ class LiveStore:
         self.check()
         return list(self.queues)
 
+    async def aask_queue(self) -> int:
+        self.check()
+        self.asked += 1
+        return self.asked
+
     async def amark_watched(self, topic: str) -> None:
         self.check()
         self.watched.append(topic)
@@ -87,6 +93,6 @@ class LiveStore:
 @pytest.fixture
 def live_store(monkeypatch: pytest.MonkeyPatch) -> LiveStore:
     store = LiveStore()
-    for name in ("read_fleet", "aread_fleet", "aread_queue", "amark_watched", "send_command"):
+    for name in ("read_fleet", "aread_fleet", "aread_queue", "aask_queue", "amark_watched", "send_command"):
         monkeypatch.setattr(live, name, getattr(store, name))
     return store

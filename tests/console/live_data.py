@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueMessage, QueueRow
+from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage, QueueChanges, QueueRow, QueueState
 
 NOON = 1_792_584_000.0
 
@@ -31,25 +31,33 @@ def fleet(**fields: Any) -> FleetMessage:
     defaults: dict[str, Any] = {
         "gateway": "gateway-1", "at": NOON, "seq": 1, "period_s": 1.0, "instances": [instance()], "queued": 0,
         "queued_tokens": 0, "in_flight": 2, "arrival_rate": 5.0, "service_rate": 4.5, "wait_over_slo": 0.1,
-        "models": {},
+        "models": {}, "tenants": {"acme": 3},
         "classes": [window()], "policy": "slackline",
     }  # fmt: skip
     return FleetMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]
 
 
-def queue_row(**fields: Any) -> QueueRow:
+def queue_row(ident: str = "req-1", due_at: float = NOON + 1.0, **fields: Any) -> QueueRow:
     defaults: dict[str, Any] = {
-        "id": "req-1", "tenant": "acme", "slo_class": "chat", "model": "demo", "prompt_tokens": 100,
-        "output_tokens": 20, "waited_s": 0.2, "ttft_s": 1.0, "slack_s": 0.8, "hopeless": False, "paused": False,
-        "priority": 0,
+        "id": ident, "tenant": "acme", "slo_class": "chat", "model": "demo", "prompt_tokens": 100,
+        "output_tokens": 20, "ttft_s": 1.0, "arrived_at": due_at - 1.0, "due_at": due_at, "order": [0.0, due_at],
+        "hopeless": False, "paused": False, "priority": 0,
     }  # fmt: skip
     return QueueRow(**{**defaults, **fields})  # type: ignore[typeddict-item]
 
 
-def queue(**fields: Any) -> QueueMessage:
-    rows = fields.pop("rows", [queue_row()])
+def queue_state(*rows: QueueRow, **fields: Any) -> QueueState:
     defaults: dict[str, Any] = {
-        "gateway": "gateway-1", "at": NOON, "seq": 1, "total": len(rows), "rows": rows,
-        "by_class": [{"tenant": "acme", "slo_class": "chat", "count": len(rows), "oldest_slack_s": 0.8}],
+        "gateway": "gateway-1", "feed": "f1", "version": 1, "asked": 1, "at": NOON, "rates": {"demo": 2.0},
+        "rows": list(rows),
     }  # fmt: skip
-    return QueueMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]
+    return QueueState(**{**defaults, **fields})  # type: ignore[typeddict-item]
+
+
+def queue_changes(base: int, *put: QueueRow, gone: tuple[str, ...] = (), total: int, **fields: Any) -> QueueChanges:
+    """From `base` to the next version, or to none where there is nothing in it."""
+    defaults: dict[str, Any] = {
+        "gateway": "gateway-1", "feed": "f1", "base": base, "version": base + bool(put or gone), "at": NOON + base,
+        "rates": {"demo": 2.0}, "total": total, "put": list(put), "gone": list(gone),
+    }  # fmt: skip
+    return QueueChanges(**{**defaults, **fields})  # type: ignore[typeddict-item]

@@ -1,11 +1,11 @@
-"""What gateways publish, as rows, verdict, fleet and queue."""
+"""What gateways publish, as rows, verdict and fleet."""
 
 from __future__ import annotations
 
 import pytest
 
 from console import live_view
-from tests.console.live_data import fleet, instance, queue, queue_row, window
+from tests.console.live_data import fleet, instance, window
 
 
 def row_of(**fields):
@@ -85,17 +85,6 @@ def test_an_overview_of_nothing_claims_nothing():
     assert live_view.overview([fleet(classes=[])])["verdict"]["headline"] == "No requests in the last minute"
 
 
-def test_the_queue_shows_the_most_urgent_and_counts_all():
-    first = queue(rows=[queue_row(id="late", slack_s=-1.0), queue_row(id="calm", slack_s=9.0)])
-    second = queue(gateway="gateway-2", rows=[queue_row(id="soon", slack_s=0.1)])
-    shown = live_view.queue([first, second], limit=2)
-    assert [row["id"] for row in shown["rows"]] == ["late", "soon", "calm"]
-    assert shown["total"] == 3
-    assert shown["by_class"] == [
-        {"key": "acme/chat", "tenant": "acme", "slo_class": "chat", "name": "chat", "count": 3, "oldest_slack_s": 0.8}
-    ]
-
-
 def test_data_is_stale_after_three_periods_and_never_before_three_seconds():
     assert live_view.stale_after_s([fleet(period_s=5.0)]) == 15.0
     assert live_view.stale_after_s([fleet(period_s=0.05)]) == 3.0
@@ -112,9 +101,9 @@ def test_the_fleet_is_counted_by_role_and_state():
     assert [each["role"] for each in shown["instances"]] == ["decode"] * 3 + ["prefill"] * 6
 
 
-def test_a_class_behind_many_urgent_requests_is_still_listed():
-    urgent = [queue_row(id=f"u{n}", slack_s=0.001 * n) for n in range(300)]
-    calm = [queue_row(id=f"c{n}", slo_class="batch", slack_s=50.0 + n) for n in range(100)]
-    rows = live_view.queue([queue(rows=[*urgent, *calm])], 200)["rows"]
-    assert [row["id"] for row in rows[:200]] == [f"u{n}" for n in range(200)]
-    assert [row["id"] for row in rows[200:]] == [f"c{n}" for n in range(25)]
+def test_requests_at_once_of_a_tenant_add_up_over_gateways():
+    fleets = [fleet(tenants={"acme": 3, "globex": 1}), fleet(gateway="gateway-2", tenants={"acme": 4})]
+    assert live_view.overview(fleets)["tenants"] == {"acme": 7, "globex": 1}
+    before = fleet()
+    del before["tenants"]
+    assert live_view.overview([before])["tenants"] == {}, "a gateway of before it was told"

@@ -1,17 +1,22 @@
-// Queue: rows keep their element while they wait; slack runs down between frames by the clock of this browser.
+// Queue: the browser holds the rows in view only. Their slack runs down between frames by the clock of this browser.
 
-import { DASH, count, ms } from "../format.js";
+import { DASH, clock, count, ms } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
+import { RowWindow } from "../rows.js";
 
 const TICK_MS = 200;
+const TYPING_MS = 150;
 const find = (selector, root = document) => root.querySelector(selector);
 const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
 const form = find("[data-command]");
-const body = find("[data-rows]");
 const canAct = Boolean(find("[data-act]"));
+const view = { offset: 0, limit: 60, key: "", text: "", held: false };
+const selected = new Set();
+let data = null;
+let epoch = 0; // what to add to this browser's clock, in seconds, to have the console's
+let heldAt = null; // the moment that is shown while the picture is held
 
-const state = { data: null, at: 0, chosen: "", text: "", frozen: false };
-const elements = new Map(); // request id -> row element
+const now = () => heldAt ?? performance.now() / 1000 + epoch;
 
 function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -19,10 +24,10 @@ function put(element, text) {
 
 // ---- classes ------------------------------------------------------------------------------------------------------------
 
-function showClasses(classes) {
+function showClasses() {
   const holder = find("[data-classes]");
   const known = new Map([...holder.children].map((button) => [button.dataset.key, button]));
-  for (const item of classes) {
+  for (const item of data.by_class) {
     let button = known.get(item.key);
     known.delete(item.key);
     if (!button) {
@@ -34,140 +39,182 @@ function showClasses(classes) {
     put(cell(button, "name"), item.name);
     put(cell(button, "count"), count(item.count));
     put(cell(button, "tenant"), item.tenant);
-    put(cell(button, "slack"), item.oldest_slack_s === null ? "" : `least slack ${ms(item.oldest_slack_s)}`);
-    cell(button, "slack").classList.toggle("miss", item.oldest_slack_s < 0);
+    const slack = item.due_at - now();
+    put(cell(button, "slack"), `least slack ${ms(slack)}`);
+    cell(button, "slack").classList.toggle("miss", slack < 0);
   }
-  for (const [key, button] of known) if (key !== state.chosen) button.remove();
+  for (const [key, button] of known) {
+    if (key !== view.key) button.remove();
+    else {
+      put(cell(button, "count"), "0");
+      put(cell(button, "slack"), "");
+    }
+  }
 }
 
 function choose(key) {
-  state.chosen = state.chosen === key ? "" : key;
-  for (const button of find("[data-classes]").children) button.setAttribute("aria-pressed", String(button.dataset.key === state.chosen));
-  showRows();
+  view.key = view.key === key ? "" : key;
+  for (const button of find("[data-classes]").children) button.setAttribute("aria-pressed", String(button.dataset.key === view.key));
+  rows.toTop();
 }
 
 // ---- rows ---------------------------------------------------------------------------------------------------------------
 
-function wanted(row) {
-  if (state.chosen && `${row.tenant}/${row.slo_class}` !== state.chosen) return false;
-  const text = state.text.toLowerCase();
-  return !text || [row.id, row.tenant, row.slo_class, row.model].some((value) => value.toLowerCase().includes(text));
-}
-
-function build(row) {
+function make(row) {
   const element = find("#queue-row").content.firstElementChild.cloneNode(true);
   put(cell(element, "id"), row.id);
+  cell(element, "id").title = row.id;
+  if (canAct) {
+    const box = cell(element, "select");
+    box.value = row.id;
+    box.checked = selected.has(row.id);
+    box.setAttribute("aria-label", `Select request ${row.id}`);
+  }
+  return element;
+}
+
+function update(element, row) {
+  element.classList.toggle("left", Boolean(row.left));
+  cell(element, "left").hidden = !row.left;
+  if (row.left) {
+    element.row = null;
+    if (canAct) cell(element, "select").disabled = true;
+    return;
+  }
+  element.row = row;
   put(cell(element, "class"), row.slo_class || "no class (defaults)");
   put(cell(element, "tenant"), row.tenant);
   put(cell(element, "model"), row.model);
   put(cell(element, "tokens"), `${count(row.prompt_tokens)} + ${count(row.output_tokens)}`);
   put(cell(element, "ttft"), `of ${ms(row.ttft_s)}`);
-  if (canAct) {
-    cell(element, "select").value = row.id;
-    cell(element, "select").setAttribute("aria-label", `Select request ${row.id}`);
-  }
-  return element;
+  put(cell(element, "priority"), row.priority === null ? DASH : String(row.priority));
+  cell(element, "paused").hidden = !row.paused;
+  tickRow(element);
 }
 
-function showRows() {
-  if (!state.data) return;
-  const rows = state.data.rows.filter(wanted);
-  const present = new Set(rows.map((row) => row.id));
-  for (const [id, element] of elements) {
-    if (present.has(id)) continue;
-    element.remove();
-    elements.delete(id);
-  }
-  let after = null;
-  for (const row of rows) {
-    let element = elements.get(row.id);
-    if (!element) {
-      element = build(row);
-      elements.set(row.id, element);
-    }
-    element.row = row;
-    put(cell(element, "priority"), row.priority === null ? DASH : String(row.priority));
-    cell(element, "paused").hidden = !row.paused;
-    const next = after ? after.nextElementSibling : body.firstElementChild;
-    if (next !== element) body.insertBefore(element, next);
-    after = element;
-  }
-  showCounts(rows.length);
-  tick();
-}
+const rows = new RowWindow(find("[data-scroll]"), find("[data-rows]"), find("[data-head]").children.length, {
+  make,
+  update,
+  ask(offset, limit) {
+    Object.assign(view, { offset, limit });
+    topic.send({ type: "view", ...view });
+  },
+});
 
-function showCounts(shown) {
-  const { total, rows } = state.data;
-  put(find("[data-total]"), count(total));
-  const cut = total > rows.length ? `, the ${count(rows.length)} most urgent (of each class) are listed` : "";
-  put(find("[data-shown]"), total ? `${count(shown)} shown of ${count(total)} waiting${cut}` : "");
-  const empty = find("[data-empty]");
-  empty.hidden = shown > 0;
-  const filtered = total > 0;
-  put(empty.children[0], filtered ? "Nothing matches the filter." : "Nothing is waiting.");
-  empty.children[0].classList.remove("loading");
-  put(empty.children[1], filtered ? "Clear it to see the rest." : "Requests go to an engine as soon as they arrive while the fleet has room.");
+function show() {
+  find("[data-table]").setAttribute("aria-rowcount", String(data.matching + 1));
+  rows.show(data.rows, data.offset, data.matching);
+  put(find("[data-total]"), count(data.total));
+  const filtered = view.key || view.text;
+  put(find("[data-shown]"), filtered ? `${count(data.matching)} of ${count(data.total)} waiting` : `${count(data.total)} waiting`);
+  showEmpty(Boolean(filtered));
   showSelected();
 }
 
-function tick() {
-  const since = state.frozen ? 0 : (performance.now() - state.at) / 1000;
-  for (const element of elements.values()) {
-    const { row } = element;
-    const slack = row.slack_s - since;
-    // What is late fills its bar again, in red, by how late it is.
-    const share = row.ttft_s > 0 ? Math.min(1, Math.abs(slack) / row.ttft_s) : 1;
-    put(cell(element, "slack"), slack < 0 ? `${ms(-slack)} late` : `${ms(slack)} left`);
-    cell(element, "slack").className = slack < 0 ? "miss" : share < 0.25 ? "near" : "";
-    const meter = cell(element, "meter");
-    meter.className = `meter ${slack < 0 || row.hopeless ? "bad" : share < 0.25 ? "warn" : "ok"}`;
-    meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
-    put(cell(element, "waited"), ms(row.waited_s + since));
+function showEmpty(filtered) {
+  const empty = find("[data-empty]");
+  empty.hidden = data.matching > 0;
+  const [headline, text] = empty.children;
+  headline.classList.toggle("loading", data.gateways === 0);
+  if (data.gateways === 0) {
+    put(headline, "No gateway has published its queue yet");
+    put(text, "Gateways publish it only while somebody looks at this page.");
+  } else if (data.total > 0 && filtered) {
+    put(headline, "Nothing matches the filter.");
+    put(text, "Clear it to see the rest.");
+  } else {
+    put(headline, "Nothing is waiting.");
+    put(text, "Requests go to an engine as soon as they arrive while the fleet has room.");
   }
 }
 
-// ---- filter, hold, select, cancel ------------------------------------------------------------------------------------------
+function tickRow(element) {
+  const { row } = element;
+  const slack = row.due_at - now();
+  // What is late fills its bar again, in red, by how late it is.
+  const share = row.ttft_s > 0 ? Math.min(1, Math.abs(slack) / row.ttft_s) : 1;
+  put(cell(element, "slack"), slack < 0 ? `${ms(-slack)} late` : `${ms(slack)} left`);
+  cell(element, "slack").className = slack < 0 ? "miss" : share < 0.25 ? "near" : "";
+  const meter = cell(element, "meter");
+  meter.className = `meter ${slack < 0 || row.hopeless ? "bad" : share < 0.25 ? "warn" : "ok"}`;
+  meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
+  put(cell(element, "waited"), ms(Math.max(0, now() - row.arrived_at)));
+  const start = cell(element, "start");
+  put(start, row.start_at === null ? DASH : `in ${ms(Math.max(0, row.start_at - now()))}`);
+  start.classList.toggle("miss", row.start_at !== null && row.start_at > row.due_at);
+  start.title = row.start_at === null ? "" : `about ${clock(new Date(row.start_at * 1000))}`;
+}
+
+function tick() {
+  for (const element of rows.elements.values()) if (element.row) tickRow(element);
+}
+
+// ---- filter, hold, select, act ------------------------------------------------------------------------------------------
 
 function showSelected() {
   if (!canAct) return;
-  const chosen = form.querySelectorAll('input[name="request"]:checked').length;
-  for (const button of form.querySelectorAll("[data-act]")) button.disabled = chosen === 0;
-  put(find("[data-selected]"), chosen ? `${count(chosen)} selected` : "None selected");
+  for (const button of form.querySelectorAll("[data-act]")) button.disabled = selected.size === 0;
+  put(find("[data-selected]"), selected.size ? `${count(selected.size)} selected` : "None selected");
 }
 
 async function act(event) {
   event.preventDefault();
-  const data = new FormData(form, event.submitter);
-  const answer = await fetch(form.action, { method: "POST", body: data, headers: { accept: "application/json" } });
+  const body = new FormData(form, event.submitter);
+  for (const id of selected) body.append("request", id);
   const box = find("[data-answer]");
-  const said = await answer.json();
-  box.className = `banner ${answer.ok ? "done" : "lost"}`;
-  box.textContent = said.message;
+  let ok = false;
+  try {
+    const answer = await fetch(form.action, { method: "POST", body, headers: { accept: "application/json" } });
+    const readable = (answer.headers.get("content-type") || "").includes("json");
+    ok = answer.ok && readable;
+    box.textContent = readable ? (await answer.json()).message : "Nothing was done: your session has ended or may not do this. Load the page again.";
+  } catch {
+    box.textContent = "The console did not answer. The command may still take effect within five seconds.";
+  }
+  box.className = `banner ${ok ? "done" : "lost"}`;
   box.hidden = false;
-  for (const input of form.querySelectorAll('input[name="request"]:checked')) input.checked = false;
+  if (ok) clearSelection();
+}
+
+function clearSelection() {
+  selected.clear();
+  for (const input of form.querySelectorAll('[data-cell="select"]:checked')) input.checked = false;
   showSelected();
 }
 
+let typing = 0;
 find("[data-filter]").addEventListener("input", (event) => {
-  state.text = event.target.value.trim();
-  showRows();
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    view.text = event.target.value.trim();
+    rows.toTop();
+  }, TYPING_MS);
 });
 find("[data-freeze]").addEventListener("click", (event) => {
-  state.frozen = !state.frozen;
-  event.target.setAttribute("aria-pressed", String(state.frozen));
-  put(event.target, state.frozen ? "Show live again" : "Hold the picture");
+  view.held = !view.held;
+  heldAt = null;
+  if (view.held) heldAt = now();
+  event.target.setAttribute("aria-pressed", String(view.held));
+  put(event.target, view.held ? "Show live again" : "Hold the picture");
+  topic.send({ type: "view", ...view });
 });
-form.addEventListener("change", showSelected);
+form.addEventListener("change", (event) => {
+  if (event.target.dataset.cell !== "select") return;
+  if (event.target.checked) selected.add(event.target.value);
+  else selected.delete(event.target.value);
+  showSelected();
+});
 form.addEventListener("submit", act);
-setInterval(() => document.hidden || state.frozen || tick(), TICK_MS);
+setInterval(() => document.hidden || view.held || tick(), TICK_MS);
 
-new LiveTopic("queue", {
-  data(data, frame) {
-    if (frame.age_s === null || state.frozen) return;
-    state.data = data;
-    state.at = performance.now() - frame.age_s * 1000;
-    showClasses(data.by_class);
-    showRows();
+const topic = new LiveTopic("queue", {
+  open: () => topic.send({ type: "view", ...view }),
+  data(news, frame) {
+    epoch = frame.at - performance.now() / 1000;
+    if (news.held !== view.held) return; // made before the picture was held, or let go
+    data = news;
+    showClasses();
+    show();
   },
   state: stateShower(find("[data-live-state]"), find("[data-banner]")),
 });

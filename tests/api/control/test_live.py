@@ -16,6 +16,7 @@ from controller.core.messages import (
     GATEWAYS_KEY,
     HEARTBEAT_KEY,
     LIVE_QUEUE,
+    QUEUE_ASKED_KEY,
     QUEUE_KEY,
     WATCHED_KEY,
 )
@@ -62,23 +63,20 @@ def publish_fleet(board, gateway="g1", age_s=0.0, classes=()):
 
 
 def row(name, slack_s, tenant="acme", slo_class="chat"):
+    """`slack_s` now."""
+    now = time.time()
     return {
         "id": name, "tenant": tenant, "slo_class": slo_class, "model": "demo", "prompt_tokens": 10, "output_tokens": 20,
-        "waited_s": 0.5, "ttft_s": 1.0, "slack_s": slack_s, "hopeless": slack_s < 0,
-        "paused": False, "priority": 0,
+        "ttft_s": 1.0, "arrived_at": now - 0.5, "due_at": now + slack_s, "order": [0.0, now + slack_s],
+        "hopeless": slack_s < 0, "paused": False, "priority": 0,
     }  # fmt: skip
 
 
-def publish_queue(board, rows, gateway="g1", age_s=0.0):
-    by_class = {}
-    for each in rows:
-        key = (each["tenant"], each["slo_class"])
-        entry = by_class.setdefault(key, {"tenant": key[0], "slo_class": key[1], "count": 0, "oldest_slack_s": 9.0})
-        entry["count"] += 1
-        entry["oldest_slack_s"] = min(entry["oldest_slack_s"], each["slack_s"])
+def publish_queue(board, rows, gateway="g1", age_s=0.0, asked=1):
+    """As an answer to the first who asks."""
     message = {
-        "gateway": gateway, "at": time.time() - age_s, "seq": 1, "total": len(rows),
-        "by_class": list(by_class.values()), "rows": rows,
+        "gateway": gateway, "feed": "f", "version": 1, "asked": asked, "at": time.time() - age_s, "rates": {},
+        "rows": rows,
     }  # fmt: skip
     board.set(QUEUE_KEY.format(gateway=gateway), orjson.dumps(message))
 
@@ -164,7 +162,10 @@ def test_the_queue_shows_the_most_urgent_of_all_gateways(viewer, board):
     assert [each["id"] for each in shown["items"]] == ["d", "b", "c"]
     assert (shown["total"], shown["gateways"], shown["missing"]) == (4, 2, 0)
     chat = next(each for each in shown["by_class"] if each["slo_class"] == "chat")
-    assert (chat["count"], chat["oldest_slack_s"]) == (3, 1.0)
+    assert (chat["count"], chat["oldest_slack_s"]) == (3, pytest.approx(1.0, abs=0.1))
+    assert shown["items"][0]["slack_s"] == pytest.approx(0.1, abs=0.1)
+    assert shown["items"][0]["waited_s"] == pytest.approx(0.5, abs=0.1)
+    assert int(board.get(QUEUE_ASKED_KEY)) == 1
     assert [each["id"] for each in viewer.get("/queue", slo_class="batch").data["items"]] == ["d"]
     assert board.exists(WATCHED_KEY.format(topic=LIVE_QUEUE))
 
@@ -284,11 +285,11 @@ def states(answer):
 
 def test_health_is_ok_when_all_is_well(viewer, board):
     publish_fleet(board)
-    for process in ("worker", "beat"):
+    for process in ("worker", "analysis", "beat"):
         board.set(HEARTBEAT_KEY.format(process=process), time.time())
     answer = viewer.get("/health")
     assert answer.data["status"] == "ok", answer.data
-    assert set(states(answer)) == {"postgres", "redis", "gateway g1", "worker", "beat"}
+    assert set(states(answer)) == {"postgres", "redis", "gateway g1", "worker", "analysis", "beat"}
 
 
 def test_health_says_what_is_old_and_what_is_missing(viewer, board):
@@ -303,7 +304,8 @@ def test_health_says_what_is_old_and_what_is_missing(viewer, board):
 @pytest.mark.usefixtures("no_redis")
 def test_without_redis_the_rest_is_unknown(viewer):
     found = states(viewer.get("/health"))
-    assert found == {"postgres": "ok", "redis": "down", "gateway": "unknown", "worker": "unknown", "beat": "unknown"}
+    unknown = dict.fromkeys(("gateway", "worker", "analysis", "beat"), "unknown")
+    assert found == {"postgres": "ok", "redis": "down", **unknown}
 
 
 @pytest.mark.usefixtures("no_redis")

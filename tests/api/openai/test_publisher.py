@@ -10,21 +10,24 @@ import pytest
 
 from api.openai import status
 from api.openai.publisher import REFUSALS_S, Publisher
-from controller.core.messages import CommandAnswer, FleetMessage, QueueMessage
+from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, QueueState
 from controller.core.snapshot import ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import TestBed, completion, snapshot
 
 
 class Board:
-    """Redis: nobody watches."""
+    """Redis: nobody watches, until somebody does."""
 
     def __init__(self) -> None:
+        self.watching: set[str] = set()
+        self.asked = 0
+        self.wholes: list[QueueState] = []
         self.sent: list[tuple[str, Any]] = []
         self.fleet: list[FleetMessage] = []
 
     async def watched(self, topics: list[str]) -> set[str]:
-        return set()
+        return self.watching
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
         self.sent.append(("fleet", message))
@@ -32,8 +35,11 @@ class Board:
     async def aread_fleet(self) -> list[FleetMessage]:
         return self.fleet
 
-    async def publish_queue(self, message: QueueMessage) -> None:
-        self.sent.append(("queue", message))
+    async def queue_asked(self) -> int:
+        return self.asked
+
+    async def publish_queue(self, state: QueueState) -> None:
+        self.wholes.append(state)
 
     async def send(self, topic: str, data: Any) -> None:
         self.sent.append((topic, data))
@@ -96,3 +102,40 @@ async def test_traffic_is_told_by_model() -> None:
         assert rates == {"demo": (0.3, 0.3), "other": (0.1, 0.1)}
         assert (message["arrival_rate"], message["service_rate"]) == pytest.approx((0.4, 0.4))
         assert {one["queued"] for one in message["models"].values()} == {0}
+
+
+async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_when_asked() -> None:
+    async with TestBed(snapshot(instances=("e1",))) as bed:
+        board = Board()
+        publisher = Publisher(bed.gateway, board, Audit())
+
+        def told() -> list[Any]:
+            found = [data for topic, data in board.sent if topic == LIVE_QUEUE]
+            board.sent.clear()
+            return found
+
+        clients = [bed.send(completion(max_tokens=4)) for _ in range(3)]
+        await publisher.tick()
+        assert told() == []
+        assert not bed.gateway.dispatcher.journal.following
+        board.watching = {LIVE_QUEUE}
+        await publisher.tick()
+        (first,) = told()
+        assert (first["base"], first["version"], first["total"]) == (0, 0, len(bed.gateway.dispatcher.queue()))
+        assert board.wholes == []
+        board.asked = 1
+        await publisher.tick()
+        (whole,) = board.wholes
+        assert (whole["feed"], whole["asked"]) == (first["feed"], 1)
+        for client in clients:
+            await client.done()
+        await publisher.tick()
+        assert told()[-1]["total"] == len(bed.gateway.dispatcher.queue()) == 0
+        assert len(board.wholes) == 1, "asked once, told once"
+        board.watching = set()
+        await publisher.tick()
+        assert not bed.gateway.dispatcher.journal.following
+        board.watching = {LIVE_QUEUE}
+        await publisher.tick()
+        assert told()[0]["feed"] != first["feed"]
+        publisher.close()

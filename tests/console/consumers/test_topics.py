@@ -1,4 +1,4 @@
-"""Queue and decisions over their topics."""
+"""Decisions over their topic."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from channels.db import database_sync_to_async
 
 from console.consumers import decisions
 from console.consumers.decisions import DecisionsConsumer
-from console.consumers.queue import QueueConsumer
-from controller.core.messages import LIVE_DECISIONS, LIVE_QUEUE, LIVE_TYPE
+from controller.core.messages import LIVE_DECISIONS, LIVE_TYPE
 from controller.services.decisions import decision_record
 from tests import factories
 from tests.console.consumers.test_base import frames, is_data
-from tests.console.live_data import queue, queue_row
 
 
 def message(ident, **fields):
@@ -39,19 +37,6 @@ def stored(monkeypatch):
 
     monkeypatch.setattr(decisions, "newest_items", newest)
     return items
-
-
-async def test_the_queue_arrives_merged_and_cut(browser, live_store):
-    now = time.time()
-    many = [queue_row(id=f"req-{n}", slack_s=float(n)) for n in range(150)]
-    more = [queue_row(id=f"two-{n}", slack_s=n + 0.5) for n in range(150)]
-    live_store.queues = [queue(at=now, rows=many), queue(at=now, gateway="gateway-2", rows=more)]
-    socket = browser(QueueConsumer)
-    await socket.connect()
-    data = (await frames(socket, is_data))[-1]["data"]
-    assert (data["total"], len(data["rows"])) == (300, 200)
-    assert [row["id"] for row in data["rows"][:3]] == ["req-0", "two-0", "req-1"]
-    assert live_store.watched[0] == LIVE_QUEUE
 
 
 async def test_decisions_start_with_the_newest_and_continue_with_each_new_one(browser, live_store, stored, layer):

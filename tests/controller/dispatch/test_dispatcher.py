@@ -32,7 +32,7 @@ def test_h7_one_pass():
     assert [name for name, _ in sends(reply)] == ["r1", "r3"]
     assert reply.wake_at == pytest.approx(10.089473684)
     assert reply.actions[0].decision.figures["token_budget"] == 6578
-    assert [row["id"] for row in dispatcher.queue().rows(9, 10.0)] == ["r2", "r4"]
+    assert dispatcher.queue().ids() == ["r2", "r4"]
 
 
 def test_an_idle_worker_with_nothing_to_do_sleeps_until_an_event():
@@ -223,7 +223,7 @@ def test_reprioritising_changes_the_order_and_lets_the_hopeless_go_first():
     dispatcher.handle([ev.Arrived(request("late", arrival=-50.0))], 0.0)
     dispatcher.handle([ev.Command("c1", "op", "reprioritise", ("b",), 3)], 0.1)
     dispatcher.handle([ev.Command("c2", "op", "reprioritise", ("late",), 0)], 0.1)
-    assert [row["id"] for row in dispatcher.queue().rows(9, 0.1)] == ["late", "c", "d", "b"]
+    assert dispatcher.queue().ids() == ["late", "c", "d", "b"]
     order = []
     for at, done in enumerate(["a", "late", "c", "d"], start=1):
         order += sends(dispatcher.handle([ev.Finished(done, 1)], at / 10))
@@ -395,20 +395,33 @@ def test_overload_attains_more_than_first_come_first_served():
     assert slackline >= attained("hyperflexis") - 0.03
 
 
-def test_beyond_the_most_urgent_rows_each_class_shows_its_first_and_what_is_held_back():
-    dispatcher = build_dispatcher("hyperflexis")
+def test_the_journal_names_what_came_left_or_moved_and_rows_tell_their_place():
+    dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=1), ev.Arrived(request("running", output=999))], 0.0)
-    urgent = [request(f"u{n:03}", 0.1, ttft=5.0, tpot=0.5, slo_class="chat") for n in range(60)]
-    calm = [request(f"c{n:03}", 0.1, ttft=50.0, tpot=5.0, slo_class="batch") for n in range(40)]
-    dispatcher.handle([ev.Arrived(each) for each in (*urgent, *calm)], 0.1)
-    waiting = len(dispatcher.queue())
-    held = dispatcher.queue().rows(1000, 0.2)[-1]["id"]
-    dispatcher.handle([ev.Command("c", "olga", "pause", (held,), None)], 0.2)
-    rows = dispatcher.queue().rows(30, 0.3)
-    by_class = {name: [row for row in rows if row["slo_class"] == name] for name in ("chat", "batch")}
-    assert (len(rows), len(by_class["chat"]), len(by_class["batch"])) == (55, 30, 25)
-    everything = dispatcher.queue().rows(waiting, 0.3)
-    assert [row["id"] for row in everything if row["paused"]] == [held]
+    dispatcher.handle([ev.Arrived(request("unheard"))], 0.0)
+    journal = dispatcher.journal
+    assert journal.take() == set(), "nobody follows"
+    journal.follow(True)
+    dispatcher.handle([ev.Arrived(request(name, 0.1, ttft=60.0)) for name in "abc"], 0.1)
+    assert journal.take() == {"a", "b", "c"}
+    dispatcher.handle([], 0.2)
+    assert journal.take() == set(), "waiting alone changes nothing"
+    dispatcher.handle([ev.Command("1", "olga", "pause", ("a",), None)], 0.2)
+    dispatcher.handle([ev.Command("2", "olga", "reprioritise", ("c",), 0)], 0.2)
+    dispatcher.handle([ev.Cancelled("b")], 0.2)
+    assert journal.take() == {"a", "b", "c"}
+    queue = dispatcher.queue()
+    rows = {name: queue.row(name, clock_s=1000.0) for name in queue.ids()}
+    assert queue.row("b") is None
+    assert rows["a"]["paused"]
+    assert (rows["c"]["arrived_at"], rows["c"]["ttft_s"]) == (1000.1, 60.0)
+    assert 1050 < rows["c"]["due_at"] <= 1060.1
+    waiting = [row for row in rows.values() if row is not None]
+    in_order = sorted(waiting, key=lambda row: (row["order"], row["arrived_at"], row["id"]))
+    assert [row["id"] for row in in_order] == queue.ids() == ["c", "unheard", "a"]
+    journal.follow(False)
+    dispatcher.handle([ev.Cancelled("c")], 0.3)
+    assert journal.take() == set()
 
 
 def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
