@@ -15,12 +15,14 @@ from celery import Celery
 from celery.signals import after_setup_logger, before_task_publish
 from django.conf import settings
 
+from workers.tasks.heartbeat import AnalysisLives
 from workers.tasks.logs import quieten
 from workers.tasks.names import (
     ACTIONS,
     EXPERIMENTS,
     EXPERIMENTS_RETAIN,
     HEARTBEAT,
+    LINKS,
     PARTITIONS,
     RECONCILE,
     RETENTION,
@@ -43,6 +45,7 @@ app.conf.update(
     task_default_queue="control",
     task_routes={
         "actions.*": {"queue": "actions"},
+        "links.*": {"queue": "actions"},
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
     },
@@ -63,6 +66,7 @@ app.conf.update(
         "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "actions": {"task": ACTIONS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "links": {"task": LINKS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
@@ -70,6 +74,9 @@ app.conf.update(
         "retention": {"task": RETENTION, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
     },
 )
+
+
+app.steps["consumer"].add(AnalysisLives)
 
 
 @after_setup_logger.connect

@@ -15,7 +15,7 @@ from controller.core.freshness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
 
-PROCESSES = ("worker", "beat")
+PROCESSES = ("worker", "analysis", "beat")
 HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
 STATES = ("ok", "down", "stale", "unknown")
 

@@ -22,7 +22,8 @@ from redis.backoff import NoBackoff
 from controller.core.messages import HEARTBEAT_KEY
 
 CHECK_TIMEOUT_S = 2.0
-HEARTBEAT_OLD_S = 10.0  # beat sends one each 2 s; five lost are an outage
+HEARTBEAT_OLD_S = 10.0  # one comes each 2 s; five lost are an outage
+PROCESSES = ("worker", "analysis", "beat")
 ENGINES = """
 SELECT count(*) FILTER (WHERE desired_state = 'running' AND observed_state = 'ready' AND weights = 'present'),
        count(*) FILTER (WHERE desired_state = 'running' AND weights <> 'absent'),
@@ -41,8 +42,7 @@ async def healthz(request: HttpRequest) -> JsonResponse:
         "postgres": {"state": postgres["state"], "detail": postgres.get("detail", "")},
         "redis": {"state": redis["state"], "detail": redis.get("detail", "")},
         "gateway": {"state": gateway["state"], "detail": gateway.get("detail", "")},
-        "worker": heartbeat_state(redis, "worker"),
-        "beat": heartbeat_state(redis, "beat"),
+        **{name: heartbeat_state(redis, name) for name in PROCESSES},
         "engines": engines_state(postgres, gateway),
     }
     ok = all(component["state"] == "ok" for component in components.values())
@@ -79,10 +79,10 @@ async def check_redis() -> Component:
         socket_connect_timeout=CHECK_TIMEOUT_S,
     )
     try:
-        worker, beat = await client.mget([HEARTBEAT_KEY.format(process=name) for name in ("worker", "beat")])
+        seen = await client.mget([HEARTBEAT_KEY.format(process=name) for name in PROCESSES])
     finally:
         await client.aclose()
-    return {"state": "ok", "worker": worker, "beat": beat}
+    return {"state": "ok", **dict(zip(PROCESSES, seen, strict=True))}
 
 
 async def check_gateway() -> Component:

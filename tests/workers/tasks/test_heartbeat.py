@@ -1,6 +1,7 @@
 """Signs of life in a real Redis."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -32,3 +33,47 @@ def test_without_redis_it_gives_up_quietly(monkeypatch):
     began = time.monotonic()
     heartbeat.sign_of_life("beat")
     assert time.monotonic() - began < 5
+
+
+class Consumer:
+    """What of a Celery worker's consumer the step sees; its timer keeps what it was given."""
+
+    def __init__(self, *queues):
+        self.app = SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=dict.fromkeys(queues))))
+        self.timer = self
+        self.calls, self.cancelled = [], 0
+
+    def call_repeatedly(self, seconds, work, args):
+        self.calls.append((seconds, work, args))
+        return self
+
+    def cancel(self):
+        self.cancelled += 1
+
+
+def test_the_worker_of_long_jobs_lives_whatever_its_child_is_at():
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    key = HEARTBEAT_KEY.format(process="analysis")
+    client.delete(key)
+    consumer = Consumer("analysis")
+    step = heartbeat.AnalysisLives(consumer)
+    step.start(consumer)
+    assert abs(float(client.get(key)) - time.time()) < 5
+    ((seconds, work, args),) = consumer.calls
+    client.delete(key)
+    work(*args)
+    assert client.exists(key)
+    assert seconds <= 2.0
+    step.stop(consumer)
+    assert consumer.cancelled == 1
+
+
+def test_a_worker_of_other_queues_does_not_speak_for_it():
+    client = redis.Redis.from_url(settings.REDIS_URL)
+    client.delete(HEARTBEAT_KEY.format(process="analysis"))
+    consumer = Consumer("control", "actions")
+    step = heartbeat.AnalysisLives(consumer)
+    step.start(consumer)
+    step.stop(consumer)
+    assert consumer.calls == []
+    assert not client.exists(HEARTBEAT_KEY.format(process="analysis"))
