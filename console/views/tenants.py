@@ -18,10 +18,12 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from console.access import allows
 from console.history import error_budget, links, promise_of, promises
+from console.live_view import open_by_tenant
 from console.sentences import sentence
 from console.tenant_forms import KeyForm, RotateForm, TenantForm
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
+from console.views.overview import read_fleets
 from console.words import class_name
 from controller.models import ApiKey, Tenant
 from controller.selectors import catalogue, decisions, usage
@@ -46,8 +48,14 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     day = usage.usage_by_tenant(since=now - DAY, until=now)
     peaks = usage.peaks(since=now - HOUR, until=now)
+    at_once = open_now()
     rows = [
-        {"row": row, "day": day.get(row.name), "quotas": quotas(row, peaks.get(row.name, NO_PEAK))}
+        {
+            "row": row,
+            "day": day.get(row.name),
+            "quotas": quotas(row, peaks.get(row.name, NO_PEAK)),
+            "at_once": None if at_once is None else at_once.get(row.name, 0),
+        }
         for row in usage.tenants_with_keys(now).order_by("name")
     ]
     return render(request, "console/tenants.html", {"tenants": rows, "may_change": may_change(request)})
@@ -166,9 +174,11 @@ def may_change(request: HttpRequest) -> bool:
 def page(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, Any]:
     now = timezone.now()
     peak = usage.peaks(since=now - HOUR, until=now, tenant=tenant.name).get(tenant.name, NO_PEAK)
+    at_once = open_now()
     return {
         "row": tenant,
         "quotas": quotas(tenant, peak),
+        "at_once": None if at_once is None else at_once.get(tenant.name, 0),
         "classes": class_rows(tenant, now),
         "keys": [(key, key_state(key, now)) for key in usage.keys_of(tenant)],
         "key_form": key_form,
@@ -182,12 +192,17 @@ def page(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, A
 
 
 def quotas(tenant: Tenant, peak: usage.Peak) -> list[dict[str, Any]]:
-    """Each quota with the busiest minute of the last hour against it. Concurrency is not rolled up: no use shown."""
+    """Each quota a minute with the busiest minute of the last hour against it. Requests at once are shown live."""
     rows = (("Requests a minute", tenant.rpm, peak.requests), ("Tokens a minute", tenant.tpm, peak.tokens))
-    found = [
+    return [
         {"name": name, "limit": limit, "used": used, "status": quota_status(limit, used)} for name, limit, used in rows
     ]
-    return [*found, {"name": "Requests at once", "limit": tenant.max_concurrency, "used": None, "status": ""}]
+
+
+def open_now() -> dict[str, int] | None:
+    """Requests at once by tenant, over all gateways; None while no gateway reports."""
+    fleets = read_fleets()
+    return open_by_tenant(fleets) if fleets else None
 
 
 def quota_status(limit: int | None, used: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from controller.models import ApiKey, Decision, Tenant
 from controller.services.api_keys import api_key_revoke, api_key_rotate, secret_digest
 from controller.services.records import records_write
 from tests import factories
+from tests.console.live_data import fleet
 
 
 @pytest.fixture
@@ -41,6 +43,22 @@ def test_the_list_shows_quotas_and_what_was_served(viewer):
     assert "interactive" in page
     assert "Make the key" not in page
     assert "Change</a>" not in page
+
+
+def test_requests_at_once_stand_against_their_quota(viewer, live_store):
+    tenant = factories.tenant(name="quoted", max_concurrency=8)
+    pages = reverse("tenants"), reverse("tenant", args=[tenant.pk])
+    for page in pages:
+        assert 'data-limit="8"><' in viewer.get(page).content.decode()
+        assert "<span data-used>–</span>" in viewer.get(page).content.decode(), "no gateway reports"
+    now = time.time()
+    live_store.fleets = [
+        fleet(at=now, tenants={"quoted": 5}),
+        fleet(at=now, gateway="gateway-2", tenants={"quoted": 2, "other": 9}),
+        fleet(at=now - 60, gateway="gateway-3", tenants={"quoted": 100}),
+    ]
+    for page in pages:
+        assert "<span data-used>7</span>" in viewer.get(page).content.decode()
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(admin):
