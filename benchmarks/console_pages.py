@@ -106,6 +106,7 @@ def addresses() -> dict[str, str]:
         "tenant": f"/tenants/{tenant.pk}/",
         "fleet": "/fleet/",
         "instance": f"/fleet/instances/{instance.pk}/",
+        "instance role": f"/fleet/instances/{instance.pk}/role/",
         "scaling": "/scaling/",
         "scaling policy": f"/scaling/{policy.pk}/",
         "audit": "/audit/",

@@ -17,7 +17,7 @@ PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("classes", "SLO classes", ("class-new", "class-edit", "class-remove", "class-history")),
     ("mappings", "Priority mapping", ("mapping-new", "mapping-edit", "mapping-history")),
     ("tenants", "Tenants and keys", ("tenant", "tenant-new", "tenant-edit", "key-new", "key-rotate")),
-    ("fleet", "Fleet", ("instance",)),
+    ("fleet", "Fleet", ("instance", "instance-role")),
     ("scaling", "Scaling", ("scaling-new", "scaling-edit")),
     ("experiments", "Experiments", ("experiment", "experiment-new", "traces")),
     ("audit", "Audit", ("decision",)),

@@ -15,7 +15,9 @@ PAGES = [
     "/", "/queue/", "/requests/", "/requests/compare/", "/classes/", "/mappings/", "/tenants/", "/tenants/1/",
     "/fleet/", "/fleet/instances/engine-1/", "/scaling/", "/experiments/", "/traces/", "/audit/", "/patterns/",
 ]  # fmt: skip
-EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/", "/scaling/new/", "/scaling/1/"]
+EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/", "/scaling/new/", "/scaling/1/",
+    "/fleet/instances/engine-1/role/",
+]  # fmt: skip
 ADMINS = ["/tenants/new/", "/tenants/1/change/"]
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SERIOUS = """async () => {

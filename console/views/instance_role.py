@@ -1,0 +1,55 @@
+"""The page that asks before an instance gets another role: what will happen with each, and why one cannot be had."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.core.exceptions import BadRequest, ValidationError
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods
+
+from console.access import allows
+from console.role_change import Prospect, prospects
+from controller.models import Instance
+from controller.selectors import catalogue
+from controller.selectors.roles import Role
+from controller.services.actors import Actor
+from controller.services.change import VersionConflict
+from controller.services.instances import instance_set_role
+from workers.backends.registry import BACKENDS
+from workers.notices import announce_config
+
+
+@require_http_methods(["GET", "POST"])
+@allows(Role.OPERATOR)
+def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
+    """GET says what would happen; POST does it, if the instance still is as the person saw it (`version`)."""
+    row = get_object_or_404(catalogue.instances(), pk=instance_id)
+    found = prospects_of(row)
+    if request.method == "GET":
+        return render(request, "console/instance_role.html", {"row": row, "prospects": found})
+    chosen, version = request.POST.get("role", ""), request.POST.get("version", "")
+    prospect = next((each for each in found if each.role == chosen), None)
+    if not version.isdigit() or (prospect is None and chosen != row.role):
+        raise BadRequest("role: collocated, prefill or decode; version: the one you saw")
+    if prospect is not None and prospect.refused:
+        messages.error(request, f"Nothing was done. {prospect.refused}")
+        return redirect("instance-role", row.pk)
+    actor = Actor.person(request.user.get_username())
+    try:
+        instance_set_role(actor=actor, instance_id=row.pk, role=chosen, version=int(version))
+    except VersionConflict:
+        messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
+    except ValidationError as error:
+        messages.error(request, f"Nothing was done. {' '.join(error.messages)}")
+    else:
+        announce_config()
+        messages.success(request, f"The role of {row.pk} is {chosen}. Gateways know within a second.")
+    return redirect("instance", row.pk)
+
+
+def prospects_of(row: Instance) -> list[Prospect]:
+    wanted = catalogue.instances(live=True).filter(model=row.model, desired_state=Instance.Desired.RUNNING)
+    policies = {each.role: each for each in catalogue.scaling_policies().filter(model=row.model, enabled=True)}
+    handover = row.backend in BACKENDS and BACKENDS[row.backend].capabilities.handover
+    return prospects(row, wanted, policies, handover)
