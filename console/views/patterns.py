@@ -14,6 +14,8 @@ from console import charts
 from console.access import allows
 from console.forms import PercentField, SecondsField
 from console.timeline import timeline
+from console.views.conflicts import Difference
+from console.views.overview import instance_card
 from controller.core.types import Outcome
 from controller.models import RequestRecord
 from controller.selectors.roles import Role
@@ -30,6 +32,29 @@ STEPS = [
         "rejected": {"engine-2": "7 outstanding, 900 tokens waiting"},
     },
 ]  # fmt: skip
+CLASS_ROW = {
+    "key": "acme/chat", "series_class": 1, "name": "chat", "tenant": "acme", "status": "warn", "status_text": "close",
+    "attainment": 0.953, "target": 0.95, "finished": 269, "hour": 0.961, "day": 0.957, "budget_text": "14 % left",
+    "budget_status": "warn", "budget_share": 0.14, "queued": 12, "oldest_slack_s": 0.21, "ttft_p50_s": 0.18,
+    "ttft_p95_s": 0.46, "ttft_target_s": 0.5, "why": "waited too long in the queue", "requests_url": "#class-title",
+    "decisions_url": "#class-title",
+}  # fmt: skip
+QUEUE_ROWS = [
+    {"id": "req-in-time", "slack": "420 ms left", "status": "ok", "share": 0.84, "starts": "in 90 ms"},
+    {"id": "req-nearly-late", "slack": "80 ms left", "status": "warn", "share": 0.16, "starts": "in 40 ms"},
+    {"id": "req-late", "slack": "1.20 s late", "status": "bad", "share": 1, "starts": "in 2.4 s", "miss": True},
+    {"id": "req-held", "slack": "300 ms left", "status": "ok", "share": 0.6, "starts": "–", "paused": True},
+]  # fmt: skip
+INSTANCES = [
+    {"id": "engine-1", "role": "collocated", "state": "up", "utilisation": 0.4, "running": 3, "waiting": 0},
+    {"id": "engine-2", "role": "decode", "state": "up", "utilisation": 0.97, "running": 8, "waiting": 4},
+    {"id": "engine-3", "role": "prefill", "state": "down", "utilisation": 0.0, "running": 0, "waiting": 0},
+]
+SENTENCES = [
+    "scaler scaled demo out: load 1.25 is above 0.8 with 2 ready",
+    "olga changed SLO class chat",
+]
+CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Attained by", "95 %", "97 %")]
 
 
 class Sample(forms.Form):
@@ -64,6 +89,11 @@ def patterns(request: HttpRequest) -> HttpResponse:
         "wrong": wrong,
         "timeline": timeline(sample_record(now)),
         "steps": STEPS,
+        "class_row": CLASS_ROW,
+        "queue_rows": [{"ttft_s": 0.5, "waited_s": 0.2, "priority": "–", **row} for row in QUEUE_ROWS],
+        "instances": [instance_card({"model": "demo", **each}) for each in INSTANCES],
+        "decisions": [{"at": now, "sentence": sentence, "figures_text": ""} for sentence in SENTENCES],
+        "conflict": CONFLICT,
         "charts": {
             "attainment": charts.attainment(minutes, {"acme/chat": 0}, {"acme/chat": 0.95}, *window),
             "nothing": charts.goodput([], {}, *window),
