@@ -161,7 +161,7 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
-        lane.queue.add(Entry(request, cost, now), now)
+        lane.queue.add(Entry(request, cost, now, event.avoid), now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         for lane in self._fleet.lanes.values():

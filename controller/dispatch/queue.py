@@ -38,7 +38,7 @@ class Entry:
         "retry_at",
     )
 
-    def __init__(self, request: Request, cost: Cost, now: float) -> None:
+    def __init__(self, request: Request, cost: Cost, now: float, excluded: frozenset[str] = frozenset()) -> None:
         self.request = request
         self.cost = cost
         self.queued_at = now
@@ -48,7 +48,7 @@ class Entry:
         self.order = 0
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
-        self.excluded: frozenset[str] = frozenset()
+        self.excluded = excluded
         self.retry_at = -math.inf  # until then not at those that failed it
 
     @property

@@ -1,0 +1,31 @@
+"""Who keeps a link to whom."""
+
+from controller.scale.peers import Member, exchange, peers
+
+
+def member(name, role="decode", model="m", hollow=False, host="h"):
+    return Member(name, model, role, host, 1, hollow)
+
+
+def ids(found):
+    return {name: [each.id for each in sources] for name, sources in found.items()}
+
+
+def test_both_stages_of_a_model_are_linked_both_ways():
+    found = peers([member("d"), member("p", "prefill"), member("x", "prefill", model="other")])
+    assert ids(found) == {"d": ["p"], "p": ["d"], "x": []}
+
+
+def test_the_same_stage_too_because_roles_change():
+    assert ids(peers([member("d"), member("e")])) == {"d": ["e"], "e": ["d"]}
+
+
+def test_collocated_engines_exchange_nothing_but_with_one_that_has_no_weights():
+    fleet = [member("a", "collocated"), member("b", "collocated"), member("w", "collocated", hollow=True)]
+    assert ids(peers(fleet)) == {"a": [], "b": [], "w": ["a", "b"]}
+    assert exchange(fleet)
+    assert not exchange(fleet[:2])
+
+
+def test_one_that_does_not_say_where_it_is_reached_is_nobodys_source():
+    assert ids(peers([member("d"), member("p", "prefill", host="")])) == {"d": [], "p": ["d"]}
