@@ -8,6 +8,8 @@ nothing new and is dropped when its last request has ended.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,13 +17,14 @@ import aiohttp
 
 from controller.core import events as ev
 from controller.core.snapshot import GatewaySnapshot
-from controller.core.types import InstanceSpec, Load
+from controller.core.types import InstanceSpec, Load, Role
 from workers.backends.base import Backend, EngineError, Limits
 from workers.backends.registry import backend_for
 
 log = logging.getLogger(__name__)
 
 DEAD_AFTER_S = 10.0
+REPLACED_WITHIN_S = 10.0  # that a process has ended is seen, recorded and told to gateways in far less
 
 
 class Hears(Protocol):
@@ -37,7 +40,7 @@ class Hears(Protocol):
 class Seat:
     """One configured instance. Times are monotonic seconds."""
 
-    __slots__ = ("backend", "draining", "leaving", "seen_at", "spec", "up")
+    __slots__ = ("awaited_until", "backend", "draining", "leaving", "seen_at", "spec", "up")
 
     def __init__(self, spec: InstanceSpec, backend: Backend, now: float) -> None:
         self.spec = spec
@@ -46,6 +49,16 @@ class Seat:
         self.draining = False
         self.leaving = False
         self.seen_at = now
+        self.awaited_until = now + REPLACED_WITHIN_S  # while it is down: itself or its replacement is on its way
+
+    @property
+    def replaceable(self) -> bool:
+        """Somebody starts another when it ends; a registered endpoint is its owner's."""
+        return self.spec.labels.get("provisioner", "static") != "static"
+
+    def awaited(self, now: float) -> bool:
+        stays = not self.draining and not self.leaving and self.spec.role is not Role.DECODE
+        return stays and not self.up and now < self.awaited_until
 
 
 class Fleet:
@@ -56,6 +69,8 @@ class Fleet:
         self._limits = limits
         self._clock = clock
         self._runtime: Hears | None = None
+        self._coming: list[tuple[str, float]] = []  # model, when at the earliest
+        self._expected: dict[str, float] = {}  # as the dispatcher was told
 
     @property
     def runtime(self) -> Hears:
@@ -77,13 +92,29 @@ class Fleet:
                 self._drain(seat)
         for instance_id in wanted:
             self._set_draining(self.seats[instance_id], instance_id in snapshot.draining)
+        now, wall = self._clock(), time.time()
+        self._coming = [(coming.model, now + max(0.0, coming.not_before - wall)) for coming in snapshot.coming]
         self.sweep()
 
     def sweep(self) -> None:
-        """Drop what has left the configuration and serves nothing any more."""
+        """Drop what has left the configuration and serves nothing any more; wait no longer for what did not come."""
         for instance_id, seat in list(self.seats.items()):
             if seat.leaving and not self.runtime.serving(instance_id):
                 self._drop(instance_id)
+        self._expect()
+
+    def _expect(self) -> None:
+        """Tell of each model whose first instance on its way is another one now, or of which none is any more."""
+        now = self._clock()
+        earliest = dict[str, float]()
+        awaited = [(seat.spec.model, seat.seen_at) for seat in self.seats.values() if seat.awaited(now)]
+        for model, at in (*self._coming, *awaited):
+            earliest[model] = min(at, earliest.get(model, math.inf))
+        for model in earliest.keys() | self._expected.keys():
+            at = earliest.get(model, math.inf)
+            if at != self._expected.get(model, math.inf):
+                self.runtime.push(ev.Expected(model, at))
+        self._expected = earliest
 
     def _seat(self, spec: InstanceSpec) -> None:
         seat = self.seats.get(spec.id)
@@ -140,17 +171,26 @@ class Fleet:
             log.info("instance %s is up", instance_id)
             seat.up = True
             self._announce(seat)
+            self._expect()
         self.runtime.push(ev.Telemetry(instance_id, load))
 
     def silent(self, instance_id: str, error: EngineError) -> None:
         """Telemetry did not come."""
         seat = self.seats.get(instance_id)
-        if seat is None or not seat.up:
+        if seat is None:
+            return
+        if not seat.up:
+            if not seat.replaceable and seat.awaited_until > -math.inf:
+                seat.awaited_until = -math.inf
+                self._expect()
             return
         if error.unreachable or self._clock() - seat.seen_at > DEAD_AFTER_S:
             log.warning("instance %s is down: %s", instance_id, error)
             seat.up = False
+            ended = error.unreachable and seat.replaceable
+            seat.awaited_until = self._clock() + REPLACED_WITHIN_S if ended else -math.inf
             self.runtime.instance_down(instance_id, str(error))
+            self._expect()
 
     def heard(self, instance_id: str, now: float) -> None:
         """A token came: slow telemetry alone does not make it dead."""

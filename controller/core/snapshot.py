@@ -81,6 +81,18 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ComingConfig:
+    """An instance that is on its way, and takes whole requests or their prefill once it is there.
+
+    `not_before` (epoch seconds): it waits until then before it is started; 0 does not wait.
+    """
+
+    id: str
+    model: str
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySnapshot:
     version: int
     tenants: tuple[TenantConfig, ...] = ()
@@ -90,6 +102,7 @@ class GatewaySnapshot:
     models: tuple[ModelConfig, ...] = ()
     instances: tuple[InstanceSpec, ...] = ()
     draining: tuple[str, ...] = ()  # instance ids that take nothing new
+    coming: tuple[ComingConfig, ...] = ()
     telemetry_period_s: float = 1.0
 
 
@@ -118,6 +131,7 @@ def snapshot_from_json(raw: dict[str, Any]) -> GatewaySnapshot:
         models=tuple(ModelConfig(**{**item, "aliases": tuple(item["aliases"])}) for item in raw.get("models", ())),
         instances=tuple(instances),
         draining=tuple(raw.get("draining", ())),
+        coming=tuple(ComingConfig(**item) for item in raw.get("coming", ())),
         telemetry_period_s=raw.get("telemetry_period_s", 1.0),
     )
 

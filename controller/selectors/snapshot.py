@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 
 from controller.core.snapshot import (
     ClassConfig,
+    ComingConfig,
     GatewaySnapshot,
     KeyConfig,
     LevelBounds,
@@ -25,6 +27,7 @@ from controller.models import (
     SLOClass,
     Tenant,
 )
+from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 
 Speeds = dict[tuple[int, str, int, str], LatencyCoefficients]
@@ -36,7 +39,7 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Eight queries. The version is read first: what changes meanwhile makes the next poll read again."""
+    """Nine queries. The version is read first: what changes meanwhile makes the next poll read again."""
     version = config_version()
     instances = list(Instance.objects.serving().select_related("model"))
     speeds = _speeds()
@@ -49,8 +52,22 @@ def gateway_snapshot() -> GatewaySnapshot:
         models=tuple(_model(row) for row in ServedModel.objects.all()),
         instances=tuple(_instance(row, speeds) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
+        coming=tuple(_coming(row) for row in _on_their_way()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
     )
+
+
+def _on_their_way() -> list[Instance]:
+    """Wanted, not ready yet, and started or woken by somebody; a warm one waits for an order of its own."""
+    starts = Q(observed_state__in=[Instance.Observed.PENDING, Instance.Observed.STARTING])
+    wakes = Q(observed_state=Instance.Observed.READY, weights="waking")
+    wanted = Instance.objects.filter(desired_state=Instance.Desired.RUNNING).exclude(role=Role.DECODE.value)
+    coming = wanted.filter((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
+    return list(coming.select_related("model"))
+
+
+def _coming(row: Instance) -> ComingConfig:
+    return ComingConfig(row.pk, row.model.name, float(row.spec.get("start_after") or 0.0))
 
 
 def _usable_keys() -> list[ApiKey]:

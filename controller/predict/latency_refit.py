@@ -1,0 +1,91 @@
+"""A profile's step times corrected by the records of served requests, for records of any quality.
+
+`latency_records.fit_records` asks the records alone, which needs clean ones. Where a machine pauses and tokens come in
+bunches, the regressors of a loaded engine hardly span (steps, batch and context grow together), a division by measured
+times trusts the shortest intervals most, and coefficients go to nothing. Here a profile gives the shape, and the
+records five factors on it (step constant, context, batch, prompt tokens, their squares):
+
+- an interval weighs by its *expected* time (the variance of a sum of steps grows with their number), so that the fit
+  explains the total time and no measurement error can become a weight;
+- Huber's loss: an interval with a stall in it has a bounded say;
+- a ridge holds each factor to the common one, as strong as the scatter of the records asks: residual variance over
+  DEVIATION squared. Clean records decide all five factors, noisy ones move the whole profile;
+- no factor below LEAST of the common one, and a column that the profile lacks gets FLOOR of the total time first: a
+  step has a constant, and a token and a sequence cost something. The quadratic term alone may be absent.
+
+Cost: rows x rounds x 25.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients
+from controller.predict.latency_fit import Row, solve_nonnegative
+from controller.predict.latency_records import COLUMNS, LEAST_INTERVALS
+
+ROUNDS = 20
+HUBER = 3.0  # standard deviations at which an interval's say ends
+DEVIATION = 0.3  # expected between the factors, as a share of the common one
+LEAST = 0.1
+FLOOR = 0.01
+TO_SIGMA = 1.4826  # median absolute deviation of a normal distribution
+SQUARES = 4
+
+
+def refit_profile(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficients) -> LatencyCoefficients:
+    """`rows` as from `latency_records.intervals`, of one engine or several alike. The constant of a prefill alone keeps
+    its ratio to that of a decode step. Raises ConfigError with too few rows, or where the profile takes no time."""
+    rows = [(row, seconds) for row, seconds in rows if seconds > 0]
+    if len(rows) < LEAST_INTERVALS:
+        raise ConfigError(
+            f"a refit needs at least {LEAST_INTERVALS} decoded requests, got {len(rows)}", field="records"
+        )
+    shape = _shape(rows, profile)
+    parts = [([value * k for value, k in zip(row, shape, strict=True)], seconds) for row, seconds in rows]
+    factors = [_level(parts)] * COLUMNS
+    for _ in range(ROUNDS):
+        factors = _improved(parts, factors)
+    a, context, batch, linear, quadratic = (k * factor for k, factor in zip(shape, factors, strict=True))
+    prefill_a = profile.prefill_a * factors[0] if profile.prefill_a > 0 else a
+    return LatencyCoefficients(prefill_a, linear, quadratic, a, context, batch)
+
+
+def _shape(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficients) -> list[float]:
+    """The profile by column, with what it lacks."""
+    given = [profile.decode_a, profile.decode_b, profile.decode_c, profile.prefill_b, profile.prefill_c]
+    sums = [sum(row[column] for row, _ in rows) for column in range(COLUMNS)]
+    expected = sum(k * total for k, total in zip(given, sums, strict=True))
+    if expected <= 0 or min(given) < 0:
+        raise ConfigError("the profile must give steps a time", field="profile")
+    return [
+        k if column == SQUARES or total <= 0 else max(k, FLOOR * expected / total)
+        for column, (k, total) in enumerate(zip(given, sums, strict=True))
+    ]
+
+
+def _level(parts: Sequence[tuple[Sequence[float], float]]) -> float:
+    return sum(seconds for _, seconds in parts) / sum(sum(part) for part, _ in parts)
+
+
+def _improved(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> list[float]:
+    """One round of iteratively reweighted least squares, with x - LEAST x level >= 0 in place of x >= 0."""
+    expected = [sum(x * k for x, k in zip(part, factors, strict=True)) for part, _ in parts]
+    scatter = [abs(seconds - e) / e**0.5 for (_, seconds), e in zip(parts, expected, strict=True)]
+    sigma = max(TO_SIGMA * statistics.median(scatter), 1e-9)
+    weights = [min(1.0, HUBER * sigma / max(z, 1e-12)) / e for z, e in zip(scatter, expected, strict=True)]
+    level = sum(w * e * s for w, e, (_, s) in zip(weights, expected, parts, strict=True)) / sum(
+        w * e * sum(part) for w, e, (part, _) in zip(weights, expected, parts, strict=True)
+    )
+    ridge, least = (sigma / (DEVIATION * level)) ** 2, LEAST * level
+    matrix = [[ridge if i == j else 0.0 for j in range(COLUMNS)] for i in range(COLUMNS)]
+    right = [ridge * (level - least)] * COLUMNS
+    for weight, (part, seconds) in zip(weights, parts, strict=True):
+        rest = seconds - least * sum(part)
+        for i, x in enumerate(part):
+            right[i] += weight * x * rest
+            for j, y in enumerate(part):
+                matrix[i][j] += weight * x * y
+    return [least + found for found in solve_nonnegative(matrix, right)]

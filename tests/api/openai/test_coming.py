@@ -1,0 +1,172 @@
+"""Instances on their way: what the dispatcher is told of them, and requests that wait for one in a whole gateway."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from api.openai.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
+from controller.core import events as ev
+from controller.core.snapshot import ComingConfig, GatewaySnapshot, snapshot_from_json
+from controller.core.types import InstanceSpec, Load, Outcome, Role
+from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.test_telemetry import Clock, Heard
+from workers.backends.base import EngineError, Limits
+from workers.backends.fake import Script
+
+GONE = EngineError("connection refused", unreachable=True)
+
+
+def spec(name: str = "e1", provisioner: str = "process", **more: Any) -> InstanceSpec:
+    return InstanceSpec(name, "demo", backend="fake", labels={"provisioner": provisioner}, **more)
+
+
+def with_instances(*specs: InstanceSpec, **more: Any) -> GatewaySnapshot:
+    return replace(snapshot(()), **{"version": 2, "instances": specs, **more})
+
+
+class Told(Heard):
+    """The newest word on each model, seconds from now; absent: none is on its way."""
+
+    def coming(self, clock: Clock) -> dict[str, float]:
+        at = {event.model: event.at for event in self.events if isinstance(event, ev.Expected)}
+        return {model: when - clock.now for model, when in at.items() if not math.isinf(when)}
+
+
+def build(config: GatewaySnapshot) -> tuple[Fleet, Told, Clock]:
+    session: Any = None
+    clock, told = Clock(), Told()
+    fleet = Fleet(session, Limits(), clock)
+    fleet.bind(told)
+    fleet.apply(config)
+    return fleet, told, clock
+
+
+def answers(fleet: Fleet, clock: Clock, name: str = "e1") -> None:
+    fleet.reported(name, Load(clock.now))
+
+
+def test_what_the_configuration_says_is_starting_is_on_its_way() -> None:
+    later = time.time() + 30
+    coming = (ComingConfig("a", "demo", later), ComingConfig("b", "demo", later + 30), ComingConfig("c", "other"))
+    fleet, told, clock = build(with_instances(coming=coming))
+    assert told.coming(clock) == {"demo": pytest.approx(30, abs=1), "other": 0.0}
+    fleet.apply(with_instances(coming=coming[2:]))
+    assert told.coming(clock) == {"other": 0.0}
+
+
+def test_nothing_is_said_twice() -> None:
+    config = with_instances(coming=(ComingConfig("c", "other"),))
+    fleet, told, clock = build(config)
+    clock.now += 1
+    fleet.sweep()
+    fleet.sweep()
+    assert len(told.events) == 1
+
+
+def test_one_that_is_ready_and_has_not_answered_yet_is_on_its_way_for_a_moment() -> None:
+    fleet, told, clock = build(with_instances(spec()))
+    assert told.coming(clock) == {"demo": 0.0}
+    fleet.silent("e1", GONE)  # the address of an earlier run, say
+    assert told.coming(clock) == {"demo": 0.0}
+    clock.now += REPLACED_WITHIN_S
+    fleet.sweep()
+    assert told.coming(clock) == {}
+
+
+def test_one_that_answers_is_there() -> None:
+    fleet, told, clock = build(with_instances(spec()))
+    answers(fleet, clock)
+    assert told.coming(clock) == {}
+
+
+def test_a_process_that_ended_is_being_replaced() -> None:
+    fleet, told, clock = build(with_instances(spec()))
+    answers(fleet, clock)
+    fleet.silent("e1", GONE)
+    assert set(told.coming(clock)) == {"demo"}
+    fleet.apply(with_instances(coming=(ComingConfig("e2", "demo"),)))
+    clock.now += REPLACED_WITHIN_S
+    fleet.sweep()
+    assert set(told.coming(clock)) == {"demo"}
+
+
+def test_nobody_comes_for_a_registered_endpoint_or_one_that_hangs() -> None:
+    fleet, told, clock = build(with_instances(spec("e1", "static"), spec("e2")))
+    fleet.silent("e1", GONE)
+    answers(fleet, clock, "e2")
+    assert told.coming(clock) == {}
+    clock.now += DEAD_AFTER_S + 1
+    fleet.silent("e2", EngineError("did not answer in time"))
+    assert told.down == ["e2"]
+    assert told.coming(clock) == {}
+
+
+def test_one_that_drains_or_only_decodes_is_not_waited_for() -> None:
+    _, told, clock = build(with_instances(spec("e1"), spec("e2", role=Role.DECODE), draining=("e1",)))
+    assert told.coming(clock) == {}
+
+
+def test_the_stored_configuration_keeps_what_is_coming() -> None:
+    raw = {"version": 3, "coming": [{"id": "a", "model": "demo", "not_before": 5.0}]}
+    assert snapshot_from_json(raw).coming == (ComingConfig("a", "demo", 5.0),)
+
+
+# ---- through a whole gateway -----------------------------------------------------------------------------------------
+
+
+async def test_requests_of_the_first_seconds_wait_for_the_first_engine() -> None:
+    async with TestBed(with_instances(coming=(ComingConfig("e1", "demo"),))) as bed:
+        clients = [bed.send(completion(stream=stream)) for stream in (True, False)]
+        await until(lambda: len(bed.gateway.dispatcher.queue()) == 2)
+        bed.gateway.configure(with_instances(spec(), version=3))
+        answers = [await client.done() for client in clients]
+        assert [answer.status for answer in answers] == [200, 200]
+        assert {record.outcome for record in bed.sink.records} == {Outcome.OK}
+
+
+async def test_no_longer_than_they_may() -> None:
+    async with TestBed(with_instances(coming=(ComingConfig("e1", "demo"),))) as bed:
+        answer = await bed.ask(completion(waiting_time=0.05))
+        assert (answer.status, answer.error["code"]) == (504, "waiting_time_exceeded")
+        answer = await bed.ask(completion(waiting_time=0))
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+
+
+async def test_refused_at_once_with_the_time_to_come_back_when_it_starts_too_late() -> None:
+    coming = ComingConfig("e1", "demo", time.time() + 30)
+    async with TestBed(with_instances(coming=(coming,))) as bed:
+        answer = await bed.ask(completion(waiting_time=5))
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert 28 <= int(answer.headers["retry-after"]) <= 30
+        assert "starts too late" in answer.error["message"]
+
+
+async def test_who_waited_for_one_that_was_given_up_is_answered_then() -> None:
+    async with TestBed(with_instances(coming=(ComingConfig("e1", "demo"),))) as bed:
+        client = bed.send(completion())
+        await until(lambda: len(bed.gateway.dispatcher.queue()) == 1)
+        bed.gateway.configure(with_instances(version=3))
+        answer = await client.done()
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_only_engine_dies_and_its_replacement_gets_what_it_had(stream: bool) -> None:
+    async with TestBed(with_instances(spec("e1"))) as bed:
+        bed.backend("e1", Script(hang_after=0))
+        old = bed.send(completion(stream=stream))
+        await until(lambda: bed.backend("e1").running == 1)
+        bed.backend("e1").dead = True
+        bed.gateway.runtime.lost(next(iter(bed.gateway.runtime.flights.values())), GONE)
+        await until(lambda: not bed.gateway.fleet.seats["e1"].up)
+        new = bed.send(completion(stream=stream))
+        await until(lambda: len(bed.gateway.dispatcher.queue()) == 2)
+        bed.gateway.configure(with_instances(spec("e2"), version=3))
+        assert [(await client.done()).status for client in (old, new)] == [200, 200]
+        assert {record.instance for record in bed.sink.records} == {"e2"}
