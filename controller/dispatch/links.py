@@ -7,6 +7,7 @@ engines that do not (vLLM, SGLang). A link on which transfers failed in a row is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from controller.core.links import KvMoved, LinkState
@@ -83,6 +84,11 @@ class LinkBook:
         link = self._links.get(pair)
         return link is None or (link.state is not LinkState.DOWN and now >= link.opens_at)
 
+    def down(self, pair: Pair) -> bool:
+        """Its engine says so."""
+        link = self._links.get(pair)
+        return link is not None and link.state is LinkState.DOWN
+
     def move_s(self, pair: Pair, tokens: int) -> float | None:
         """Seconds that so many tokens' KV takes, from what was measured; None: nothing was."""
         link = self._links.get(pair)
@@ -92,6 +98,13 @@ class LinkBook:
         if link.bandwidth and size is not None:
             return (link.latency or 0.0) + tokens * size / link.bandwidth
         return None if link.s_a_token is None else tokens * link.s_a_token
+
+    def moves(self, source: str, targets: Sequence[str], tokens: int) -> dict[str, float]:
+        """The same for each target; a link that was not measured takes the mean of those that were (0 without any)."""
+        took = {target: self.move_s((source, target), tokens) for target in targets}
+        known = [seconds for seconds in took.values() if seconds is not None]
+        mean = sum(known) / len(known) if known else 0.0
+        return {target: mean if seconds is None else seconds for target, seconds in took.items()}
 
     def views(self, now: float) -> list[LinkView]:
         return [

@@ -229,11 +229,13 @@ class Migrator:
                 self._place(transfer, "one_shot", now, actions)
                 continue
             candidates = self._candidates(transfer)
-            reached = self._reached(transfer, candidates, now)
-            if candidates and not reached and self._other_way(transfer, now):
-                actions.append(ev.FreeKv(transfer.request.id, transfer.source))
-                self._prefill_again(transfer, "links_down", now, actions, avoid=transfer.source)
-                continue
+            reached = [w for w in candidates if self.links.usable((transfer.source, w.id), now)]
+            if candidates and not reached:
+                if self._other_way(transfer, now):
+                    actions.append(ev.FreeKv(transfer.request.id, transfer.source))
+                    self._prefill_again(transfer, "links_down", now, actions, avoid=transfer.source)
+                    continue
+                reached = self._at_worst(transfer, candidates, now)
             choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
@@ -261,10 +263,10 @@ class Migrator:
         able = [w for w in self._decoders(transfer) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
         return [w for w in able if w.id not in transfer.excluded] or able
 
-    def _reached(self, transfer: Transfer, candidates: list[Worker], now: float) -> list[Worker]:
-        """Those to which a link is not down; all of them when every link has been down for too long."""
-        able = [w for w in candidates if self.links.usable((transfer.source, w.id), now)]
-        return able or (candidates if now - transfer.since >= self.config.link_patience_s else [])
+    def _at_worst(self, transfer: Transfer, candidates: list[Worker], now: float) -> list[Worker]:
+        """No link is usable, and there is no other way: those that only failed lately, or after a while any."""
+        answering = [w for w in candidates if not self.links.down((transfer.source, w.id))]
+        return answering or (candidates if now - transfer.since >= self.config.link_patience_s else [])
 
     def _other_way(self, transfer: Transfer, now: float) -> bool:
         """Prefilled by somebody else it could be decoded: there, or over a link that is not down."""
@@ -280,10 +282,7 @@ class Migrator:
         if not self.placement.measures_links:
             return transfer.stage
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
-        took = {w.id: self.links.move_s((transfer.source, w.id), tokens) for w in workers}
-        known = [seconds for seconds in took.values() if seconds is not None]
-        mean = sum(known) / len(known) if known else 0.0
-        return transfer.stage._replace(move_s={name: mean if s is None else s for name, s in took.items()})
+        return transfer.stage._replace(move_s=self.links.moves(transfer.source, [w.id for w in workers], tokens))
 
     def _decoders(self, transfer: Transfer) -> list[Worker]:
         """Of its model, and of its prefill engine's kind: others do not read its KV."""

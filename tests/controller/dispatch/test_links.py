@@ -149,6 +149,15 @@ def test_nowhere_else_to_go_it_waits_for_the_link_and_then_tries_it():
     assert targets(made.handle([ev.Woke()], 2.0)) == [("a", "d0")]
 
 
+def test_a_link_that_only_failed_lately_is_taken_where_there_is_no_other_way():
+    """The pause after a failure is the request's own: 0.05 s, doubled each time."""
+    made = fleet(decoders=1, migrator={"link_failures": 1})
+    made.handle([done("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0"), ev.TransferFailed("a", "d0", "transfer_failed")], 0.0)
+    assert targets(made.handle([ev.Woke()], 0.05)) == []
+    assert targets(made.handle([ev.Woke()], 0.1)) == [("a", "d0")]
+
+
 def test_a_link_that_comes_back_is_taken_at_once():
     made = fleet()
     made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
