@@ -2,7 +2,8 @@
 
 Pages: in this process over its own PostgreSQL with 1,000,000 request records, 100,000 decisions and 200 instances;
 `cold_ms` is the first look after a start. Live: `make up` on ports of its own under a steady 200 requests/s, 99
-WebSocket clients and one Chromium measured to the DOM. The last line is JSON.
+WebSocket clients and one Chromium measured to the DOM. Queue: what 10,000 waiting requests cost while somebody watches
+them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from playwright.async_api import Page, async_playwright
 
 from benchmarks import console_live as live
 from benchmarks.console_pages import measure
+from benchmarks.console_queue import queue_costs
 from benchmarks.console_stack import Running, started
 from benchmarks.engines import stop_on_sigterm
 from benchmarks.scoring import percentile
@@ -118,14 +120,18 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=INSTANCES)
     parser.add_argument("--sockets", type=int, default=SOCKETS)
     parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--only", choices=("pages", "live"), help="one half; the other is left out of the JSON")
+    parser.add_argument(
+        "--only", choices=("pages", "live", "queue"), help="one part; the others are left out of the JSON"
+    )
     arguments = parser.parse_args()
     stop_on_sigterm()
     result: dict[str, Any] = {}
-    if arguments.only != "pages":
+    if arguments.only in (None, "queue"):
+        result["queue"] = queue_costs()
+    if arguments.only in (None, "live"):
         with started() as stack:
             result |= asyncio.run(event_to_browser(stack, arguments.rate, arguments.sockets))
-    if arguments.only != "live":
+    if arguments.only in (None, "pages"):
         pages = measure(arguments.records, arguments.decisions, arguments.instances)
         print(table(pages))
         result["server_ms"] = {name: row["cold_ms"] for name, row in pages.items()}

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import console_live as live
 from benchmarks.console_data import fill
+from benchmarks.console_queue import queue_costs
 from controller.models import AttainmentMinute, Decision, Instance, InstanceDevice, RequestRecord, ScalingSample
 
 
@@ -29,3 +30,10 @@ def test_a_probe_is_seen_when_the_count_reaches_it():
     assert watcher.seen == {1: 10.2, 2: 11.0, 3: 11.0, 4: 11.0}
     ended = [10.0, 10.5, 10.9, 11.1, 12.0]
     assert live.delays(ended, watcher.seen) == [pytest.approx(each) for each in (0.2, 0.5, 0.1, 0.0, live.LATE_S)]
+
+
+def test_a_long_queue_is_followed_to_its_end_and_costs_are_told():
+    """It raises where the picture is not the queue."""
+    told = queue_costs(waiting=5_000)
+    assert (told["waiting"], told["changes_per_s"]) == (4_999, 400)
+    assert 0 < told["frame_kb"] < told["message_kb"] < told["whole_kb"]
