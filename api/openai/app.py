@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 
@@ -23,14 +23,17 @@ from api.openai.asgi import (
     respond_error,
 )
 from api.openai.errors import ApiError
-from api.openai.flight import CHAT, COMPLETIONS
+from api.openai.flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.gateway import Gateway
+from api.openai.responses_request import parse_response_request
 from api.openai.schemas import Parsed, parse_request
 from api.openai.status import health, metrics
+from controller.core.snapshot import ModelConfig
 
 log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: off the loop
+SERVED = (CHAT, COMPLETIONS, RESPONSES, "/v1/models")
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -82,9 +85,9 @@ class OpenAIApp:
 
     async def _route(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path in (COMPLETIONS, CHAT):
+        if path in (COMPLETIONS, CHAT, RESPONSES):
             _only(method, "POST")
-            await generate(gateway, scope, receive, send, chat=path == CHAT)
+            await generate(gateway, scope, receive, send)
         elif path == "/healthz":
             status, body = health(gateway)
             await respond(send, status, orjson.dumps(body))
@@ -94,8 +97,10 @@ class OpenAIApp:
             _only(method, "GET")
             gateway.tenant(header(scope, b"authorization"))
             await respond(send, 200, orjson.dumps(models(gateway, path[len("/v1/models/") :])))
+        elif path.startswith(RESPONSES + "/"):
+            raise ApiError("not_found", "Responses are not stored: none can be read, continued or cancelled by its id.")
         else:
-            raise ApiError("not_found", f"There is no {path[:200]!r} here.")
+            raise ApiError("not_found", f"There is no {path[:200]!r} here; served: {', '.join(SERVED)}.")
 
 
 def _only(method: str, wanted: str) -> None:
@@ -103,21 +108,28 @@ def _only(method: str, wanted: str) -> None:
         raise ApiError("method_not_allowed", f"Use {wanted}.")
 
 
-async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, *, chat: bool) -> None:
-    """Completions and chat completions, streamed and not."""
+async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    """Completions, chat completions and responses, streamed and not."""
+    path = scope["path"]
     tenant = gateway.tenant(header(scope, b"authorization"))
     raw = await read_body(scope, receive)
     arrival = gateway.clock()
     if len(raw) > HEAVY_BYTES:
-        parsed: Parsed = await asyncio.to_thread(parse_request, raw, gateway.models, chat=chat)
+        parsed = await asyncio.to_thread(_parse, path, raw, gateway.models)
     else:
-        parsed = parse_request(raw, gateway.models, chat=chat)
+        parsed = _parse(path, raw, gateway.models)
     del raw  # the waiting request keeps its upstream form alone
-    flight = gateway.submit(parsed, tenant, send, arrival, chat=chat)
+    flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
     del parsed
     while (await receive())["type"] != "http.disconnect":
         continue
     gateway.runtime.hang_up(flight)
+
+
+def _parse(path: str, raw: bytes, models: Mapping[str, ModelConfig]) -> Parsed:
+    if path == RESPONSES:
+        return parse_response_request(raw, models)
+    return parse_request(raw, models, chat=path == CHAT)
 
 
 def models(gateway: Gateway, name: str) -> dict[str, object]:

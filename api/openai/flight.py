@@ -15,6 +15,7 @@ from workers.backends.base import Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"  # served as a chat completion
 
 
 class Phase(IntEnum):
@@ -43,6 +44,7 @@ class Flight:
         "prefill_instance",
         "prefilled",
         "prompt_chars",
+        "quota",
         "request",
         "send",
         "sends",
@@ -77,6 +79,7 @@ class Flight:
         self.keep_usage = keep_usage
         self.prompt_chars = prompt_chars
         self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
+        self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.phase = Phase.QUEUED
         self.instance = ""
@@ -130,7 +133,7 @@ class Flight:
         self.task = None
 
     def headers(self) -> list[Header]:
-        """x-slackline-*: who served it and how long it waited for that."""
+        """x-slackline-*: who served it and how long it waited for that; its id under OpenAI's name too; its quota."""
         request = self.request
         waited = (self.sent_at - request.arrival) * 1000 if self.sent_at is not None else 0.0
         return [
@@ -138,6 +141,8 @@ class Flight:
             (b"x-slackline-class", _header_text(request.slo_class)),
             (b"x-slackline-instance", _header_text(self.instance)),
             (b"x-slackline-queue-ms", b"%.1f" % waited),
+            (b"x-request-id", request.id.encode()),
+            *self.quota,
         ]
 
 

@@ -19,6 +19,7 @@ from api.openai.instruments import Instruments
 from api.openai.ledger import Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
 from api.openai.quotas import Quotas
+from api.openai.responses import as_response
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
 from api.openai.telemetry import Monitor, TelemetryBoard
@@ -103,13 +104,16 @@ class Gateway:
     def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
         request, applied = self._request(parsed, tenant, arrival)
+        arrived_wall = time.time() - (self.clock() - arrival)
+        if parsed.echo is not None:
+            send = as_response(send, parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
         if parsed.streamed and self.options.token_pacing:
             send = paced(send, request.targets, self.options.token_pacing, self.clock, chat=chat)
         flight = Flight(
             request,
             parsed.head,
             send,
-            time.time() - (self.clock() - arrival),
+            arrived_wall,
             chat=chat,
             streamed=parsed.streamed,
             keep_usage=parsed.keep_usage,
@@ -156,7 +160,9 @@ class Gateway:
         flight.charged_tokens = request.prompt_tokens + request.output_tokens
         try:
             self.quotas.admit(tenant, flight.charged_tokens, request.arrival)
+            flight.quota = self.quotas.headers(tenant.name)
         except ApiError as error:
             self.ledger.note(flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
+            flight.quota = self.quotas.headers(tenant.name)
             error.about = flight.headers()
             raise

@@ -7,6 +7,9 @@ and corrected when the engine tells the truth.
 
 from __future__ import annotations
 
+import math
+
+from api.openai.asgi import Header
 from api.openai.errors import ApiError
 from controller.core.snapshot import TenantConfig
 
@@ -32,6 +35,13 @@ class Bucket:
         if self.limit <= 0:
             return MINUTE_S
         return max(0.0, (amount - self.level) * MINUTE_S / self.limit)
+
+    def headers(self, what: str) -> list[Header]:
+        """Limit, what is left of it, and the seconds until it is whole again."""
+        left = max(0, math.floor(self.level))
+        whole_in_s = (self.limit - self.level) * MINUTE_S / self.limit if self.limit > 0 else MINUTE_S
+        told = {"limit": f"{self.limit:.0f}", "remaining": str(left), "reset": f"{max(0.0, whole_in_s):.3f}s"}
+        return [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in told.items()]
 
     def resized(self, limit: float, now: float) -> Bucket:
         """The same bucket under a new limit: what was used stays used."""
@@ -77,6 +87,12 @@ class Quotas:
         if usage.requests is not None:
             usage.requests.level -= 1
         usage.active += 1
+
+    def headers(self, tenant: str) -> tuple[Header, ...]:
+        """What is left of the minute's requests and tokens as of the last admission, under OpenAI's names."""
+        usage = self._usage.get(tenant)
+        buckets = (("requests", usage.requests), ("tokens", usage.tokens)) if usage is not None else ()
+        return tuple(pair for what, bucket in buckets if bucket is not None for pair in bucket.headers(what))
 
     def release(self, tenant: str, expected: int, actual: int) -> None:
         """The request ended; give back, or take, the difference to what was expected."""

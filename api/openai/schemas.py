@@ -41,11 +41,16 @@ class Parsed(NamedTuple):
     asked: Asked
     workflow: str
     stage: str
+    echo: dict[str, Any] | None = None  # /v1/responses: what its answer says of the request
 
 
 def parse_request(raw: bytes, models: Mapping[str, ModelConfig], *, chat: bool) -> Parsed:
     """Raises ApiError naming the field."""
-    body = _load(raw)
+    return parse_body(load(raw), models, chat=chat, shown="messages" if chat else "prompt")
+
+
+def parse_body(body: dict[str, Any], models: Mapping[str, ModelConfig], *, chat: bool, shown: str) -> Parsed:
+    """`shown`: what the client calls the field that holds its text. Raises ApiError naming the field."""
     model = _model(body, models)
     asked = _asked(body)
     streamed, keep_usage = _stream(body)
@@ -59,11 +64,12 @@ def parse_request(raw: bytes, models: Mapping[str, ModelConfig], *, chat: bool) 
     body["model"] = model.name
     head = orjson.dumps(body)[:-1]
     parsed = Parsed(model, head, streamed, keep_usage, tokens, chars, max_tokens, asked, workflow, stage)
-    _fits(parsed, "messages" if chat else "prompt")
+    _fits(parsed, shown)
     return parsed
 
 
-def _load(raw: bytes) -> dict[str, Any]:
+def load(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -73,14 +79,14 @@ def _load(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _wrong(field: str, what: str) -> ApiError:
+def wrong(field: str, what: str) -> ApiError:
     return ApiError("invalid_value", f"{field}: {what}", param=field)
 
 
 def _model(body: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> ModelConfig:
     name = body.get("model")
     if not isinstance(name, str) or not name:
-        raise _wrong("model", "must be the name of a model")
+        raise wrong("model", "must be the name of a model")
     model = models.get(name)
     if model is None:
         raise ApiError("model_not_found", f"The model {name[:100]!r} does not exist.", param="model")
@@ -94,37 +100,37 @@ def _asked(body: Mapping[str, Any]) -> Asked:
         raise ApiError("invalid_slo", str(error), param=error.field) from None
 
 
-def _flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool:
+def flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool:
     value = body.get(field)
     if value is not None and not isinstance(value, bool):
-        raise _wrong(shown or field, "must be true or false")
+        raise wrong(shown or field, "must be true or false")
     return bool(value)
 
 
 def _stream(body: dict[str, Any]) -> tuple[bool, bool]:
     """(streamed, the client wants the usage event). Other stream options stay, usage is always asked for."""
-    streamed = _flag(body, "stream")
+    streamed = flag(body, "stream")
     options = body.pop("stream_options", None)
     if options is not None and not isinstance(options, dict):
-        raise _wrong("stream_options", "must be an object")
+        raise wrong("stream_options", "must be an object")
     if options is not None and not streamed:
-        raise _wrong("stream_options", "is only allowed when stream is true")
+        raise wrong("stream_options", "is only allowed when stream is true")
     if not streamed:
         return False, False
     options = options or {}
-    wanted = _flag(options, "include_usage", "stream_options.include_usage")
+    wanted = flag(options, "include_usage", "stream_options.include_usage")
     body["stream_options"] = {**options, "include_usage": True}
     return True, wanted
 
 
-def _integer(body: Mapping[str, Any], field: str, low: int, high: int) -> int | None:
+def integer(body: Mapping[str, Any], field: str, low: int, high: int) -> int | None:
     value = body.get(field)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(field, "must be an integer")
+        raise wrong(field, "must be an integer")
     if not low <= value <= high:
-        raise _wrong(field, f"must be between {low} and {high}")
+        raise wrong(field, f"must be between {low} and {high}")
     return value
 
 
@@ -134,23 +140,23 @@ def _numbers(body: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _wrong(field, "must be a number")
+            raise wrong(field, "must be a number")
         if not low <= value <= high:
-            raise _wrong(field, f"must be between {low:g} and {high:g}")
+            raise wrong(field, f"must be between {low:g} and {high:g}")
 
 
 def _single_choice(body: Mapping[str, Any]) -> None:
     for field in ("n", "best_of"):
-        value = _integer(body, field, 1, 1_000)
+        value = integer(body, field, 1, 1_000)
         if value is not None and value > 1:
-            raise _wrong(field, "must be 1: latency targets hold for one answer, send several requests instead")
+            raise wrong(field, "must be 1: latency targets hold for one answer, send several requests instead")
 
 
 def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
     """OpenAI's default for completions is 16; a chat answer is bounded by the context alone."""
-    given = _integer(body, "max_tokens", 1, 1 << 24)
+    given = integer(body, "max_tokens", 1, 1 << 24)
     if chat:
-        newer = _integer(body, "max_completion_tokens", 1, 1 << 24)
+        newer = integer(body, "max_completion_tokens", 1, 1 << 24)
         return newer if newer is not None else given
     return given if given is not None else 16
 
@@ -161,12 +167,12 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str]:
     if metadata is None:
         return "", ""
     if not isinstance(metadata, dict):
-        raise _wrong("metadata", "must be an object")
+        raise wrong("metadata", "must be an object")
     found = []
     for field in _WORKFLOW_FIELDS:
         value = metadata.get(field, "")
         if not isinstance(value, str) or len(value) > 200:
-            raise _wrong(f"metadata.{field}", "must be a string of at most 200 characters")
+            raise wrong(f"metadata.{field}", "must be a string of at most 200 characters")
         found.append(value)
     rest = {key: value for key, value in metadata.items() if key not in _WORKFLOW_FIELDS}
     body.pop("metadata")
@@ -182,15 +188,15 @@ def _prompt(body: Mapping[str, Any]) -> tuple[int, int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         if not prompt:
-            raise _wrong("prompt", "must not be empty")
+            raise wrong("prompt", "must not be empty")
         return 0, len(prompt)
     if not isinstance(prompt, list) or not prompt:
-        raise _wrong("prompt", "must be a string or a list of token ids")
+        raise wrong("prompt", "must be a string or a list of token ids")
     if isinstance(prompt[0], str | list):
-        raise _wrong("prompt", "must be one prompt: send several requests instead")
+        raise wrong("prompt", "must be one prompt: send several requests instead")
     # Exact types first: that scan runs in C even for a long prompt.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= 1 << 31:
-        raise _wrong("prompt", "token ids must be non-negative integers")
+        raise wrong("prompt", "token ids must be non-negative integers")
     return len(prompt), 0
 
 
@@ -198,14 +204,14 @@ def _messages(body: Mapping[str, Any]) -> tuple[int, int]:
     """(template tokens, characters) of a conversation."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "must be a list with at least one message")
+        raise wrong("messages", "must be a list with at least one message")
     chars = 0
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise _wrong(where, "must be an object")
+            raise wrong(where, "must be an object")
         if not isinstance(message.get("role"), str):
-            raise _wrong(f"{where}.role", "must be a string")
+            raise wrong(f"{where}.role", "must be a string")
         chars += _content(message.get("content"), f"{where}.content")
     return CHAT_MESSAGE_TOKENS * len(messages), chars
 
@@ -216,14 +222,14 @@ def _content(content: Any, where: str) -> int:
     if isinstance(content, str):
         return len(content)
     if not isinstance(content, list):
-        raise _wrong(where, "must be a string or a list of parts")
+        raise wrong(where, "must be a string or a list of parts")
     chars = 0
     for part in content:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise _wrong(where, "each part must be an object with a type")
+            raise wrong(where, "each part must be an object with a type")
         text = part.get("text", "")
         if not isinstance(text, str):
-            raise _wrong(where, "the text of a part must be a string")
+            raise wrong(where, "the text of a part must be a string")
         chars += len(text)
     return chars
 

@@ -1,0 +1,233 @@
+"""/v1/responses: what is sent upstream, what comes back whole and streamed, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from api.openai.responses_request import NOT_SERVED
+from controller.core.types import Outcome
+from tests.api.openai.gateways import Answer, TestBed, snapshot, until
+from workers.backends.base import UpstreamCall
+from workers.backends.fake import Script
+
+PATH = "/v1/responses"
+
+
+def asked(**changes: Any) -> dict[str, Any]:
+    return {"model": "gpt", "input": "hello", **changes}
+
+
+def told(answer: Answer) -> list[dict[str, Any]]:
+    """The events of a stream; each names itself twice."""
+    events = []
+    for event in answer.body.decode().split("\n\n"):
+        if event:
+            name, data = event.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def upstream(bed: TestBed) -> tuple[UpstreamCall, dict[str, Any]]:
+    (call,) = [call for name in ("e1", "e2") for call in bed.backend(name).calls]
+    return call, json.loads(call.head + b"}")
+
+
+async def test_a_whole_response() -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(asked(max_output_tokens=9, temperature=0.5, metadata={"a": "b"}), PATH)
+        body = json.loads(answer.body)
+        assert (answer.status, body["object"], body["status"], body["model"]) == (200, "response", "completed", "gpt")
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        assert body["id"] == answer.headers["x-slackline-request-id"].replace("req-", "resp_")
+        (item,) = body["output"]
+        assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+        assert item["content"] == [{"type": "output_text", "text": "t0 t1 t2 t3", "annotations": [], "logprobs": []}]
+        counts = [body["usage"][f"{kind}_tokens"] for kind in ("input", "output", "total")]
+        assert counts == [8, 4, 12]
+        assert (body["max_output_tokens"], body["temperature"], body["metadata"]) == (9, 0.5, {"a": "b"})
+        assert (body["error"], body["incomplete_details"], body["store"]) == (None, None, False)
+        (record,) = bed.sink.records
+        assert (record.outcome, record.judged_by, record.slo_class) == (Outcome.OK, "e2e", "chat")
+
+
+async def test_it_goes_upstream_as_a_chat_completion_with_its_slo_fields_taken_out() -> None:
+    async with TestBed() as bed:
+        body = asked(
+            input=[
+                {"role": "developer", "content": "be brief"},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "a"}, {"type": "text", "text": "b"}]},
+            ],
+            instructions="be kind",
+            max_output_tokens=9,
+            text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+            reasoning={"effort": "low"},
+            store=False,
+            truncation="disabled",
+            prompt_cache_key="k",
+            target_ttft=1.5,
+            slo_class="chat",
+            metadata={"workflow_id": "w", "stage": "s", "own": "o"},
+            top_k=5,
+        )
+        assert (await bed.ask(body, PATH)).status == 200
+        call, sent = upstream(bed)
+        assert call.path == "/v1/chat/completions"
+        assert sent == {
+            "model": "demo",
+            "messages": [
+                {"role": "system", "content": "be kind"},
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            ],
+            "max_completion_tokens": 9,
+            "reasoning_effort": "low",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+            },
+            "metadata": {"own": "o"},
+            "top_k": 5,
+        }
+        (record,) = bed.sink.records
+        assert (record.workflow, record.stage, record.target_ttft_s) == ("w", "s", 1.5)
+
+
+async def test_a_streamed_response() -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(asked(stream=True), PATH)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = told(answer)
+        assert [event["type"] for event in events] == [
+            *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+            *["response.output_text.delta"] * 4,
+            *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
+            "response.completed",
+        ]
+        text = "".join(event["delta"] for event in events if event["type"].endswith("text.delta"))
+        assert text == events[-4]["text"] == "t0 t1 t2 t3 "
+        last = events[-1]["response"]
+        assert last["output"][0]["content"][0]["text"] == text
+        assert (last["usage"]["input_tokens"], last["usage"]["output_tokens"]) == (8, 4)
+        assert events[0]["response"]["status"] == "in_progress"
+        assert {event["item_id"] for event in events if "item_id" in event} == {last["output"][0]["id"]}
+        (record,) = bed.sink.records
+        assert (record.outcome, record.judged_by, record.output_tokens) == (Outcome.OK, "tokens", 4)
+
+
+async def test_events_leave_as_tokens_come() -> None:
+    async with TestBed() as bed:
+        bed.every(Script(hang_after=2))
+        client = bed.send(asked(stream=True), PATH)
+        await until(lambda: client.answer.body.count(b"event: response.output_text.delta") == 2)
+        await client.hang_up()
+        await until(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
+
+
+async def test_an_engine_that_dies_fails_the_response_and_then_says_the_error() -> None:
+    async with TestBed() as bed:
+        bed.every(Script(cut_after=2))
+        events = told(await bed.ask(asked(stream=True), PATH))
+        failed, error = events[-2:]
+        assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+        assert failed["response"]["error"]["code"] == "engine_failed"
+        assert failed["response"]["output"][0]["content"][0]["text"] == "t0 t1 "
+        assert (error["type"], error["code"], error["error"]["code"]) == ("error", "engine_failed", "engine_failed")
+        assert bed.sink.records[0].outcome == Outcome.CUT
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_have_the_shape_of_errors_everywhere(stream: bool) -> None:
+    async with TestBed(snapshot(())) as bed:
+        answer = await bed.ask(asked(stream=stream), PATH)
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert "retry-after" in answer.headers
+    async with TestBed() as bed:
+        bed.every(Script(refuse_status=400))
+        answer = await bed.ask(asked(stream=stream), PATH)
+        assert (answer.status, answer.error["code"]) == (400, "scripted")
+
+
+def said(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": parts}]}
+
+
+UNSERVED = {
+    "previous_response_id": "resp_1",
+    "conversation": {"id": "c"},
+    "store": True,
+    "background": True,
+    "prompt": {"id": "p"},
+    "tools": [{"type": "web_search"}],
+    "tool_choice": "required",
+    "max_tool_calls": 1,
+    "include": ["reasoning.encrypted_content"],
+    "top_logprobs": 2,
+    "truncation": "auto",
+    "service_tier": "flex",
+    "stream_options": {"include_obfuscation": True},
+    "messages": [{"role": "user", "content": "x"}],
+    "max_tokens": 5,
+    "max_completion_tokens": 5,
+}
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("input", {"input": None}),
+    ("input", {"input": ""}),
+    ("input", {"input": []}),
+    ("input", {"input": "x" * 6000}),
+    ("input[0]", {"input": ["hello"]}),
+    ("input[0].type", {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}),
+    ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
+    ("input[0].content", {"input": [{"role": "user", "content": 5}]}),
+    ("input[0].content[1].type", said({"type": "text", "text": "a"}, {"type": "input_image"})),
+    ("input[0].content[0].text", said({"type": "input_text", "text": None})),
+    ("instructions", {"instructions": ["x"]}),
+    ("max_output_tokens", {"max_output_tokens": 0}),
+    ("max_output_tokens", {"max_output_tokens": "9"}),
+    ("reasoning", {"reasoning": "high"}),
+    ("reasoning.effort", {"reasoning": {"effort": "huge"}}),
+    ("reasoning.summary", {"reasoning": {"summary": "auto"}}),
+    ("text", {"text": "json"}),
+    ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
+    ("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
+    ("temperature", {"temperature": 9}),
+    ("n", {"n": 2}),
+    ("store", {"store": 0}),
+    ("target_ttft", {"target_ttft": -1}),
+    ("model", {"model": None}),
+]
+
+
+def test_every_field_that_is_not_served_is_tried() -> None:
+    assert UNSERVED.keys() == NOT_SERVED.keys()
+
+
+@pytest.mark.parametrize(("field", "body"), [*((name, {name: value}) for name, value in UNSERVED.items()), *WRONG])
+async def test_a_field_that_is_wrong_or_not_served_is_named(field: str, body: dict[str, Any]) -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(asked(**body), PATH)
+        assert (answer.status, answer.error["param"]) == (400, field)
+        assert not bed.gateway.runtime.flights
+        assert bed.sink.records == []
+
+
+async def test_nothing_is_stored_so_nothing_is_found_by_id() -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(b"", PATH + "/resp_1", method="GET")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert (await bed.ask(asked(), PATH, method="GET")).status == 405
+
+
+async def test_what_is_not_served_says_what_is() -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask({"model": "demo", "input": "x"}, "/v1/embeddings")
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert PATH in answer.error["message"]
