@@ -28,6 +28,7 @@ PAGES = {
     "tenant": "/tenants/1/",
     "fleet": "/fleet/",
     "instance": "/fleet/instances/engine-1/",
+    "role": "/fleet/instances/engine-1/role/",
     "scaling": "/scaling/",
     "audit": "/audit/",
     "patterns": "/patterns/",

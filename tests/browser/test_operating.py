@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -124,6 +125,49 @@ def test_an_instance_is_drained_after_a_question_and_that_is_recorded(visit):
     expect(page.get_by_role("status")).to_contain_text("nothing new is sent there")
     expect(page.get_by_role("button", name="Drain", exact=True)).to_have_count(0)
     expect(page.get_by_role("listitem").filter(has_text=f"operator drained instance {name}")).to_be_visible()
+
+
+def test_a_role_is_set_after_saying_what_will_happen_and_taken_back(visit):
+    page = visit("operator", "/fleet/")
+    cell = page.locator("a.cell[title*=', ready,']").first
+    name = cell.locator(".name").inner_text()
+    cell.click()
+    page.get_by_role("link", name="Set role").click()
+    expect(page.get_by_role("button", name="Set role prefill")).to_be_disabled()
+    expect(page.locator("main")).to_contain_text("Make one decode first")
+    expect(page.locator("main")).to_contain_text("nothing comes to it until one does")
+    page.get_by_role("button", name="Set role decode").click()
+    expect(page.get_by_role("status")).to_contain_text(f"The role of {name} is decode")
+    expect(page.locator("h1 + .lead")).to_contain_text("decode of demo")
+    page.get_by_role("link", name="Set role").click()
+    page.get_by_role("button", name="Set role collocated").click()
+    expect(page.locator("h1 + .lead")).to_contain_text("collocated of demo")
+    page.goto(f"/audit/?kind=instance_role_set&subject={name}")
+    expect(page.locator("#audit-rows tr")).to_have_count(2)
+
+
+def test_a_viewer_finds_no_way_to_change_an_instance(visit, trouble):
+    trouble.expected = ("403",)
+    page = visit("viewer", "/fleet/instances/engine-1/")
+    for name in ("Drain", "Stop", "Set role", "Put to sleep"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+        expect(page.get_by_role("link", name=name)).to_have_count(0)
+    page.goto("/fleet/instances/engine-1/role/")
+    expect(page.locator("body")).to_contain_text("This needs the role operator")
+
+
+def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack):
+    page = visit("viewer", "/tenants/1/")
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    expect(page.locator("[data-used]")).to_have_text(re.compile(r"^\d+$"))
+    before = int(page.locator("[data-used]").inner_text())
+    reached = "least => Number(document.querySelector('[data-used]').textContent) >= least"
+    fallen = "most => Number(document.querySelector('[data-used]').textContent) < most"
+    sent = stack.send(60, slo_class="analytics", max_tokens=200)
+    page.wait_for_function(reached, arg=before + 40)
+    for each in sent:
+        each.result()
+    page.wait_for_function(fallen, arg=before + 40)
 
 
 def test_a_scaling_policy_is_changed_and_says_why_it_does_not_scale(visit):
