@@ -1,8 +1,8 @@
 """/v1/responses on its way back: a chat completion, whole or streamed, as OpenAI's response object and its events.
 
-A `Send` around the client's, so that relay, retries and measuring know nothing of it. One output item, the message: what
-engines say of their reasoning stays with them. A stream ends with `response.completed` or `response.incomplete`, or after
-a failure with `response.failed` and then an `error` event, which clients raise.
+A `Send` around the client's, so that relay, retries and measuring know nothing of it. One output item, the message:
+what engines say of their reasoning stays with them. A stream ends with `response.completed` or `response.incomplete`,
+or after a failure with `response.failed` and then an `error` event, which clients raise.
 """
 
 from __future__ import annotations

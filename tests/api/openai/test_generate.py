@@ -247,6 +247,20 @@ async def test_over_quota_is_refused_with_a_hint_and_recorded() -> None:
         assert "slackline_api_errors_total{" not in page
 
 
+async def test_a_tenant_with_a_quota_is_told_what_is_left_of_it() -> None:
+    config = snapshot(tenants=(TenantConfig(1, "acme", "chat", rpm=2, tpm=100),))
+    async with TestBed(config) as bed:
+        first, second, refused = [await bed.ask(completion()) for _ in range(3)]
+        left = [answer.headers["x-ratelimit-remaining-requests"] for answer in (first, second, refused)]
+        assert (left, first.headers["x-ratelimit-limit-requests"]) == (["1", "0", "0"], "2")
+        assert 20 < float(first.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 30
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) < 100
+        assert refused.status == 429
+        assert refused.headers["x-request-id"] == refused.headers["x-slackline-request-id"]
+    async with TestBed() as bed:
+        assert not any(name.startswith("x-ratelimit") for name in (await bed.ask(completion())).headers)
+
+
 async def test_what_has_no_record_is_counted_as_an_api_error() -> None:
     async with TestBed() as bed:
         await bed.ask(completion(model="nobody"))
