@@ -20,15 +20,14 @@ Gauge = tuple[str, str, dict[str, str], float]
 
 
 def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
-    """503 until there is a configuration, and while shutting down."""
+    """503 until there is a configuration, and while shutting down. `up` is an instance that takes requests."""
     ready = gateway.snapshot is not None and not gateway.closing
-    seats = gateway.fleet.seats
     body = {
         "status": "ok" if ready else "unavailable",
         "gateway": gateway.options.name,
         "policy": gateway.dispatcher.name,
         "config_version": gateway.snapshot.version if gateway.snapshot else None,
-        "instances": {name: "up" if seat.up else "down" for name, seat in sorted(seats.items())},
+        "instances": {each["id"]: each["state"] for each in instances(gateway, gateway.clock())},
         "queued": len(gateway.dispatcher.queue()),
         "open": len(gateway.runtime.flights),
         "telemetry": "leading" if gateway.monitor.leading else "following",

@@ -43,7 +43,7 @@ def environment(
 
 def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     """In the order of their start."""
-    specs = [
+    return [
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
         _spec(settings, env, "console", _console(settings.console_port), 8.0),
         _spec(settings, env, "worker", _worker("control,actions"), 10.0),
@@ -51,9 +51,11 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
         _spec(settings, env, "analysis", _worker("analysis"), 2.0),
         _spec(settings, env, "beat", _beat(settings.data_dir), 5.0),
     ]
-    if settings.demo_load:
-        specs.append(_spec(settings, env, "demo-load", ("workers.demo_load",), 3.0))
-    return specs
+
+
+def when_ready(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
+    """Started once an engine can serve: traffic before that would show an outage that is none."""
+    return [_spec(settings, env, "demo-load", ("workers.demo_load",), 3.0)] if settings.demo_load else []
 
 
 def migrate(env: Mapping[str, str], log: Path) -> Spec:

@@ -42,6 +42,7 @@ class Supervisor:
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings, self.environ = settings, environ
         self.services: list[Service] = []
+        self.when_ready: list[Service] = []
         self.engines: EngineFolder | None = None
         self.postgres: EmbeddedPostgres | None = None
         self.redis: EmbeddedRedis | None = None
@@ -89,6 +90,7 @@ class Supervisor:
         for spec in plan.processes(self.settings, env):
             self.services.append(Service(spec))
             self.services[-1].start()
+        self.when_ready = [Service(spec) for spec in plan.when_ready(self.settings, env)]
         self._record(ownership)
 
     def _servers(self) -> dict[str, str]:
@@ -145,6 +147,9 @@ class Supervisor:
                 ownership.record(running)
             if readiness.became_ready():
                 welcome(self.settings)
+                for service in self.when_ready:
+                    service.start()
+                self.services += self.when_ready
             if time.monotonic() > rotate_at:
                 rotate(self.settings.logs)
                 rotate_at = time.monotonic() + ROTATE_EVERY_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from api.openai.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
+from api.openai.status import health
 from controller.core import events as ev
 from controller.core.snapshot import ComingConfig, GatewaySnapshot, snapshot_from_json
 from controller.core.types import InstanceSpec, Load, Outcome, Role
@@ -170,3 +172,16 @@ async def test_the_only_engine_dies_and_its_replacement_gets_what_it_had(stream:
         bed.gateway.configure(with_instances(spec("e2"), version=3))
         assert [(await client.done()).status for client in (old, new)] == [200, 200]
         assert {record.instance for record in bed.sink.records} == {"e2"}
+
+
+async def test_up_is_said_of_those_that_take_requests() -> None:
+    async with TestBed(with_instances(spec("e1"), spec("e2"), spec("e3"), spec("e4"), draining=("e3",))) as bed:
+        bed.backend("e2").load = Load(0.0, awake=False)
+        bed.backend("e4").dead = True
+        for name in bed.gateway.fleet.seats:
+            bed.gateway.monitor.probe(name)
+        await bed.gateway.monitor.settle(1)
+        await asyncio.sleep(0)
+        status, body = health(bed.gateway)
+        assert status == 200
+        assert body["instances"] == {"e1": "up", "e2": "asleep", "e3": "draining", "e4": "down"}
