@@ -37,7 +37,13 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("scale_out_served", "started"): (
         "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, started anew"
     ),
+    ("scale_out_served", "woken"): (
+        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, woken, its "
+        "weights from {source} in {load_s:.1f} s"
+    ),
     ("scale_out_unserved", "never_served"): "{instance} of {subject} was asked for and no request ever came to it",
+    ("link_down", "no_answer"): "the link from {source} to {target} does not answer: KV caches take other ways",
+    ("link_up", "answers_again"): "the link from {source} to {target} answers again after {down_s:.0f} s",
     ("role_change", "demand_diverged"): "{actor} turns {instance} from {from} to {to}: {subject} can spare it",
     ("weights_load", "from_engine"): "{subject} has its weights from the memory of {from} after {load_s:.1f} s",
     ("weights_load", "from_host"): "{subject} has its weights from its host's copy after {load_s:.1f} s",
@@ -75,9 +81,11 @@ STEPS: dict[str, str] = {
     "refuse": "Refused",
     "expire": "Dropped",
     "cancel": "Cancelled",
+    "prefill": "Prefilled",
     "place": "Placed for decoding",
     "transfer": "KV cache moved",
 }
+NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
     "slo_class": "SLO class",
@@ -115,7 +123,10 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """One decision in a request's record: what was done and why in words; its figures as they are."""
     kind, reason = str(recorded.get("kind", "")), str(recorded.get("reason", ""))
     why = SOURCES.get(reason, "") if kind == "slo" else ""
-    return {**recorded, "what": STEPS.get(kind) or kind.replace("_", " "), "why": why or reason_in_words(reason)}
+    what = STEPS.get(kind) or kind.replace("_", " ")
+    if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
+        what = NOT_MOVED
+    return {**recorded, "what": what, "why": why or reason_in_words(reason)}
 
 
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:

@@ -35,6 +35,14 @@ REASONS: dict[str, str] = {
     # the way of a KV cache between two instances
     "kv_landed": "its KV cache arrived where it is decoded",
     "kv_lost": "its KV cache was lost: prefilled again",
+    "no_room": "the instance that decodes had no room for its KV cache",
+    "unreachable": "the other instance could not be reached",
+    "no_instance": "the instance that decodes had gone",
+    "transfer_failed": "the transfer failed",
+    "link_down": "the link between the two was down",
+    "cut": "the transfer was cut off",
+    "corrupt": "what arrived was damaged",
+    "request_ended": "the request ended first",
     "decode_failed": "the decode instance failed: prefilled again",
     # jobs
     "load_above_upper": "load above the upper threshold",

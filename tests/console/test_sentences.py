@@ -51,9 +51,27 @@ def test_a_line_shows_the_telling_figures_first_and_few_of_them():
         ("dispatch", "fits_budget", "Sent to an engine", "fits the engine's room for more"),
         ("slo", "class", "Targets", "those of its class"),
         ("expire", "waiting_time", "Dropped", "its waiting time ran out in the queue"),
+        ("transfer", "kv_landed", "KV cache moved", "its KV cache arrived where it is decoded"),
         ("warm_up", "moon_phase", "warm up", "moon phase"),
     ],
 )
 def test_a_requests_own_steps_read_in_words(kind, reason, what, why):
     said = step({"kind": kind, "reason": reason, "figures": {"slack_s": 0.2}})
     assert (said["what"], said["why"], said["figures"]) == (what, why, {"slack_s": 0.2})
+
+
+def test_a_kv_cache_that_did_not_arrive_is_not_said_to_have_moved():
+    said = step({"kind": "transfer", "reason": "no_room", "figures": {"outcome": "failed"}})
+    assert (said["what"], said["why"]) == (
+        "KV cache not moved",
+        "the instance that decodes had no room for its KV cache",
+    )
+
+
+def test_a_link_that_is_lost_and_found_reads_as_both_ends():
+    known = {"source": "prefill-1", "target": "decode-1", "error": "reset", "down_s": 12.3}
+    subject = "prefill-1 to decode-1"
+    said = say("link_down", "links", "link", subject, "no_answer", known)
+    assert said == "the link from prefill-1 to decode-1 does not answer: KV caches take other ways"
+    said = say("link_up", "links", "link", subject, "answers_again", known)
+    assert said == "the link from prefill-1 to decode-1 answers again after 12 s"
