@@ -37,7 +37,6 @@ REASONS: dict[str, str] = {
     "kv_lost": "its KV cache was lost: prefilled again",
     "no_room": "the instance that decodes had no room for its KV cache",
     "unreachable": "the other instance could not be reached",
-    "no_instance": "the instance that decodes had gone",
     "transfer_failed": "the transfer failed",
     "link_down": "the link between the two was down",
     "cut": "the transfer was cut off",
