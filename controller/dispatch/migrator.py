@@ -99,7 +99,7 @@ class Migrator:
     # ---- what happens ----------------------------------------------------------------------------------------------
 
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
-        if event.request.output_tokens < 2 and event.request.max_tokens == 1:
+        if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
         transfer = Transfer(event.request, event.instance_id, now)
         self._transfers[event.request.id] = transfer
