@@ -104,6 +104,7 @@ class Publisher:
             if not self._away:
                 log.warning("nothing is published: %s", error)
             self._away = True
+            self._unfollow()  # or what happens would pile up until Redis is back
         if now - self._refusals_at >= REFUSALS_S:
             self._refusals_at = now
             await self._refusals(now)
@@ -125,9 +126,7 @@ class Publisher:
     async def _queue(self, now: float, watched: bool) -> None:
         """Whole first, where a reader asked for it: who hears of the changes that made it finds it there."""
         if not watched:
-            if self._feed is not None:
-                self._feed.stop()
-                self._feed = None
+            self._unfollow()
             return
         gateway = self._gateway
         if self._feed is None:
@@ -141,6 +140,11 @@ class Publisher:
             await self._board.publish_queue(self._feed.whole(rates, asked))
             self._answered, self._whole_at = asked, now
         await self._board.send(LIVE_QUEUE, changes)
+
+    def _unfollow(self) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
 
     async def _share(self) -> None:
         """Tell the dispatcher which part of each instance is this gateway's."""

@@ -14,6 +14,7 @@ from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, Qu
 from controller.core.snapshot import ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import TestBed, completion, snapshot
+from workers.live import LiveUnavailable
 
 
 class Board:
@@ -22,11 +23,14 @@ class Board:
     def __init__(self) -> None:
         self.watching: set[str] = set()
         self.asked = 0
+        self.away = False
         self.wholes: list[QueueState] = []
         self.sent: list[tuple[str, Any]] = []
         self.fleet: list[FleetMessage] = []
 
     async def watched(self, topics: list[str]) -> set[str]:
+        if self.away:
+            raise LiveUnavailable("Redis is away: test")
         return self.watching
 
     async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None:
@@ -138,4 +142,7 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         board.watching = {LIVE_QUEUE}
         await publisher.tick()
         assert told()[0]["feed"] != first["feed"]
+        board.away = True
+        await publisher.tick()
+        assert not bed.gateway.dispatcher.journal.following, "nothing piles up while Redis is away"
         publisher.close()
