@@ -43,7 +43,7 @@ async def test_nobody_listens_without_a_login(browser, live_store):
     assert live_store.watched == []
 
 
-@pytest.mark.parametrize("path", ["/ws/overview", "/ws/queue", "/ws/decisions", "/ws/elsewhere"])
+@pytest.mark.parametrize("path", ["/ws/overview", "/ws/queue", "/ws/decisions", "/ws/experiments", "/ws/elsewhere"])
 async def test_a_handshake_without_a_session_is_refused(path):
     assert not await Browser(application, path, [(b"origin", b"http://localhost:8000")]).connect()
 

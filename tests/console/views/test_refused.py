@@ -8,7 +8,7 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from controller.models import ApiKey, Decision, SLOClass
+from controller.models import ApiKey, Decision, Experiment, Instance, SLOClass
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
 from tests import factories
@@ -24,8 +24,15 @@ def strict(db):
     return client
 
 
-def posts(row, key, policy, instance):
+def posts(row, key, policy, instance, mapping):
     return {
+        reverse("class-new"): {"name": "forged", "ttft_s": "9", "tpot_s": "1"},
+        reverse("class-preview", args=[row.pk]): {"ttft_s": "9"},
+        reverse("mapping-edit", args=[mapping.pk]): {"version": 1},
+        reverse("scaling-new"): {"upper": "9"},
+        reverse("instance-role", args=[instance.pk]): {"role": "decode", "version": 1},
+        reverse("experiment-new"): {"name": "forged"},
+        reverse("experiment-ask"): {"window": "hour", "change": "less"},
         reverse("class-edit", args=[row.pk]): {"ttft_s": "9"},
         reverse("class-remove", args=[row.pk]): {"version": 1},
         reverse("tenant-new"): {"name": "forged"},
@@ -40,13 +47,17 @@ def posts(row, key, policy, instance):
 
 @pytest.fixture
 def targets(db):
-    return posts(factories.slo_class(), factories.api_key().key, factories.scaling_policy(), factories.instance())
+    mapping = factories.priority_mapping()
+    key, policy, instance = factories.api_key().key, factories.scaling_policy(), factories.instance()
+    return posts(factories.slo_class(), key, policy, instance, mapping)
 
 
 def unchanged():
     assert not SLOClass.objects.filter(ttft_s=9).exists()
     assert ApiKey.objects.filter(revoked_at__isnull=False).count() == 0
     assert ApiKey.objects.count() == 1
+    assert not Instance.objects.exclude(role="collocated", desired_state="running").exists()
+    assert not Experiment.objects.exists()
 
 
 def test_a_form_without_or_with_a_forged_token_changes_nothing(strict, targets):
