@@ -258,8 +258,12 @@ class Connection:
         return answer
 
     async def _read(self, size: int) -> bytes:
-        async with asyncio.timeout(self._stall_s):
-            return await self._reader.readexactly(size)
+        try:
+            async with asyncio.timeout(self._stall_s):
+                return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            self.received += len(error.partial)
+            raise
 
 
 class as_transfer_errors:
