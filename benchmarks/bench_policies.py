@@ -31,7 +31,8 @@ from controller.dispatch.pacing import PACINGS
 from controller.dispatch.placements import MIGRATIONS, Prefilled
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
-from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
+from controller.policies.preemption.base import Standing
+from controller.policies.preemption.cost_aware import CostAwarePreemption
 
 SIZES = (100, 1_000, 10_000)
 CALM_SIZE, CALM_AIM_MS = 5_000, 5.0

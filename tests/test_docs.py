@@ -20,6 +20,7 @@ from controller.dispatch import MIGRATIONS, POLICY_SETS
 from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.policies.batching import BATCHINGS
+from controller.policies.preemption import PREEMPTIONS
 from workers.engine.config import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,15 +114,15 @@ def test_every_metric_is_in_operations():
 
 @pytest.mark.parametrize(
     "registered",
-    [ORDERINGS, ADMISSIONS, ROUTINGS, PACINGS, MIGRATIONS, BATCHINGS, POLICY_SETS],
-    ids=["orderings", "admissions", "routings", "pacings", "migrations", "batchings", "policy sets"],
+    [ORDERINGS, ADMISSIONS, ROUTINGS, PACINGS, MIGRATIONS, BATCHINGS, PREEMPTIONS, POLICY_SETS],
+    ids=["orderings", "admissions", "routings", "pacings", "migrations", "batchings", "preemptions", "policy sets"],
 )
 def test_every_registered_policy_is_in_the_catalogue(registered):
     assert set(registered) - first_cells(CATALOGUE, "[a-z0-9_]+") == set()
 
 
 def test_the_catalogue_names_no_policy_that_is_not_registered():
-    registered = {*ORDERINGS, *ADMISSIONS, *ROUTINGS, *PACINGS, *MIGRATIONS, *BATCHINGS, *POLICY_SETS}
+    registered = {*ORDERINGS, *ADMISSIONS, *ROUTINGS, *PACINGS, *MIGRATIONS, *BATCHINGS, *PREEMPTIONS, *POLICY_SETS}
     assert first_cells(CATALOGUE, "[a-z0-9_]+") - registered == set()
 
 

@@ -12,9 +12,10 @@ paper counts the release alone). `threshold` 0.1 is the paper's delta of App. D,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from controller.core.errors import ConfigError
+from controller.policies.preemption.base import PREEMPTIONS, Choice, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +33,7 @@ class Config:
                 raise ConfigError(f"{name} must be positive", field=name)
 
 
-class Standing(NamedTuple):
-    """A sequence as preemption sees it: its priority (goodput per second), its goodput, and tokens in its KV cache."""
-
-    priority: float
-    goodput: float
-    kv_tokens: int = 0
-
-
-class Choice(NamedTuple):
-    """`gain` and `cost` in tokens of goodput."""
-
-    preempt: bool
-    reason: str
-    gain: float
-    cost: float
-
-
+@PREEMPTIONS.register("cost_aware")
 class CostAwarePreemption:
     name: ClassVar[str] = "cost_aware"
 
@@ -64,7 +49,7 @@ class CostAwarePreemption:
         return self.stall_s(kv_tokens) * tokens_per_s * (2.0 if self.config.round_trip else 1.0)
 
     def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> Choice:
-        """Should the challenger take the running one's place? Both comparisons are strict: a tie keeps what runs."""
+        """Both comparisons are strict: a tie keeps what runs."""
         gain, cost = challenger.goodput - running.goodput, self.loss(running.kv_tokens, tokens_per_s)
         if not challenger.priority > (1.0 + self.config.threshold) * running.priority:
             return Choice(False, "within_threshold", gain, cost)

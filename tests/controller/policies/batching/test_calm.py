@@ -8,10 +8,11 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.estimates import Estimate
-from controller.core.steps import Added, Chunk, Seq, Step, StepRan
+from controller.core.steps import Aborted, Added, Chunk, Seq, Step, StepRan
 from controller.policies.batching.calm import Calm, CalmConfig, margin_goodput, select, with_fairness
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
-from controller.policies.preemption.cost_aware import Config, CostAwarePreemption, Standing
+from controller.policies.preemption.base import Standing
+from controller.policies.preemption.cost_aware import Config, CostAwarePreemption
 from controller.predict.foresight import KnownLength
 from tests.controller.policies.batching.view import FakeView
 from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
@@ -121,6 +122,32 @@ def test_what_cannot_make_it_runs_only_in_spare_slots():
     assert {grant.seq.id for grant in policy.compose(view, 0.0)} == {"late", "a"}
 
 
+def test_late_ones_wait_while_they_would_hold_up_one_that_can_make_it():
+    """A slot is free, but whoever needs nearly a whole one cannot spare the time of a late prompt."""
+    late, tight = queued("late", due=-50.0, value=100.0), queued("tight", tokens=20, due=0.3)
+    tight.tpot_s = 0.021
+    view = FakeView([], [late, tight], token_budget=500)
+    pace = {"token_s": 0.03, "slots": 2}
+    assert [grant.seq.id for grant in Calm(CalmConfig(**pace)).compose(view, 0.0)] == ["tight"]
+    assert len(Calm(CalmConfig(**pace, late_below=1.0)).compose(view, 0.0)) == 2
+    assert [grant.seq.id for grant in Calm(CalmConfig(**pace)).compose(FakeView([], [late]), 0.0)] == ["late"]
+
+
+def test_what_is_past_its_last_moment_is_not_weighed_again_but_not_forgotten():
+    policy = Calm(CalmConfig(slots=2, frame_steps=1))
+    seqs = [queued("gone", tokens=5, due=1.0), queued("able", tokens=20, due=500.0)]
+    view = FakeView([], seqs, token_budget=500)
+    for seq in seqs:
+        policy.observe(Added(seq), 0.0)
+    assert len(policy.compose(view, 50.0)) == 2
+    assert list(policy._columns.hopeless) == [seqs[0]]
+    assert [grant.seq.id for grant in policy.compose(view, 50.0)] == ["able", "gone"]
+    policy.observe(Aborted(seqs[0]), 50.0)
+    view.queue.remove(seqs[0])
+    assert not policy._columns.hopeless
+    assert [grant.seq.id for grant in policy.compose(view, 50.0)] == ["able"]
+
+
 def run_step(policy, seqs, repeats=1):
     chunks = tuple(Chunk(seq, 0, seq.prompt_tokens, True) for seq in seqs)
     policy.observe(StepRan(Step(1, chunks, (), 0), repeats, 0.01 * repeats), 0.0)
@@ -176,7 +203,11 @@ def test_waiting_frames_are_counted_from_arrival_and_forgotten_at_the_end():
 
 
 def test_with_more_slots_than_sequences_it_is_continuous_batching():
-    wide = replace(SMALL, batching="calm", batching_settings={"slots": 64}, max_num_seqs=16, prefix_caching=False)
+    """And with tokens enough in a step: where they are short, prompts go by priority here."""
+    wide = replace(
+        SMALL, batching="calm", batching_settings={"slots": 64}, max_num_seqs=16, prefix_caching=False,
+        max_num_batched_tokens=100_000,
+    )  # fmt: skip
     plain = replace(wide, batching="chunked_prefill", batching_settings={})
     demands = some_demands(30, rate=4.0)
     assert facts(simulate(demands, "round_robin", (wide,))) == facts(simulate(demands, "round_robin", (plain,)))
