@@ -128,9 +128,8 @@ class System:
         return requests.get(f"{self.gateway}/healthz", timeout=5).json()
 
     def metric(self, name: str) -> float:
-        """A figure of the gateway's /metrics, summed over its labels."""
-        lines = requests.get(f"{self.gateway}/metrics", timeout=5).text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        """A figure of the gateway's /metrics, summed over its labels. Raises KeyError for one it does not have."""
+        return total_of(requests.get(f"{self.gateway}/metrics", timeout=5).text, name)
 
     def sign_in(self, person: str = "admin") -> requests.Session:
         session = requests.Session()
@@ -155,6 +154,14 @@ class System:
             change = {"sustain_s": 3.0, "cooldown_s": 2.0, "version": policy["version"]}
             answer = self.control(session, f"scaling-policies/{policy['id']}", change, "PATCH")
             assert answer.status_code == 200, answer.text
+
+
+def total_of(page: str, name: str) -> float:
+    """One metric of a Prometheus page, summed over its labels. A misspelt name must not read as zero: KeyError."""
+    found = [line for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name]
+    if not found and f"# TYPE {name} " not in page:
+        raise KeyError(name)
+    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 def _csrf(session: requests.Session) -> str:

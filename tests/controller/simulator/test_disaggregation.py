@@ -266,6 +266,7 @@ def test_an_unknown_role_is_refused():
 def test_every_policy_set_serves_both_stages(policy):
     targets = Targets(1.0, 0.1, None, 3600.0)
     result = run(some_demands(40, rate=10.0, targets=targets), policy=policy)
+    assert len(result.records) == 40
     assert all(record.attained for record in result.records)
 
 

@@ -159,7 +159,9 @@ def test_no_requests_end_at_once():
 @pytest.mark.parametrize("policy", ["round_robin", "slackline"])
 def test_records_are_judged_as_live_ones(policy):
     """The simulator judges token goodput over columns; the gateway token by token."""
-    for record in simulate(some_demands(150, rate=80.0, seed=9), policy).records:
+    records = simulate(some_demands(150, rate=80.0, seed=9), policy).records
+    assert len(records) == 150
+    for record in records:
         outlook = judge(
             record.targets,
             record.outcome,
