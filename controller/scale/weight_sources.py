@@ -22,13 +22,15 @@ MOST_ENGINES = 3  # tried before the host's copy: each that fails costs a time-o
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An engine whose weights are whole. `host` "": nobody knows. `transfers`: how many engines it sends to now."""
+    """An engine whose weights are whole. `host` "": nobody knows. `transfers`: how many engines it sends to now.
+    `reached` false: the target's engine says that its own link from there is down."""
 
     id: str
     url: str
     host: str = ""
     utilisation: float = 0.0
     transfers: int = 0
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def plan_sources(
             continue
         near = bool(target_host) and holder.host == target_host
         path = known.get(holder.host)
-        if path is not None and not path.up:
+        if not holder.reached or (path is not None and not path.up):
             rejected[holder.id] = "link_down"
             continue
         width = None if path is None else path.bandwidth_bytes_s

@@ -54,6 +54,11 @@ def test_an_engine_behind_a_broken_link_is_left_out():
     assert (kinds(plan), plan.rejected, plan.reason) == (["disk"], {"b1": "link_down"}, "disk_only")
 
 
+def test_an_engine_that_the_target_cannot_reach_is_left_out():
+    plan = plan_sources("new", [holder("x", reached=False), holder("y")], target_host="a")
+    assert (kinds(plan)[0], plan.rejected) == ("y", {"x": "link_down"})
+
+
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
