@@ -24,7 +24,34 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("scale_hold", "relieved"): "{actor} leaves {subject} as it is: load {load:.2f} is no longer above {upper:g}",
     ("scale_hold", "settling"): "{actor} waits with {subject}: load {load:.2f}, but the last change has not settled",
     ("scale_hold", "at_max"): "{actor} cannot scale {subject} out: load {load:.2f}, but {max_instances} is the limit",
+    ("scale_hold", "no_device"): "{actor} cannot scale {subject} out: load {load:.2f}, but no device is free",
     ("scale_hold", "telemetry_stale"): "{actor} does not touch {subject}: what it sees is {snapshot_age_s:.1f} s old",
+    ("scale_hold", "nothing_to_start"): (
+        "{actor} cannot scale {subject} out: load {load:.2f}, but there is no instance of ours to start another like"
+    ),
+    ("scale_hold", "nothing_to_stop"): (
+        "{actor} cannot scale {subject} in: {ready} ready, at most {max_instances} allowed, all run by somebody else"
+    ),
+    ("instance_started", "starting"): "{subject} starts, {since_wish_s:.1f} s after it was asked for",
+    ("instance_ready", "healthy"): "{subject} is ready, {since_wish_s:.1f} s after it was asked for",
+    ("instance_ready", "new_run"): "{subject} was started again and is ready at {url}",
+    ("instance_draining", "healthy"): "{subject} ends what it has and takes no more",
+    ("instance_unreachable", "no_answer"): "{subject} does not answer at {url}: nothing is sent there",
+    ("instance_unreachable", "unreachable"): "{subject} does not answer at {url}: nothing is sent there",
+    ("instance_gone", "stopped"): "{subject} is gone, {since_wish_s:.1f} s after that was asked for",
+    ("instance_replaced", "exited"): (
+        "{actor} puts {replacement} in the place of {subject}, whose process ended ({error}); "
+        "{failures_5min} such within five minutes, so it waits {pause_s:g} s"
+    ),
+    ("instance_replaced", "start_timeout"): (
+        "{actor} puts {replacement} in the place of {subject}, which was {error}; "
+        "{failures_5min} such within five minutes, so it waits {pause_s:g} s"
+    ),
+    ("instance_drained", "drained"): "{subject} had nothing left to do after {drained_for_s:.1f} s and stops",
+    ("instance_drained", "drain_timeout"): (
+        "{subject} was still busy after {drained_for_s:.0f} s of draining and is cut off"
+    ),
+    ("instance_drained", "ended_while_draining"): "{subject} ended after {drained_for_s:.1f} s of draining",
     ("scale_hold", "rest_would_exceed_upper"): (
         "{actor} keeps {subject}: with one instance less the load of {load:.2f} would rise above {upper:g}"
     ),
@@ -49,6 +76,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("weights_load", "from_host"): "{subject} has its weights from its host's copy after {load_s:.1f} s",
     ("weights_load", "from_disk"): "{subject} has its weights from the disk after {load_s:.1f} s",
     ("weights_load", "present_already"): "{subject} had its weights already",
+    ("instance_asleep", "level_1"): "{subject} is asleep after {asleep_s:.1f} s, its weights in host memory",
+    ("instance_asleep", "level_2"): "{subject} is asleep after {asleep_s:.1f} s, its weights given up",
+    ("instance_awake", "level_1"): "{subject} is awake after {awake_s:.1f} s, its weights from host memory",
+    ("instance_awake", "level_2"): "{subject} is awake after {awake_s:.1f} s, its weights read from the disk again",
 }
 # Verbs of other kinds; an unknown kind reads as its own words.
 VERBS: dict[str, str] = {
@@ -65,6 +96,10 @@ VERBS: dict[str, str] = {
     "instance_gone": "saw instance go:",
     "instance_failed": "saw instance fail:",
     "instance_load_ordered": "ordered the weights of instance",
+    "instance_sleep_ordered": "ordered to sleep instance",
+    "instance_wake_ordered": "ordered to wake up instance",
+    "instance_sleep_failed": "could not put to sleep instance",
+    "instance_wake_failed": "could not wake up instance",
     "weights_load_failed": "got no weights into instance",
     "scale_out_unserved": "saw no request served by a new instance of",
     "queue_cancel": "cancelled",
