@@ -14,7 +14,8 @@ class Demand:
     """One request. `at` is seconds after the start; `output_tokens` is what the model will answer.
 
     `max_tokens` is the bound the client sends, which a gateway may read; `prefix` are block ids of the prompt;
-    `workflow` names the program that this call is part of; `estimate` is what an analyser believes of it.
+    `workflow` names the program that this call is part of; `estimate` is what an analyser believes of it; `may_defer`:
+    served late rather than refused.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Demand:
     prefix: tuple[Hashable, ...] = ()
     workflow: str = ""
     estimate: Estimate | None = None
+    may_defer: bool = False
 
     def request(self, model: str, targets: Targets, expected_tokens: int, level: int | None) -> Request:
         """What a dispatcher is told of it: `expected_tokens` is a prediction, `targets` what it was promised."""
@@ -47,4 +49,5 @@ class Demand:
             value=self.value,
             max_tokens=self.max_tokens,
             workflow=self.workflow,
+            may_defer=self.may_defer,
         )
