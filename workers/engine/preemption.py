@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from controller.core.errors import ConfigError
-from controller.core.types import LatencyCoefficients
+from controller.core.types import LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import Batching
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
+from controller.policies.by_stage import BY_STAGE, engine_part
 from controller.predict.boundaries import BOUNDARIES
 
 BATCHING = SloAwareBatching.name
@@ -16,13 +17,16 @@ BATCHING = SloAwareBatching.name
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--scheduler", default="continuous", choices=["continuous", "preemptive"], help="(%(default)s)")
+    kinds = ["continuous", "preemptive", BY_STAGE]
+    add("--scheduler", default="continuous", choices=kinds, help=f"{BY_STAGE}: what is best for --role (%(default)s)")
+    add("--deadlines", action="store_true", help=f"{BY_STAGE}: end-to-end deadlines or workflows are promised here")
     add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be left (operator)")
     add("--chunk-tokens", type=int, help="preemptive: most prompt tokens of one step (no bound)")
 
 
 def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
     """None for the continuous scheduler. Predicted times are filled in by `build_scheduler`."""
+    _choose_by_stage(args)
     if args.scheduler == "continuous":
         for name in ("boundary", "chunk_tokens"):
             if getattr(args, name) is not None:
@@ -31,6 +35,19 @@ def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
     if args.batching not in (None, BATCHING):
         raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {args.batching}", "batching")
     return PreemptionConfig(boundary=args.boundary or "operator", chunk_tokens=args.chunk_tokens)
+
+
+def _choose_by_stage(args: argparse.Namespace) -> None:
+    """Puts what the combined set runs in this role in the place of its name."""
+    if args.scheduler != BY_STAGE:
+        if args.deadlines:
+            raise ConfigError(f"needs --scheduler {BY_STAGE}", "deadlines")
+        return
+    if args.batching is not None:
+        raise ConfigError(f"--scheduler {BY_STAGE} chooses it by --role", "batching")
+    part = engine_part(Role(args.role), args.deadlines)
+    args.scheduler = "preemptive" if part.engine_kind == "preemptive_prefill" else "continuous"
+    args.batching = part.batching
 
 
 def build_scheduler(

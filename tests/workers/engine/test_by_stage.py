@@ -1,0 +1,42 @@
+"""`--scheduler slackline`: what the combined set runs inside an engine, by its role."""
+
+import pytest
+
+from workers.engine.config import parse
+
+
+@pytest.fixture(autouse=True)
+def fleet_token(monkeypatch):
+    monkeypatch.setenv("FLEET_TOKEN", "secret")
+
+
+@pytest.mark.parametrize(
+    ("options", "batching", "preemptive"),
+    [
+        ([], "chunked_prefill", False),
+        (["--deadlines"], "calm", False),
+        (["--role", "prefill"], "slo_aware_batching", True),
+        (["--role", "prefill", "--deadlines"], "slo_aware_batching", True),
+        (["--role", "decode"], "kairos_decode", False),
+    ],
+)
+def test_the_role_chooses(options, batching, preemptive):
+    config = parse(["--port", "1", "--scheduler", "slackline", *options])
+    assert config.batching.name == batching
+    assert (config.preemption is not None) == preemptive
+    if preemptive:
+        assert config.preemption.boundary == "operator"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--scheduler", "slackline", "--batching", "calm"], "--batching: --scheduler slackline chooses it"),
+        (["--deadlines"], "--deadlines: needs --scheduler slackline"),
+        (["--scheduler", "slackline", "--boundary", "layer"], "--boundary: needs --scheduler preemptive"),
+    ],
+)
+def test_what_cannot_go_together(options, complaint, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--port", "1", *options])
+    assert complaint in capsys.readouterr().err
