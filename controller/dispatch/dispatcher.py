@@ -271,7 +271,7 @@ class StageDispatcher:
         ttft = lane.traffic.tightest(now, default=math.inf)
         tpot = worker.tightest_tpot(self.config.tightest_share)
         room = self._pacing.room(worker, ttft, tpot, now)
-        free_tokens = worker.free_tokens()
+        free_tokens = math.inf if math.isinf(room.slots) else worker.free_tokens()  # without bound: the engine queues
         idle = not worker.outstanding
         if not idle and room.tokens <= 1:
             return 0

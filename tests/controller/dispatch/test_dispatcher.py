@@ -431,3 +431,13 @@ def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
     arrivals = [ev.Arrived(request(f"r{i}", ttft=20.0, prompt=500)) for i in range(40)]
     assert len(sends(held.handle(arrivals, 0.0))) <= 4
     assert len(sends(told.handle(arrivals, 0.0))) == 40
+
+
+@pytest.mark.parametrize(("policy", "selects"), [("slackline", True), ("round_robin", False)])
+def test_where_the_engine_queues_a_full_kv_cache_holds_nothing_back(policy, selects):
+    """A queue in front would serve first come, first served, whatever order the engine has."""
+    spec = replace(up(slots=64).spec, kv_capacity_tokens=2_000, selects=selects)
+    dispatcher = build_dispatcher(policy)
+    dispatcher.handle([ev.InstanceUp(spec)], 0.0)
+    arrivals = [ev.Arrived(request(f"r{i}", ttft=20.0, prompt=500)) for i in range(40)]
+    assert len(sends(dispatcher.handle(arrivals, 0.0))) == 40
