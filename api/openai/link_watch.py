@@ -17,6 +17,7 @@ class LinkWatch:
     def __init__(self, tell: Callable[[LinkSeen], None]) -> None:
         self._tell = tell
         self._told: dict[tuple[str, str], LinkSeen] = {}
+        self._there: set[str] = set()
 
     def reported(self, instance_id: str, reports: Sequence[LinkReport]) -> None:
         """By the engine that pulls over them."""
@@ -30,9 +31,10 @@ class LinkWatch:
                 self._tell(seen)
 
     def keep(self, instance_ids: Sequence[str]) -> None:
-        """All others are gone: one that comes back is news."""
+        """Those that are there. What was told of one that was not there before is forgotten by who heard it."""
         there = set(instance_ids)
-        self._told = {pair: seen for pair, seen in self._told.items() if there.issuperset(pair)}
+        came, self._there = there - self._there, there
+        self._told = {pair: seen for pair, seen in self._told.items() if pair[1] in there and came.isdisjoint(pair)}
 
 
 def _news(before: LinkSeen, after: LinkSeen) -> bool:

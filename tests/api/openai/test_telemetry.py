@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from api.openai.fleet import DEAD_AFTER_S, Fleet
 from api.openai.telemetry import Monitor
 from controller.core import events as ev
-from controller.core.types import InstanceSpec
+from controller.core.links import LinkReport, LinkState
+from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import snapshot
 from workers.backends.base import EngineError, Limits
 from workers.backends.fake import FakeBackend
@@ -139,6 +141,52 @@ async def test_the_leader_publishes_and_a_reader_does_not_poll() -> None:
     assert telemetry.load.running == 17
     assert clock.now - 1 < telemetry.load.observed_at <= clock.now
     assert not reader.leading
+
+
+def apart(fleet: Fleet) -> None:
+    """e1 decodes, and says that its link from p is down."""
+    spec = InstanceSpec("e1", "demo", backend="fake", role=Role.DECODE)
+    fleet.apply(replace(snapshot(()), instances=(spec,)))
+    fake(fleet).link_reports = [LinkReport("p", LinkState.DOWN, last_error="cut")]
+
+
+def links(heard: Heard) -> list[ev.LinkSeen]:
+    return [event for event in heard.events if isinstance(event, ev.LinkSeen)]
+
+
+async def test_links_come_with_telemetry_and_from_the_leader_as_well() -> None:
+    board = Board()
+    fleet, leader, heard, _ = build(board)
+    apart(fleet)
+    await polled(leader)
+    await polled(leader)
+    seen = ev.LinkSeen("p", "e1", LinkState.DOWN)
+    assert links(heard) == [seen], "told once, for it did not change"
+    board.leader = False
+    fleet, reader, heard, _ = build(board)
+    apart(fleet)
+    fake(fleet).dead = True
+    await polled(reader)
+    assert links(heard) == [seen]
+
+
+async def test_an_engine_that_does_not_tell_of_its_links_is_up_all_the_same() -> None:
+    fleet, monitor, heard, _ = build()
+    apart(fleet)
+
+    async def deaf() -> list[LinkReport]:
+        raise EngineError("unreadable links")
+
+    fake(fleet).links = deaf  # type: ignore[method-assign]
+    await polled(monitor)
+    assert heard.kinds() == ["InstanceUp", "Telemetry"]
+
+
+async def test_collocated_instances_are_not_asked_for_links() -> None:
+    fleet, monitor, heard, _ = build()
+    fake(fleet).link_reports = [LinkReport("p", LinkState.DOWN)]
+    await polled(monitor)
+    assert links(heard) == []
 
 
 async def test_the_leader_forgets_an_instance_that_is_gone() -> None:
