@@ -4,8 +4,10 @@
 is goodput / generation time (not the pseudo-code's undivided goodput over bandwidth, which prefers late deadlines),
 summed over the calls of a program's current stage. Of the sequences within `cutoff` of the B-th highest priority,
 sorted by input length, the window of B with the largest sum of priorities runs. What can no longer meet its promise
-even alone (App. B's filter, which Alg. 4.1 lacks) runs only in slots that nobody else wants, cheapest first. Ties at
-equal length go to the least slack. Each frame that a sequence waits adds `starvation` to its goodput. A running
+even alone (App. B's filter, which Alg. 4.1 lacks) runs only in slots that nobody else wants, cheapest first, and only
+while nobody who can make it needs more than `late_below` of a slot: a late prompt costs every sequence of its step more
+than a slot. (The paper drops what has waited `waiting_time`.) Past its last moment a sequence is not weighed any more.
+Ties at equal length go to the least slack. Each frame that a sequence waits adds `starvation` to its goodput. A running
 sequence outside the best batch keeps its slot unless the challenger passes cost-aware preemption.
 
 Scheduling happens once a frame of `frame_steps` engine steps; in between, slots that become free are filled in order of
@@ -23,15 +25,16 @@ a window, those that are likely to make it and last those that make it only if t
 guard then: an order of its own each frame.
 
 `slots` 64: sequences a step (B); `cutoff` 0.95 (the paper's example), `cutoffs`: values to adapt it among (empty: it
-stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `fair_weight` 0: f of
-sec. 4.3, fairness by time waited; `token_s`, `prefill_s`: seconds a token before anything was measured, and a prompt
-token. Cost: O(n log n) a frame, below 5 ms for 5,000.
+stays; calm_cutoff.py says how); `frame_steps` 50 (about 300 ms); `starvation` 0.5 tokens; `late_below` 0.5 (0:
+late ones run alone); `fair_weight` 0: f of sec. 4.3, fairness by time waited; `token_s`, `prefill_s`: seconds a token
+before anything was measured, and a prompt token. Cost: O(n log n) a frame, below 5 ms for 5,000.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import ClassVar
 
 import numpy as np
@@ -42,8 +45,9 @@ from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.calm_columns import Column, Columns, Pace, Standings, margin_goodput
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.batching.filling import grant
+from controller.policies.preemption.base import Standing
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
-from controller.policies.preemption.cost_aware import CostAwarePreemption, Standing
+from controller.policies.preemption.cost_aware import CostAwarePreemption
 
 __all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
 
@@ -58,6 +62,7 @@ class CalmConfig:
     fair_weight: float = 0.0
     rectangles: bool = False
     commit: float = 0.1
+    late_below: float = 0.5
     token_s: float = 0.02
     prefill_s: float = 1e-4
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
@@ -74,7 +79,7 @@ class CalmConfig:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
         if self.starvation < 0:
             raise ConfigError("starvation must not be negative", field="starvation")
-        for name in ("fair_weight", "commit"):
+        for name in ("fair_weight", "commit", "late_below"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie in [0, 1]", field=name)
 
@@ -121,6 +126,8 @@ class Calm:
         self._frame_steps = 0
         self._stays = 1
         self._dead: set[int] = set()  # rows of those that could not make it when last weighed
+        self._changes = 0  # who came, went or began to run
+        self._filled: tuple[tuple[int, int, int], list[Seq]] = ((-1, 0, 0), [])  # who fills the batch, as of when
 
     @property
     def token_s(self) -> float:
@@ -159,17 +166,20 @@ class Calm:
         """The next frame's batch of all that there are, best first."""
         columns, slots = self._columns, self.config.slots
         columns.synchronise(seqs, self.frame)
-        columns.refresh((*self._ran, *self._begun))
+        columns.refresh(seq for seq in (*self._ran, *self._begun) if seq in columns.rows)
         found = self._weigh(now)
         feasible = np.flatnonzero(columns.alive & (found.slack >= 0))
         if self.config.rectangles:
             chosen = self._packed(feasible, found, slots)
         else:
             best = select(found.priority[feasible], columns.prompt[feasible], found.slack[feasible], slots, self.cutoff)
-            chosen = self._sorted(feasible[best], found)
-        if len(chosen) < slots:
-            chosen += self._late(found, slots - len(chosen))
-        return [seq for row in self._keeping(chosen, found) if (seq := columns.seqs[row]) is not None]
+            chosen = self._keeping(self._sorted(feasible[best], found), found)
+        batch = self._seqs(chosen) + self._late(found, slots - len(chosen))
+        self._dead.difference_update(columns.give_up(found, now))
+        return batch
+
+    def _seqs(self, rows: Sequence[int]) -> list[Seq]:
+        return [seq for row in rows if (seq := self._columns.seqs[row]) is not None]
 
     def _packed(self, rows: Column, found: Standings, slots: int) -> list[int]:
         """The promised ones by slack, then by priority those that are likely to make it, then those that may."""
@@ -190,11 +200,16 @@ class Calm:
         ordered: list[int] = rows[order].tolist()
         return ordered
 
-    def _late(self, found: Standings, most: int, free: Column | None = None) -> list[int]:
-        """Those that cannot make it, cheapest first."""
-        late = np.flatnonzero(self._columns.alive & (found.slack < 0) if free is None else free & (found.slack < 0))
-        rows: list[int] = late[np.argsort(found.generation_s[late], kind="stable")][:most].tolist()
-        return rows
+    def _late(self, found: Standings, most: int, besides: Collection[Seq] = ()) -> list[Seq]:
+        """Those that cannot make it, cheapest first, while that holds up nobody who can."""
+        columns = self._columns
+        able = columns.alive & (found.slack >= 0)
+        if most <= 0 or float(found.bandwidth[able].max(initial=0.0)) > self.config.late_below:
+            return []
+        rows = np.flatnonzero(columns.alive & (found.slack < 0)).tolist()
+        costs = [*zip(self._seqs(rows), found.generation_s[rows].tolist(), strict=True), *columns.hopeless.items()]
+        wanted = ((cost, seq.arrival, seq.id, seq) for seq, cost in costs if seq not in besides)
+        return [each[3] for each in nsmallest(most, wanted)]
 
     def _keeping(self, chosen: list[int], found: Standings) -> list[int]:
         """Running sequences lose their slots, weakest first, only to challengers that are worth it."""
@@ -202,20 +217,14 @@ class Calm:
         wanted = set(chosen)
         ran = [columns.rows[seq] for seq in self._ran if seq in columns.rows]
         running = set(ran)
-        if self.config.rectangles:
-            return chosen
-        losing = self._sorted(np.array([row for row in ran if row not in wanted], np.intp), found)
+        losing = self._sorted(np.array([r for r in ran if r not in wanted and found.slack[r] >= 0], np.intp), found)
         fresh = [row for row in chosen if row not in running]
-        spare = self.config.slots - len(chosen)
-        kept, losing = losing[:spare], losing[spare:]
-        losing.reverse()
+        kept: list[int] = []
         refused: set[int] = set()
         speed = len(self._ran) / self.token_s
-        for weakest, challenger in zip(losing, fresh, strict=False):
-            if found.slack[weakest] < 0:
-                continue
+        for weakest, challenger in zip(reversed(losing), fresh, strict=False):
             holder, rival = self._standing(weakest, found), self._standing(challenger, found)
-            if found.slack[challenger] < 0 or not self.preemption.weigh(holder, rival, speed).preempt:
+            if not self.preemption.weigh(holder, rival, speed).preempt:
                 refused.add(challenger)
                 kept.append(weakest)
         return [row for row in chosen if row not in refused] + kept
@@ -228,27 +237,31 @@ class Calm:
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         running = list(engine.running)
         seqs = [*running, *engine.waiting()]
-        slots, contested = self.config.slots, len(seqs) > self.config.slots
         self._columns.synchronise(seqs, self.frame)
-        batch = self._batch(seqs, now) if contested else seqs
-        grants = self._granted(engine, batch, running)
+        grants = self._granted(engine, self._batch(seqs, now), running)
         left = self.config.frame_steps - self._steps % self.config.frame_steps
-        self._stays = 1 if contested and len(grants) < slots else left
+        self._stays = left if all(grant.seq.decoding for grant in grants) else 1
         return grants
 
     def _batch(self, seqs: Sequence[Seq], now: float) -> Sequence[Seq]:
         """A new choice at the start of a frame; within one, who ran goes on and free slots are filled by priority."""
+        slots, changes = self.config.slots, (self._changes, len(seqs), self.frame)
         if self._steps % self.config.frame_steps == 0:
             return self.choose(seqs, now)
-        columns = self._columns
-        batch = [seq for seq in self._ran if seq in columns.rows]
-        room = self.config.slots - len(batch)
-        if room <= 0:
-            return batch[: self.config.slots]
+        batch = [seq for seq in self._ran if self._columns.knows(seq)][:slots]
+        if len(batch) == slots:
+            return batch
+        if self._filled[0] != changes:
+            self._filled = (changes, self._filling(batch, now))
+        return batch + [seq for seq in self._filled[1] if seq not in self._ran][: slots - len(batch)]
+
+    def _filling(self, batch: Sequence[Seq], now: float) -> list[Seq]:
+        """For the slots that the batch leaves."""
+        columns, room = self._columns, self.config.slots - len(batch)
         found = self._weigh(now)
-        free = columns.alive.copy()
-        free[[columns.rows[seq] for seq in batch]] = False
-        rows = np.flatnonzero(free & (found.slack >= 0))
+        free = columns.alive & (found.slack >= 0)
+        free[[columns.rows[seq] for seq in batch if seq in columns.rows]] = False
+        rows = np.flatnonzero(free)
         if self.config.rectangles:
             chosen = self._packed(rows, found, room)
         elif len(rows) > room:
@@ -256,16 +269,14 @@ class Calm:
             chosen = self._sorted(rows[found.priority[rows] >= least], found)[:room]
         else:
             chosen = self._sorted(rows, found)
-        chosen += self._late(found, room - len(chosen), free)
-        return batch + [seq for row in chosen if (seq := columns.seqs[row]) is not None]
+        return self._seqs(chosen) + self._late(found, room - len(chosen), self._ran)
 
     def _granted(self, engine: EngineView, batch: Sequence[Seq], running: Sequence[Seq]) -> list[Grant]:
         """Decodes, prefills begun, then queued ones while there are seats: free ones, and those of sequences that
         cannot make it any more, which `spare` clears. If none are left, running ones go on."""
         admitted = set(running)
         seated = [seq for seq in batch if seq in admitted]
-        rows = self._columns.rows
-        lost = sum(rows.get(seq) in self._dead for seq in admitted.difference(seated)) if self._dead else 0
+        lost = sum(self._is_late(seq) for seq in admitted.difference(seated))
         room = max(0, engine.max_num_seqs - len(running) + lost)
         queued = [seq for seq in batch if seq not in admitted][:room]
         missing = min(self.config.slots, len(batch)) - len(seated) - len(queued)
@@ -274,16 +285,22 @@ class Calm:
             seated += sorted(left_out, key=lambda seq: (seq not in self._ran, seq.arrival, seq.id))[:missing]
         return grant(engine, seated, queued)
 
+    def _is_late(self, seq: Seq) -> bool:
+        return seq in self._columns.hopeless or self._columns.rows.get(seq) in self._dead
+
     def stays(self) -> int:
         return self._stays
 
     def spare(self, running: Sequence[Seq], wanted: Collection[Seq]) -> Seq | None:
         """Of the paused ones first who cannot make it any more, as last weighed, then who has the least goodput for its
         work: the dead must not sit where the living could."""
-        paused = [seq for seq in running if seq not in wanted and seq in self._columns.rows]
+        columns = self._columns
+        paused = [seq for seq in running if seq not in wanted and columns.knows(seq)]
         if not paused:
             return None
-        columns = self._columns
+        for seq in paused:
+            if seq in columns.hopeless:
+                return seq
         rows = [columns.rows[seq] for seq in paused]
         worth = columns.goodput[rows] / np.maximum(1.0, columns.left[rows] + columns.prefill[rows])
         return paused[int(np.lexsort((worth, [row not in self._dead for row in rows]))[0])]
@@ -293,12 +310,14 @@ class Calm:
     def observe(self, event: EngineEvent, now: float) -> None:
         if isinstance(event, Added) and event.seq.state is not SeqState.FINISHED:
             self._columns.add(event.seq, self.frame)
+            self._changes += 1
         elif isinstance(event, Aborted):
             self._forget(event.seq)
         elif isinstance(event, StepRan):
             self._observe_step(event, now)
 
     def _forget(self, seq: Seq) -> None:
+        self._changes += 1
         self._dead.discard(self._columns.rows.get(seq, -1))  # its row may be another's next
         self._columns.drop(seq)
         self._ran.pop(seq, None)
@@ -311,7 +330,9 @@ class Calm:
         for seq in before:
             if seq not in self._ran and seq.finish is None:
                 self._begun[seq] = None
-                columns.refresh((seq,))
+                self._changes += 1
+                if seq in columns.rows:
+                    columns.refresh((seq,))
         frame = self.frame
         self._steps += event.repeats
         for seq in seqs:
@@ -320,7 +341,7 @@ class Calm:
                 self._cutoff.earned(_earned(seq, now))
                 self._forget(seq)
         for seq in self._ran:
-            if seq not in columns.rows:
+            if not columns.knows(seq):
                 columns.add(seq, frame)
         if self._ran:
             columns.ran(self._ran, self.frame)

@@ -50,11 +50,12 @@ class Columns:
 
     FLOATS = (
         "prompt", "held", "left", "least", "shortest", "prefill", "produced", "goodput", "due", "pace", "latest",
-        "likely_latest", "since", "later_output", "later_prompt",
+        "likely_latest", "last", "since", "later_output", "later_prompt",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.rows: dict[Seq, int] = {}
+        self.hopeless: dict[Seq, float] = {}  # past their last moment, with the seconds they would still take: no rows
         self.seqs: list[Seq | None] = []
         self._free: list[int] = []
         self._groups: dict[str, list[int]] = {}  # program to (its number, open calls)
@@ -90,6 +91,7 @@ class Columns:
     pace: Column  # target seconds a token
     latest: Column
     likely_latest: Column
+    last: Column  # moment: of its last token by its own time, or `latest`
     since: Column  # frame in which it last ran
     later_output: Column  # of its program's stages to come
     later_prompt: Column
@@ -108,10 +110,11 @@ class Columns:
         self.alive[row], self.since[row] = True, frame
         self.prompt[row], self.due[row], self.pace[row] = seq.prompt_tokens, seq.due, seq.tpot_s
         if estimate is None:
-            self.latest[row] = self.likely_latest[row] = _promised(seq)
+            self.last[row] = self.latest[row] = self.likely_latest[row] = _promised(seq)
             self.each[row] = False
         else:
             self.each[row], self.goodput[row] = estimate.each_token, estimate.goodput
+            self.last[row] = estimate.latest
             self.latest[row] = math.inf if estimate.each_token else estimate.latest
             self.likely_latest[row] = min(self.latest[row], estimate.likely_latest)
             self.later_output[row], self.later_prompt[row] = estimate.later_output, estimate.later_prompt
@@ -129,7 +132,20 @@ class Columns:
         known[1] += 1
         return known[0]
 
+    def knows(self, seq: Seq) -> bool:
+        return seq in self.rows or seq in self.hopeless
+
+    def give_up(self, found: Standings, now: float) -> list[int]:
+        """Those that cannot make it and whose last moment has passed lose their rows; which."""
+        over: list[int] = np.flatnonzero(self.alive & (found.slack < 0) & (self.last < now)).tolist()
+        for row in over:
+            if (seq := self.seqs[row]) is not None:
+                self.drop(seq)
+                self.hopeless[seq] = float(found.generation_s[row])
+        return over
+
     def drop(self, seq: Seq) -> None:
+        self.hopeless.pop(seq, None)
         row = self.rows.pop(seq, None)
         if row is None:
             return
@@ -166,12 +182,13 @@ class Columns:
 
     def synchronise(self, seqs: Sequence[Seq], frame: int) -> None:
         """Exactly these are there. Costs a comparison of counts and ends where nobody came or went unseen."""
-        if len(seqs) == len(self.rows) and (not seqs or (seqs[0] in self.rows and seqs[-1] in self.rows)):
+        known = len(self.rows) + len(self.hopeless)
+        if len(seqs) == known and (not seqs or (self.knows(seqs[0]) and self.knows(seqs[-1]))):
             return
-        for seq in set(self.rows).difference(seqs):
+        for seq in {*self.rows, *self.hopeless}.difference(seqs):
             self.drop(seq)
         for seq in seqs:
-            if seq not in self.rows:
+            if not self.knows(seq):
                 self.add(seq, frame)
 
     def weigh(self, now: float, frame: int, pace: Pace, starvation: float) -> Standings:
