@@ -18,22 +18,20 @@ longest sequence alone sets the pace (sec. 2.2).
 
 The TPOT is each sequence's own; one without a promise never limits the others and always joins last by length. On a
 collocated engine prompts get what the decodes leave of the budget, in the engine's order (the paper's decode instances
-have none). Not steady: the choice changes with time. Cost: O(n log n) in decoding sequences a step.
+have none). Not steady: the choice changes with time. Cost: O(n) in decoding sequences a step, O(n log n) after one in
+which some waited (kairos_choice.py).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.steps import EngineEvent, Seq, StepRan
+from controller.core.steps import EngineEvent, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import fill, prompts, queued
-
-PROFILED_RUNS = 100
+from controller.policies.batching.kairos_choice import Standing, StepTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,78 +59,6 @@ class KairosDecodeConfig:
         return self.decode_a + lengths * self.decode_b * longest + batch * self.decode_c
 
 
-class StepTable:
-    """Mean step seconds by (batch, length). What was never observed is the profile's."""
-
-    def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
-        self.profile = profile
-        self.bucket = bucket
-        self._rows: dict[int, dict[int, tuple[float, int]]] = {}
-
-    def row(self, batch: int) -> Mapping[int, tuple[float, int]]:
-        """(mean, count) by bucket of what was observed of steps of `batch`."""
-        return self._rows.get(batch, {})
-
-    def seconds(self, batch: int, length: int) -> float:
-        entry = self.row(batch).get(length // self.bucket)
-        return entry[0] if entry is not None else self.profile(batch, length)
-
-    def observe(self, batch: int, length: int, seconds: float) -> None:
-        """One more sample of a step of `batch` sequences, the longest of `length` tokens."""
-        row, key = self._rows.setdefault(batch, {}), length // self.bucket
-        mean, count = row.get(key, (self.profile(batch, length), PROFILED_RUNS))
-        row[key] = (mean + (seconds - mean) / (count + 1), count + 1)
-
-
-class Active(NamedTuple):
-    """A decoding sequence: `generated` decode tokens since the one that prefill gave. Order: by length, then id."""
-
-    length: int
-    id: str
-    first_token_at: float
-    generated: int
-    tpot_s: float
-    seq: Seq | None = None
-
-
-Row = tuple[int, str, float, int, float, Seq | None]  # an Active, or what it is made of: there are millions of them
-
-
-def slack(active: Active, reserved_s: float, now: float) -> float:
-    """Eq. 2, seconds."""
-    return active.tpot_s * (active.generated + 1) - (now - active.first_token_at) - reserved_s
-
-
-def choose(actives: Sequence[Row], table: StepTable, now: float, reserve: str = "active") -> list[Row]:
-    """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active.
-
-    It runs in every step: the table's look-ups (StepTable.seconds) and eq. 2 (slack) are written out.
-    """
-    if not actives:
-        return []
-    bucket, profile = table.bucket, table.profile
-    ordered = sorted(actives)
-    batch = len(ordered) if reserve == "active" else 1
-    row, least = table.row(batch), math.inf
-    for length, _, first_token_at, generated, tpot_s, _ in ordered:
-        entry = row.get(length // bucket)
-        reserved_s = entry[0] if entry is not None else profile(batch, length)
-        left = tpot_s * (generated + 1) - (now - first_token_at) - reserved_s
-        if left < least:  # noqa: PLR1730 (a call for each sequence and step costs more than the rest)
-            least = left
-    joined: list[Row] = []
-    count, row, throughput = 1, table.row(1), 0.0
-    for active in ordered:
-        entry = row.get(active[0] // bucket)
-        step = entry[0] if entry is not None else profile(count, active[0])
-        if step <= least and count / step > throughput:
-            joined.append(active)
-            throughput = count / step
-            count += 1
-            row = table.row(count)
-    return joined or ordered
-
-
 @BATCHINGS.register("kairos_decode")
 class KairosDecode:
     name: ClassVar[str] = "kairos_decode"
@@ -141,17 +67,13 @@ class KairosDecode:
     def __init__(self, config: KairosDecodeConfig | None = None) -> None:
         self.config = config or KairosDecodeConfig()
         self.table = StepTable(self.config.step_s, self.config.length_bucket)
+        self._standing = Standing()
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        running = engine.running
-        actives: list[Row] = [
-            (length, seq.id, seq.first_token_at or 0.0, seq.output_tokens - 1, seq.tpot_s, seq)
-            for seq in running
-            if seq.output_tokens and (length := seq.prompt_tokens + seq.output_tokens) - seq.computed == 1  # decoding
-        ]
-        chosen = choose(actives, self.table, now, self.config.reserve)
-        grants = [Grant(active[5], 1) for active in chosen if active[5] is not None][: engine.token_budget]
-        waiting = prompts(engine) if len(actives) < len(running) else queued(engine)
+        standing = self._standing
+        standing.update(engine.running)
+        grants = standing.choose(self.table, now, self.config.reserve)[: engine.token_budget]
+        waiting = prompts(engine) if standing.prompting else queued(engine)
         return grants + fill(engine, waiting, engine.token_budget - len(grants))
 
     def observe(self, event: EngineEvent, now: float) -> None:

@@ -1,20 +1,15 @@
 """Kairos against the worked examples K1 to K7."""
 
 import math
+import random
 
 import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Step, StepRan
 from controller.core.types import LatencyCoefficients
-from controller.policies.batching.kairos_decode import (
-    Active,
-    KairosDecode,
-    KairosDecodeConfig,
-    StepTable,
-    choose,
-    slack,
-)
+from controller.policies.batching.kairos_choice import Active, StepTable, choose, slack
+from controller.policies.batching.kairos_decode import KairosDecode, KairosDecodeConfig
 from controller.policies.batching.kairos_urgency import (
     KairosUrgency,
     KairosUrgencyConfig,
@@ -217,6 +212,47 @@ def test_a_sequence_without_a_promise_limits_nobody():
     table = StepTable(lambda batch, length: 0.01)
     actives = [Active(10, "a", 0.0, 0, 0.05), Active(20, "b", 0.0, 0, math.inf)]
     assert [a.id for a in choose(actives, table, 0.0)] == ["a", "b"]
+
+
+def test_what_is_kept_between_steps_changes_no_choice():
+    """Hundreds of steps with comings, goings and overtakings: each choice is Alg. 3's on what is there."""
+    for seed, reserve, profile in ((1, "active", "equal"), (2, "solo", "longest"), (3, "active", "longest")):
+        rng = random.Random(seed)
+        config = KairosDecodeConfig(0.01, 4e-6, 2e-4, reserve, 16, profile)
+        policy, table = KairosDecode(config), StepTable(config.step_s, config.length_bucket)
+        engine, now, partial = FakeView(token_budget=64, max_num_seqs=64), 0.0, 0
+        for number in range(600):
+            if rng.random() < 0.2 and len(engine.running) < 24:
+                engine.running.insert(
+                    rng.randint(0, len(engine.running)),
+                    Seq(
+                        f"{rng.randint(0, 9)}-{number}", 0.0, rng.choice((5, 40, 41, 2_000)), 10_000,
+                        tpot_s=rng.choice((0.2, 0.5, math.inf)), output_tokens=1, first_token_at=now,
+                    ),
+                )  # fmt: skip
+            for seq in engine.running:
+                seq.computed = seq.tokens - 1
+            if engine.running and rng.random() < 0.1:
+                engine.running.remove(rng.choice(engine.running))
+            actives = [
+                Active(seq.tokens, seq.id, seq.first_token_at, seq.output_tokens - 1, seq.tpot_s)
+                for seq in engine.running
+            ]
+            expected = [each.id for each in choose(actives, table, now, reserve)]
+            grants = policy.compose(engine, now)
+            assert [grant.seq.id for grant in grants] == expected
+            partial += 0 < len(grants) < len(actives)
+            decodes = tuple(grant.seq for grant in grants)
+            seconds = config.step_s(len(decodes), max((seq.tokens for seq in decodes), default=0)) * rng.uniform(
+                0.8, 1.2
+            )
+            if decodes:
+                table.observe(len(decodes), decodes[-1].tokens, seconds)
+            for seq in decodes:
+                seq.output_tokens += 1
+            policy.observe(StepRan(Step(number, (), decodes, 0), 1, seconds), now + seconds)
+            now += seconds
+        assert partial > 50
 
 
 @pytest.mark.parametrize("bad", [{"reserve": "none"}, {"length_bucket": 0}, {"decode_a": -1.0}, {"profile": "sum"}])
