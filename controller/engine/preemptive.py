@@ -264,11 +264,8 @@ class PreemptivePrefill(EngineScheduler):
         if not self.blocks.extend(seq, self._longest(seq) - seq.computed):
             self.blocks.release(seq)
             return False
-        self._waiting.remove(seq)
         self._ranked.remove(seq)
-        seq.state = SeqState.RUNNING
-        self._running.add(seq)
-        self.totals.admitted(seq, self.config.prefix_caching)
+        self._seats.take(seq)
         return True
 
     def _compiled(self, planned: dict[Seq, int], now: float) -> Step:
@@ -331,7 +328,6 @@ class PreemptivePrefill(EngineScheduler):
         self._suspended.clear()
         self._next = None
         self._after_steps()
-        for seq in self._running.clear():
-            self._requeue(seq)
+        for seq in self._seats.clear():
             self._enqueue(seq, now)
         self.blocks.forget()

@@ -2,9 +2,8 @@
 
 It is told what happened and what time it is, and answers with the step to run next and the tokens to hand out. One step
 runs at a time. *Which* tokens run is the batching policy's choice; this class keeps the promises around it: nothing is
-lost or invented, blocks balance, and the most urgent sequence always makes progress. When blocks run out, the least
-urgent running sequence gives its own back and is computed again later (preemption by recompute, as in vLLM); its output
-stays, since what was sampled is part of what is recomputed.
+lost or invented, blocks balance, and the most urgent sequence always makes progress. Whoever gives its blocks back
+(engine.seats) keeps its output: what was sampled is part of what is recomputed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
 from controller.engine.handover import Handover
-from controller.engine.queue import SeqQueue, by_arrival, by_priority
+from controller.engine.queue import by_arrival, by_priority
+from controller.engine.seats import Seats
 from controller.engine.totals import Totals
 from controller.policies.batching import Batching, Pausing
 
@@ -59,8 +59,8 @@ class EngineScheduler:
         self.blocks = BlockManager(config.kv_blocks, config.block_size, config.prefix_caching)
         self.totals = Totals()
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
-        self._waiting = SeqQueue(key)
-        self._running = SeqQueue(key)
+        self._seats = Seats(config, self.blocks, self.totals, key, self._pausing)
+        self._waiting, self._running = self._seats.waiting, self._seats.running
         self._handover = Handover(self.blocks, key)
         self._ids: set[str] = set()
         self._step: Step | None = None
@@ -201,8 +201,7 @@ class EngineScheduler:
     def _drop_kv_if_asked(self) -> None:
         if self._step is not None or self._paused is None or not self._paused.release_kv:
             return
-        for seq in self._running.clear():
-            self._requeue(seq)
+        self._seats.clear()
         self.blocks.forget()
 
     # ---- a step's end -------------------------------------------------------------------------------------------
@@ -309,7 +308,7 @@ class EngineScheduler:
     # ---- the next step ------------------------------------------------------------------------------------------
 
     def _compose(self, now: float) -> Step | None:
-        self._seat_arrived()
+        self._seats.take_arrived(self._handover.arrived)
         planned: dict[Seq, int] = {}
         preempted = held = self._evicted = False
         grants = self.batching.compose(self, now)
@@ -319,15 +318,15 @@ class EngineScheduler:
             if seq.state is running and seq.computed + tokens <= len(seq.blocks) * size:
                 planned[seq] = tokens  # as nearly always: it has its blocks
             elif seq.state is running:
-                preempted |= self._reserve(seq, tokens, planned, wanted)
+                preempted |= self._seats.reserve(seq, tokens, planned, wanted)
                 self._evicted = preempted
-            elif held or preempted or not self._admit(seq, tokens, wanted):
+            elif held or preempted or not self._seats.admit(seq, tokens, wanted):
                 held = True  # a queued sequence that finds no blocks also holds back the queued ones behind it
             else:
                 planned[seq] = tokens
         if not planned and self._running:  # only queued ones were wanted: who holds the blocks must come to an end
             seq = self._running.items()[0]
-            self._reserve(seq, min(seq.remaining, self.token_budget), planned, wanted)
+            self._seats.reserve(seq, min(seq.remaining, self.token_budget), planned, wanted)
         if not planned and self._handover.arrived and not self._running:
             return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
         if not planned:
@@ -336,57 +335,6 @@ class EngineScheduler:
         step = assemble(self.totals.steps, planned, now)
         self.totals.step_tokens += step.tokens
         return step
-
-    def _seat_arrived(self) -> None:
-        """Ahead of the queue: they hold their blocks, and whoever waits for those would wait for ever."""
-        arrived = self._handover.arrived
-        while len(arrived) and len(self._running) < self.config.max_num_seqs:
-            seq = arrived.items()[0]
-            arrived.remove(seq)
-            seq.state = SeqState.RUNNING
-            self._running.add(seq)
-
-    def _reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int], wanted: set[Seq]) -> bool:
-        """Blocks for a running sequence, at the cost of the least urgent ones. True if one had to go."""
-        evicted = False
-        while not self.blocks.extend(seq, tokens):
-            victim = self._spare(wanted) or self._running.items()[-1]
-            planned.pop(victim, None)
-            self._evict(victim)
-            evicted |= victim in wanted or not self._pausing
-            if victim is seq:
-                return True
-        planned[seq] = tokens
-        return evicted
-
-    def _spare(self, wanted: set[Seq]) -> Seq | None:
-        """Of those that hold KV but are paused, who gives it back first. Only policies that pause have such."""
-        return self._pausing.spare(self._running.items(), wanted) if self._pausing else None
-
-    def _evict(self, seq: Seq) -> None:
-        self._running.remove(seq)
-        self._requeue(seq)
-
-    def _requeue(self, seq: Seq) -> None:
-        self.blocks.release(seq)
-        seq.state = SeqState.WAITING
-        seq.preemptions += 1
-        self.totals.preemptions += 1
-        self._waiting.add(seq)
-
-    def _admit(self, seq: Seq, tokens: int, wanted: set[Seq]) -> bool:
-        while len(self._running) >= self.config.max_num_seqs or not self.blocks.fits(seq):
-            if (paused := self._spare(wanted)) is None:
-                return False
-            self._evict(paused)
-        seq.cached = self.blocks.take_prefix(seq)
-        if not self.blocks.extend(seq, tokens):
-            raise ProtocolError(f"{self.batching.name} granted {tokens} tokens beyond the {seq.tokens} of {seq.id!r}")
-        self._waiting.remove(seq)
-        seq.state = SeqState.RUNNING
-        self._running.add(seq)
-        self.totals.admitted(seq, self.config.prefix_caching)
-        return True
 
     # ---- tests and idle loops -----------------------------------------------------------------------------------
 
