@@ -87,3 +87,32 @@ def test_what_waits_before_a_decode_instance_are_prefilled_requests():
     assert loads["decode", "decode"] == pytest.approx(2.0)
     assert loads["decode", "prefill"] == pytest.approx(0.2)
     assert observe([READY], [decode_rush], NOW, "m", role="decode").queued == 7
+
+
+STAGES = {
+    "prefill": {"arrival_rate": 9.0, "service_rate": 3.0, "queued": 40, "wait_over_slo": 0.5},
+    "decode": {"arrival_rate": 3.0, "service_rate": 3.0, "queued": 1, "wait_over_slo": 0.1},
+}
+
+
+def test_a_stage_that_is_told_apart_has_demand_of_its_own():
+    """Prefill does a third of what arrives. By the model's rates decode would be at three times what it can do too."""
+    model = {"arrival_rate": 9.0, "service_rate": 3.0, "queued": 40, "migrating": 1}
+    apart, mixed = (message(instance("a", 0.9), **model, **more) for more in ({"stages": STAGES}, {}))
+    prefill, decode = (observe([READY], [apart], NOW, "m", role=role) for role in ("prefill", "decode"))
+    assert (prefill.arrival_rate, prefill.queued, prefill.load) == (9.0, 40, pytest.approx(2.7))
+    assert (decode.arrival_rate, decode.queued) == (3.0, 1)
+    assert decode.load == pytest.approx(0.9)
+    assert observe([READY], [mixed], NOW, "m", role="decode").load == pytest.approx(2.7)
+
+
+def test_an_older_gateways_rates_add_up_with_those_by_stage():
+    old = message(instance("a", 0.2), arrival_rate=2.0, service_rate=2.0, migrating=5)
+    new = message(instance("a", 0.2), stages=STAGES)
+    look = observe([READY], [old, new], NOW, "m", role="decode")
+    assert (look.arrival_rate, look.queued) == (5.0, 6)
+
+
+def test_collocated_instances_go_by_the_models_rates():
+    look = observe([READY], [message(instance("a"), arrival_rate=5.0, queued=3, stages=STAGES)], NOW, "m")
+    assert (look.arrival_rate, look.queued) == (5.0, 3)
