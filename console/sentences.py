@@ -77,8 +77,6 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("weights_load", "from_host"): "{subject} has its weights from its host's copy after {load_s:.1f} s",
     ("weights_load", "from_disk"): "{subject} has its weights from the disk after {load_s:.1f} s",
     ("weights_load", "present_already"): "{subject} had its weights already",
-    ("link_down", "no_answer"): "the link from {source} to {target} is down: {error}",
-    ("link_up", "answers_again"): "the link from {source} to {target} answers again after {down_s:.0f} s",
     ("instance_asleep", "level_1"): "{subject} is asleep after {asleep_s:.1f} s, its weights in host memory",
     ("instance_asleep", "level_2"): "{subject} is asleep after {asleep_s:.1f} s, its weights given up",
     ("instance_awake", "level_1"): "{subject} is awake after {awake_s:.1f} s, its weights from host memory",
@@ -123,7 +121,7 @@ STEPS: dict[str, str] = {
     "cancel": "Cancelled",
     "prefill": "Prefilled",
     "place": "Placed for decoding",
-    "transfer": "KV cache transfer",
+    "transfer": "KV cache moved",
 }
 NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
