@@ -6,8 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from api.openai.responses_request import NOT_SERVED
+from api.openai.errors import ApiError
+from api.openai.responses_request import NOT_SERVED, parse_response_request
+from api.openai.schemas import Parsed
+from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import Answer, TestBed, snapshot, until
 from workers.backends.base import UpstreamCall
@@ -217,6 +222,40 @@ async def test_a_field_that_is_wrong_or_not_served_is_named(field: str, body: di
         assert (answer.status, answer.error["param"]) == (400, field)
         assert not bed.gateway.runtime.flights
         assert bed.sink.records == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PARTS = st.fixed_dictionaries({"type": st.sampled_from(["input_text", "input_image", 5])}, optional={"text": JSON})
+ITEMS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "developer", "tool", None])},
+    optional={"content": JSON | st.lists(PARTS, max_size=3), "type": st.sampled_from(["message", "reasoning", 1])},
+)
+FIELDS = (*UNSERVED, "instructions", "max_output_tokens", "metadata", "reasoning", "stream", "temperature", "text")
+BODIES = st.fixed_dictionaries(
+    {"model": st.just("demo"), "input": st.text(min_size=1) | JSON | st.lists(ITEMS, max_size=3)}, optional=dict.fromkeys(FIELDS, JSON)
+)
+
+
+def outcome(body: dict[str, Any]) -> Parsed | ApiError:
+    try:
+        return parse_response_request(json.dumps(body).encode(), {"demo": ModelConfig("demo")})
+    except ApiError as error:
+        return error
+
+
+@given(BODIES)
+@settings(max_examples=200, deadline=None)
+def test_whatever_comes_is_understood_or_refused_by_name(body: dict[str, Any]) -> None:
+    found = outcome(body)
+    if isinstance(found, ApiError):
+        assert (found.status, bool(found.param)) == (400, True) or found.code == "invalid_json"
+    else:
+        assert found.echo is not None
+        assert json.loads(found.head + b"}")["messages"]
 
 
 async def test_nothing_is_stored_so_nothing_is_found_by_id() -> None:
