@@ -236,7 +236,8 @@ ITEMS = st.fixed_dictionaries(
 )
 FIELDS = (*UNSERVED, "instructions", "max_output_tokens", "metadata", "reasoning", "stream", "temperature", "text")
 BODIES = st.fixed_dictionaries(
-    {"model": st.just("demo"), "input": st.text(min_size=1) | JSON | st.lists(ITEMS, max_size=3)}, optional=dict.fromkeys(FIELDS, JSON)
+    {"model": st.just("demo"), "input": st.text(min_size=1) | JSON | st.lists(ITEMS, max_size=3)},
+    optional=dict.fromkeys(FIELDS, JSON),
 )
 
 
