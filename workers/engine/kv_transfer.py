@@ -30,7 +30,9 @@ from workers.engine.kv_wire import (
     write_frame,
 )
 
-STALL_S = 5.0  # a transfer in which nothing moves for so long is given up
+STALL_S = 10.0  # a transfer in which nothing comes for so long is given up
+PING_S = 3.0  # an answer to a ping takes no longer
+TAKEN_S = 30.0  # a receiver that takes nothing for so long is gone
 MAX_PROBE_BYTES = 64 << 20
 log = logging.getLogger(__name__)
 
@@ -164,7 +166,8 @@ class KvServer:
             check = zlib.crc32(piece, check)
             writer.write(piece)
             self.traffic.sent_bytes += len(piece)
-            await writer.drain()
+            async with asyncio.timeout(TAKEN_S):
+                await writer.drain()
         writer.write(check.to_bytes(4, "big"))
 
 
@@ -174,10 +177,9 @@ class KvServer:
 class Connection:
     """One greeted connection to another engine; one question at a time. After any error it is of no use: close it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stall_s: float) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._stall_s = stall_s
         self.received = 0  # bytes of KV by the transfer under way
 
     @classmethod
@@ -191,7 +193,7 @@ class Connection:
                 except BaseException:
                     writer.close()
                     raise
-        return cls(reader, writer, min(STALL_S, timeout_s))
+        return cls(reader, writer)
 
     @property
     def gone(self) -> bool:
@@ -204,7 +206,7 @@ class Connection:
     async def ping(self) -> float:
         """Seconds there and back. Raises KvTransferError."""
         began = time.monotonic()
-        await self._ask({"op": "ping"})
+        await self._ask({"op": "ping"}, PING_S)
         return time.monotonic() - began
 
     async def probe(self, size: int) -> float:
@@ -247,11 +249,11 @@ class Connection:
         if await self._read(4) != check.to_bytes(4, "big"):
             raise KvTransferError(f"layer {layer} came with a wrong checksum", "corrupt")
 
-    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, question: dict[str, Any], within_s: float = STALL_S) -> dict[str, Any]:
         with as_transfer_errors(str(question["op"]), "cut"):
             write_frame(self._writer, question)
             await self._writer.drain()
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(within_s):
                 answer = await read_frame(self._reader)
         if "error" in answer:
             raise KvTransferError(f"the source refused: {answer['error']}", "refused")
@@ -259,7 +261,7 @@ class Connection:
 
     async def _read(self, size: int) -> bytes:
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with asyncio.timeout(STALL_S):
                 return await self._reader.readexactly(size)
         except asyncio.IncompleteReadError as error:
             self.received += len(error.partial)
