@@ -57,11 +57,20 @@ class ScalingForm(forms.Form):
         label="Warm beside",
         help_text="Instances whose process is up, without weights: a scale-out takes them first. They cost.",
     )
+    sleep_level = forms.TypedChoiceField(
+        choices=[(0, "Stop it"), (1, "Sleep, weights in host memory"), (2, "Sleep, weights given up")],
+        coerce=int,
+        required=False,
+        empty_value=0,
+        initial=0,
+        label="Scale in by",
+        help_text="One that sleeps keeps its process and is woken before a new one is started.",
+    )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
     CHANGEABLE = (
         "enabled", "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s",
-        "warm",
+        "warm", "sleep_level",
     )  # fmt: skip
 
     def __init__(self, *args: Any, existing: ScalingPolicy | None = None, **kwargs: Any) -> None:

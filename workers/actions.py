@@ -1,7 +1,8 @@
 """One look at each open action: ask the engine, act, record. Nothing waits here, so a killed worker loses nothing.
 
 Weights: the engine is asked first. Present: done. Loading: another look later. Absent: told to load, under a name that
-is stored before it is told; absent although it was told under that name: no source gave them.
+is stored before it is told; absent although it was told under that name: no source gave them. Sleep and wake-up are
+looked at by `workers.sleeping`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import Error
@@ -17,8 +18,13 @@ from django.utils import timezone
 
 from controller.core.messages import FleetMessage
 from controller.models import Action, Decision, Instance
+from controller.models.fleet import Weights
 from controller.selectors.weights import first_token_at, weight_plan
 from controller.services.actions import action_end, action_keep, action_lease, actions_open
+from workers import sleeping
+from workers.long_calls import LongCalls
+from workers.sglang_sleep import SglangSleepClient
+from workers.sleep_client import SleepClient
 from workers.weights import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 
 log = logging.getLogger(__name__)
@@ -29,11 +35,26 @@ WATCH = timedelta(hours=1)  # for a first request
 RECORDS_COME = timedelta(seconds=10)  # a request is recorded when it ends: an earlier token may be recorded later
 
 Client = Callable[[str], WeightsClient]
+SleepVerbs = Callable[[str], SleepClient]
+CALLS = LongCalls()
 
 
-def look(fleet: list[FleetMessage], client: Client | None = None) -> list[Decision]:
+class Asked(NamedTuple):
+    """How engines are talked to."""
+
+    weights: Client
+    sleep: SleepVerbs
+    calls: LongCalls
+
+
+def look(
+    fleet: list[FleetMessage],
+    client: Client | None = None,
+    sleep: SleepVerbs = SleepClient,
+    calls: LongCalls = CALLS,
+) -> list[Decision]:
     """All open actions that nobody holds, once; the decisions of those that ended."""
-    ask = client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN))
+    ask = Asked(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
     utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
     ended = []
     for action_id in actions_open():
@@ -47,7 +68,7 @@ def look(fleet: list[FleetMessage], client: Client | None = None) -> list[Decisi
     return ended
 
 
-def _look_at(action: Action, utilisation: Mapping[str, float], ask: Client) -> Decision | None:
+def _look_at(action: Action, utilisation: Mapping[str, float], ask: Asked) -> Decision | None:
     if action.kind == Action.Kind.FIRST_SERVED:
         return _first_served(action)
     hindered = _hindered(action)
@@ -56,8 +77,15 @@ def _look_at(action: Action, utilisation: Mapping[str, float], ask: Client) -> D
     row = action.instance
     if row.observed_state != Instance.Observed.READY or not row.url:
         return _later(action, f"its process is {row.observed_state}")
+    if action.kind == Action.Kind.WEIGHTS_LOAD:
+        return _load(action, ask.weights(row.url), utilisation)
+    verbs = SglangSleepClient if row.backend == "sglang" else ask.sleep
+    return sleeping.look_at(action, verbs(row.url), ask.calls)
+
+
+def _load(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
     try:
-        return _weights(action, ask(row.url), utilisation)
+        return _weights(action, engine, utilisation)
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
@@ -70,7 +98,7 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the instance is wanted {wanted}"
-    if timezone.now() - action.created_at > LOAD_TIMEOUT:
+    if action.kind == Action.Kind.WEIGHTS_LOAD and timezone.now() - action.created_at > LOAD_TIMEOUT:
         return "timeout", f"no weights within {LOAD_TIMEOUT.total_seconds():.0f} s; {action.error}"
     return None
 
@@ -131,6 +159,8 @@ def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None
 
 
 def _failed(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
+    if action.kind != Action.Kind.WEIGHTS_LOAD:
+        return sleeping.give_up(action, reason, error)
     attempts = _named(action, said or [])
     return _end(action, Action.State.FAILED, reason, {"error": error, "attempts": attempts}, error, attempts)
 
@@ -165,6 +195,8 @@ def _first_served(action: Action) -> Decision | None:
     now = timezone.now()
     if at is not None and now - at < RECORDS_COME:
         at = None
+    elif at is None and row.weights == Weights.ASLEEP:
+        return _served(action, Action.State.FAILED, "slept_before", {}, "it was put to sleep before it served")
     elif at is None and row.desired_state == Instance.Desired.STOPPED:
         return _served(action, Action.State.FAILED, "stopped_before", {}, "it was stopped before it served")
     elif at is None and now - action.created_at > WATCH:
@@ -174,12 +206,14 @@ def _first_served(action: Action) -> Decision | None:
     served = {"first_served_s": round((at - action.created_at).total_seconds(), 3)}
     if row.ready_at is not None and not asked.get("warm"):
         served["ready_s"] = round((row.ready_at - action.created_at).total_seconds(), 3)
-    return _served(action, Action.State.DONE, "warm" if asked.get("warm") else "started", served, "")
+    how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
+    return _served(action, Action.State.DONE, how, served, "")
 
 
 def _served(action: Action, state: str, reason: str, outcome: dict[str, Any], error: str) -> Decision | None:
+    kinds = ("weights_load", "instance_awake")
     loads = Decision.objects.filter(
-        kind="weights_load", subject_type="instance", subject=action.instance_id, at__gte=action.created_at
+        kind__in=kinds, subject_type="instance", subject=action.instance_id, at__gte=action.created_at
     )
     load = loads.order_by("at").first()
     if load is not None:

@@ -30,6 +30,7 @@ from controller.services.instances import (
     instance_update,
     instance_wish,
 )
+from controller.services.sleeping import LEVELS, sleep_order, wake_order
 
 BACKENDS = ("reference", "vllm")
 PROVISIONERS = ("process", "static")
@@ -132,8 +133,9 @@ class InstanceOutput(serializers.ModelSerializer):
         model = Instance
         fields = (
             "id", "model", "host", "backend", "provisioner", "url", "role", "device_kind", "tp", "max_num_seqs",
-            "unit_cost", "spec", "weights", "desired_state", "observed_state", "generation", "observed_generation",
-            "desired_at", "observed_at", "ready_at", "stopped_at", "error", "version", "created_at", "updated_at",
+            "unit_cost", "spec", "weights", "sleep_level", "desired_state", "observed_state", "generation",
+            "observed_generation", "desired_at", "observed_at", "ready_at", "stopped_at", "error", "version",
+            "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -154,6 +156,12 @@ class InstanceLoadInput(InstanceAction):
     """Where the weights may come from, in the order to try; absent: chosen by topology and load."""
 
     sources = WeightSource(many=True, required=False, allow_empty=False, max_length=SOURCES_MAX)
+
+
+class InstanceSleepInput(InstanceAction):
+    """How deeply: 1 keeps a copy of the weights in host memory, 2 keeps none."""
+
+    level = serializers.ChoiceField(choices=LEVELS, required=False, default=1)
 
 
 class InstanceList(ControlView):
@@ -261,6 +269,40 @@ class InstanceLoad(ControlView):
         data = self.body(InstanceLoadInput)
         version = stated_version(self.request, data)
         row = weights_load_order(actor=self.actor, instance_id=pk, sources=data.get("sources"), version=version)
+        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+
+
+class InstanceSleep(ControlView):
+    """Device memory given up, the process kept. Nothing is sent there from now on; what runs there may finish."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    @operation(
+        "instance_sleep",
+        "Put an instance to sleep",
+        body=InstanceSleepInput,
+        answer=ActionOutput,
+        status=202,
+        errors=CHANGED,
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        data = self.body(InstanceSleepInput)
+        version = stated_version(self.request, data)
+        row = sleep_order(actor=self.actor, instance_id=pk, level=data["level"], version=version)
+        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+
+
+class InstanceWake(ControlView):
+    """The end of a sleep. Requests are sent there once all of its weights are back."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    @operation(
+        "instance_wake", "Wake an instance", body=InstanceAction, answer=ActionOutput, status=202, errors=CHANGED
+    )
+    def post(self, request: Request, pk: str) -> Response:
+        version = stated_version(self.request, self.body(InstanceAction))
+        row = wake_order(actor=self.actor, instance_id=pk, version=version)
         return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
 
 

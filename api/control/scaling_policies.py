@@ -50,6 +50,12 @@ class _ScalingFields(serializers.Serializer):
         required=False,
         help_text="Instances kept beside: process up, weights absent until a scale-out takes them. They cost.",
     )
+    sleep_level = serializers.IntegerField(
+        min_value=0,
+        max_value=2,
+        required=False,
+        help_text="Scale in by sleep instead of a stop: 1 keeps the weights in host memory, 2 keeps none; 0: stop.",
+    )
     enabled = serializers.BooleanField(required=False)
 
 
@@ -75,7 +81,7 @@ class ScalingPolicyOutput(serializers.ModelSerializer):
         model = ScalingPolicy
         fields = (
             "id", "model", "role", "min_instances", "max_instances", "upper", "lower", "sustain_s",
-            "cooldown_s", "interval_s", "warm", "enabled", "version", "created_at", "updated_at",
+            "cooldown_s", "interval_s", "warm", "sleep_level", "enabled", "version", "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 

@@ -51,6 +51,8 @@ urlpatterns = [
     path("instances/<str:pk>/stop", instances.InstanceStop.as_view()),
     path("instances/<str:pk>/set-role", instances.InstanceSetRole.as_view()),
     path("instances/<str:pk>/load", instances.InstanceLoad.as_view()),
+    path("instances/<str:pk>/sleep", instances.InstanceSleep.as_view()),
+    path("instances/<str:pk>/wake", instances.InstanceWake.as_view()),
     path("instances/<str:pk>/desired-state", instances.InstanceDesiredState.as_view()),
     path("actions", actions.ActionList.as_view()),
     path("actions/<int:pk>", actions.ActionDetail.as_view()),

@@ -24,6 +24,7 @@ from controller.services.actions import weights_load_order
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.instances import instance_drain, instance_stop, instance_undrain
+from controller.services.sleeping import can_sleep, sleep_order, wake_order
 from workers.notices import announce_config
 
 BADGES = {
@@ -31,6 +32,9 @@ BADGES = {
     "starting": "accent",
     "loading": "accent",
     "warm": "idle",
+    "falling asleep": "warn",
+    "asleep": "idle",
+    "waking": "accent",
     "pending": "accent",
     "draining": "warn",
     "unreachable": "bad",
@@ -44,6 +48,8 @@ ACTIONS = {
     "undrain": (instance_undrain, "takes requests again"),
     "stop": (instance_stop, "is stopped, whatever runs there"),
     "load": (weights_load_order, "loads its weights and serves then"),
+    "sleep": (sleep_order, "falls asleep once what runs there has ended; its weights stay in host memory"),
+    "wake": (wake_order, "wakes up and serves once its weights are back"),
 }
 DECISIONS = 25
 LOADS = 10
@@ -118,10 +124,11 @@ def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
 
 
 def wishes(row: Instance) -> list[str]:
-    """What may be wished of it now; a stopped one stays stopped, and only a warm one lacks its weights."""
+    """What may be wished of it now; a stopped one stays stopped, and only a warm one lacks its weights for good."""
     by_wish = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
     found = by_wish.get(Instance.Desired(row.desired_state), [])
-    return ["load", *found] if row.shown_state == "warm" else found
+    first = {"warm": ["load"], "asleep": ["wake"]}.get(row.shown_state, ["sleep"] if can_sleep(row) else [])
+    return [*first, *found]
 
 
 def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> dict[str, Any]:
@@ -157,7 +164,7 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
     version = request.POST.get("version", "")
     if service is None or not version.isdigit():
-        raise BadRequest("action: drain, undrain, stop or load; version: the one you saw")
+        raise BadRequest("action: drain, undrain, stop, load, sleep or wake; version: the one you saw")
     try:
         service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=int(version))
     except VersionConflict:

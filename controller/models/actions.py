@@ -19,6 +19,8 @@ class Action(models.Model):
     class Kind(models.TextChoices):
         WEIGHTS_LOAD = "weights_load", "Load weights"
         FIRST_SERVED = "first_served", "Wait for the first served request"
+        SLEEP = "sleep", "Fall asleep"
+        WAKE = "wake", "Wake up"
 
     class State(models.TextChoices):
         QUEUED = "queued", "Queued"
@@ -59,7 +61,9 @@ class Action(models.Model):
                 condition=Q(state__in=["queued", "running"]),
                 name="action_one_open",
             ),
-            models.CheckConstraint(condition=Q(kind__in=["weights_load", "first_served"]), name="action_kind_known"),
+            models.CheckConstraint(
+                condition=Q(kind__in=["weights_load", "first_served", "sleep", "wake"]), name="action_kind_known"
+            ),
             models.CheckConstraint(
                 condition=Q(state__in=["queued", "running", "done", "failed"]), name="action_state_known"
             ),

@@ -128,11 +128,27 @@ class Link(Versioned):
 
 
 class Weights(models.TextChoices):
-    """Where an instance stands with its model's weights. `absent`: warm, its process is up and waits for them."""
+    """Where an instance stands with its model's weights. `absent`: warm, its process is up and waits for them.
+
+    `leaving`: it falls asleep; nothing new is sent there. `asleep`, `waking`: nothing is sent there at all.
+    """
 
     PRESENT = "present", "Present"
     LOADING = "loading", "Loading"
     ABSENT = "absent", "Absent"
+    LEAVING = "leaving", "Falling asleep"
+    ASLEEP = "asleep", "Asleep"
+    WAKING = "waking", "Waking up"
+
+
+# As pages name the state of a process that is ready, by its weights.
+SHOWN = {
+    Weights.ABSENT: "warm",
+    Weights.LOADING: "loading",
+    Weights.LEAVING: "falling asleep",
+    Weights.ASLEEP: "asleep",
+    Weights.WAKING: "waking",
+}
 
 
 class InstanceQuerySet(models.QuerySet["Instance"]):
@@ -145,12 +161,13 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
     def serving(self) -> InstanceQuerySet:
         """What a gateway may send to, or lets finish.
 
-        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes.
+        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes. One
+        that wakes is not: a vLLM may be awake with weights that are not whole yet.
         """
         return self.filter(
             desired_state__in=[Instance.Desired.RUNNING, Instance.Desired.DRAINING],
             observed_state__in=[Instance.Observed.READY, Instance.Observed.DRAINING],
-            weights__in=[Weights.PRESENT, Weights.LOADING],
+            weights__in=[Weights.PRESENT, Weights.LOADING, Weights.LEAVING],
         ).exclude(url="")
 
     def warm(self) -> InstanceQuerySet:
@@ -196,6 +213,7 @@ class Instance(Versioned):
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
     weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
+    sleep_level = models.PositiveSmallIntegerField(default=0)  # 1: a copy in host memory, 2: none; 0: not asleep
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     observed_state = models.CharField(max_length=16, choices=Observed.choices, default=Observed.PENDING)
     generation = models.PositiveIntegerField(default=1)
@@ -228,8 +246,10 @@ class Instance(Versioned):
                 condition=Q(desired_state__in=["running", "draining", "stopped"]), name="instance_desired_known"
             ),
             models.CheckConstraint(
-                condition=Q(weights__in=["present", "loading", "absent"]), name="instance_weights_known"
+                condition=Q(weights__in=["present", "loading", "absent", "leaving", "asleep", "waking"]),
+                name="instance_weights_known",
             ),
+            models.CheckConstraint(condition=Q(sleep_level__in=[0, 1, 2]), name="instance_sleep_level_known"),
             models.CheckConstraint(
                 condition=Q(
                     observed_state__in=[
@@ -245,10 +265,10 @@ class Instance(Versioned):
 
     @property
     def shown_state(self) -> str:
-        """As pages name it: a process that is ready and has no weights is warm, or loading them."""
-        if self.observed_state != self.Observed.READY or self.weights == Weights.PRESENT:
+        """As pages name it: a process that is ready and has no weights is warm, asleep, or on its way."""
+        if self.observed_state != self.Observed.READY:
             return self.observed_state
-        return "warm" if self.weights == Weights.ABSENT else "loading"
+        return SHOWN.get(Weights(self.weights), self.observed_state)
 
 
 class InstanceDevice(models.Model):

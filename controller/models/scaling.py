@@ -22,6 +22,7 @@ class ScalingPolicy(Versioned):
     cooldown_s = models.FloatField("pause after an action", default=10.0)
     interval_s = models.FloatField("time between two looks", default=1.0)
     warm = models.PositiveIntegerField("warm instances kept beside", default=0)
+    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0)  # 0: stop
     enabled = models.BooleanField(default=True)
 
     class Meta:
@@ -39,6 +40,7 @@ class ScalingPolicy(Versioned):
                 condition=Q(sustain_s__gte=0) & Q(cooldown_s__gte=0) & Q(interval_s__gt=0),
                 name="scaling_policy_times",
             ),
+            models.CheckConstraint(condition=Q(sleep_level__in=[0, 1, 2]), name="scaling_policy_sleep_level"),
         ]
 
     def __str__(self) -> str:

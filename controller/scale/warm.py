@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 
 class WarmInstance(NamedTuple):
-    """`ready`: its process answers, so that weights can be sent to it. `since`: when it was wished (any clock)."""
+    """`ready`: its process answers, so that weights can be sent to it. `since`: when it was wished (any clock).
+
+    `source`: how far its weights have to come: 0 from its host's own memory, 1 from another engine's, 2 from the disk.
+    """
 
     id: str
     ready: bool
     since: float
     fixed: bool = False  # somebody else's: taken, but not stopped
+    source: int = 0
 
 
 class PoolChange(NamedTuple):
@@ -28,8 +32,11 @@ class PoolChange(NamedTuple):
 
 
 def take(pool: Iterable[WarmInstance], instances: int) -> list[str]:
-    """Ids of at most so many that are ready, the longest ready first."""
-    ready = sorted((each for each in pool if each.ready), key=lambda each: (each.since, each.id))
+    """Ids of at most so many that are ready: those whose weights are nearest, then the longest ready first.
+
+    Instances that sleep stand beside the pool here: they are woken before anything is started.
+    """
+    ready = sorted((each for each in pool if each.ready), key=lambda each: (each.source, each.since, each.id))
     return [each.id for each in ready[:instances]]
 
 

@@ -75,9 +75,12 @@ def plan_sources(
     *,
     target_host: str = "",
     host_copy: bool = False,
+    copy_first: bool = False,
     most_engines: int = MOST_ENGINES,
 ) -> SourcePlan:
     """Sources for the engine `target`, best first; the disk is always the last. `host_copy`: its host's memory has one.
+
+    `copy_first`: it was kept for this (sleep level 1), so it goes before other engines, which it costs nothing.
 
     `reason` is `same_host`, `widest_link`, `link_unknown`, `host_copy` or `disk_only`, that of the first choice.
     Raises ConfigError when `most_engines` is negative.
@@ -102,12 +105,12 @@ def plan_sources(
     ranked.sort(key=lambda each: each[0])
     taken = ranked[:most_engines]
     rejected.update({holder.id: "enough_before" for _, holder, _, _ in ranked[most_engines:]})
-    choices = [Choice("engine", holder.id, holder.url, width) for _, holder, width, _ in taken]
-    if host_copy:
-        choices.append(Choice("host"))
-    choices.append(Choice("disk"))
-    reason = taken[0][3] if taken else "host_copy" if host_copy else "disk_only"
-    return SourcePlan(tuple(choices), reason, _figures(taken[0] if taken else None, len(ranked), host_copy), rejected)
+    engines = [Choice("engine", holder.id, holder.url, width) for _, holder, width, _ in taken]
+    copy = [Choice("host")] if host_copy else []
+    choices = [*(copy + engines if copy_first else engines + copy), Choice("disk")]
+    reason = {"host": "host_copy", "disk": "disk_only"}.get(choices[0].kind) or taken[0][3]
+    first = taken[0] if choices[0].kind == "engine" else None
+    return SourcePlan(tuple(choices), reason, _figures(first, len(ranked), host_copy), rejected)
 
 
 def _paths_to(target_host: str, paths: Iterable[Path]) -> dict[str, Path]:

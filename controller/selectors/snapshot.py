@@ -160,4 +160,5 @@ def _speed(row: Instance, speeds: Speeds) -> LatencyCoefficients | None:
 
 
 def _drains(row: Instance) -> bool:
-    return row.desired_state == Instance.Desired.DRAINING or row.observed_state == Instance.Observed.DRAINING
+    drained = row.desired_state == Instance.Desired.DRAINING or row.observed_state == Instance.Observed.DRAINING
+    return drained or row.weights == Weights.LEAVING

@@ -17,7 +17,10 @@ THIS_MACHINE = "(this machine)"  # of process instances without a host: one supe
 
 
 def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: bool = False) -> SourcePlan:
-    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Three queries."""
+    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Three queries.
+
+    One that sleeps at level 1 kept the copy to come back from.
+    """
     sending = _sending()
     holders = [
         Holder(each.pk, each.url, _host(each), utilisation.get(each.pk, 0.0), sending[each.url])
@@ -31,11 +34,12 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
         Path(link.source.name, link.target.name, link.bandwidth_bytes_s, link.state == Link.State.UP)
         for link in Link.objects.select_related("source", "target").filter(target=row.host)
     ] if row.host else []  # fmt: skip
-    return plan_sources(row.pk, holders, paths, target_host=_host(row), host_copy=host_copy)
+    kept = row.sleep_level == 1
+    return plan_sources(row.pk, holders, paths, target_host=_host(row), host_copy=host_copy, copy_first=kept)
 
 
 def first_token_at(row: Instance, since: datetime) -> datetime | None:
-    """When the first token of any request that the instance served came to its client; None: none has ended yet.
+    """When the first token since then of any request that the instance served came to its client; None: none has ended.
 
     A request's record names the instance that decoded it; who prefilled it is among its decisions.
     """
@@ -46,7 +50,7 @@ def first_token_at(row: Instance, since: datetime) -> datetime | None:
     if row.role == Role.PREFILL:
         served |= Q(decisions__contains=[{"kind": "prefill", "figures": {"instance": row.pk}}])
     rows = RequestRecord.objects.filter(served, ttft_s__isnull=False, arrived_at__gte=began)
-    at: datetime | None = rows.aggregate(at=Min(first))["at"]
+    at: datetime | None = rows.annotate(first=first).filter(first__gte=since).aggregate(at=Min("first"))["at"]
     return at
 
 

@@ -26,6 +26,7 @@ from controller.services.transfers import transfers_record
 
 LEASE = timedelta(seconds=10)  # longer than any look takes
 LOADABLE = ("reference",)  # backends whose engines take weights while they run
+HOLLOW = (Weights.ABSENT, Weights.ASLEEP)  # an order to load changes these
 Kind, State = Action.Kind, Action.State
 
 
@@ -36,11 +37,13 @@ def weights_load_order(
     sources: Sequence[Mapping[str, str]] | None = None,
     version: int | None = None,
     scale_out: Mapping[str, Any] | None = None,
+    woken: int | None = None,
 ) -> Action:
     """Have an instance load its weights; an order that is open already is returned as it is.
 
     `sources` ({"kind": engine | host | disk, "url"}) in the order to try; None: chosen when the engine is told.
     `scale_out`: the decision that this belongs to; if no source gives weights then, the instance has failed.
+    `woken`: the level of the sleep that this ends; a copy in host memory is then tried first.
     Raises DoesNotExist, VersionConflict, ValidationError.
     """
     with transaction.atomic():
@@ -54,17 +57,23 @@ def weights_load_order(
         params: dict[str, Any] = {} if sources is None else {"sources": [dict(source) for source in sources]}
         if scale_out is not None:
             params["scale_out"] = dict(scale_out)
-        action = _ordered(actor, row, Kind.WEIGHTS_LOAD, params)
+        if woken is not None:
+            params["woken"] = woken
+        action = action_order(actor, row, Kind.WEIGHTS_LOAD, params)
         inputs = {"sources": params.get("sources", "chosen when it is told"), "action": action.pk}
         change.audit(actor, "instance", "load_ordered", row, inputs)
-        if row.weights == Weights.ABSENT:
-            _set_weights(row, Weights.LOADING)
+        if row.weights in HOLLOW:
+            weights_set(row, Weights.LOADING)
     return action
 
 
 def first_served_watch(*, actor: Actor, instance: Instance, scale_out: Mapping[str, Any]) -> Action:
-    """Find out when the instance gives its first token, for the Decision of the scale-out that asked for it."""
-    return _ordered(actor, instance, Kind.FIRST_SERVED, {"scale_out": dict(scale_out)})
+    """Find out when the instance gives its first token, for the Decision of the scale-out that asked for it.
+
+    One that is looked for already (it was woken, never asked, and put to sleep again) is looked for since then.
+    """
+    there = Action.objects.filter(instance=instance, kind=Kind.FIRST_SERVED, state__in=Action.OPEN).first()
+    return there or action_order(actor, instance, Kind.FIRST_SERVED, {"scale_out": dict(scale_out)})
 
 
 def actions_open(*, now: datetime | None = None) -> list[int]:
@@ -139,6 +148,10 @@ def action_end(
         if row.kind == Kind.WEIGHTS_LOAD:
             transfers_record(action=row, attempts=attempts)
             _loaded(row, state == State.DONE, error)
+        elif row.kind == Kind.SLEEP:
+            _slept(row, state == State.DONE)
+        elif row.kind == Kind.WAKE:
+            _woke(row, state == State.DONE)
     return decision if decision.is_new else None
 
 
@@ -146,11 +159,12 @@ def weights_lost(*, actor: Actor, row: Instance) -> None:
     """Its process was started again, as the warm one it once was: what it had has to come again."""
     wanted = row.desired_state == Instance.Desired.RUNNING
     if wanted and row.spec.get("weights") == Weights.ABSENT and row.weights == Weights.PRESENT:
-        _set_weights(row, Weights.ABSENT)
+        weights_set(row, Weights.ABSENT)
         weights_load_order(actor=actor, instance_id=row.pk)
 
 
-def _ordered(actor: Actor, row: Instance, kind: str, params: Mapping[str, Any]) -> Action:
+def action_order(actor: Actor, row: Instance, kind: str, params: Mapping[str, Any]) -> Action:
+    """A new row; the caller holds the instance's lock and has seen that none of the kind is open."""
     return Action.objects.create(
         kind=kind,
         instance=row,
@@ -172,17 +186,33 @@ def _loaded(action: Action, here: bool, error: str) -> None:
     """An instance that a scale-out counted on and that got no weights has failed: the scaler asks for another."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
     if here:
-        _set_weights(row, Weights.PRESENT)
+        weights_set(row, Weights.PRESENT, sleep_level=0)
     elif row.weights == Weights.LOADING:
-        _set_weights(row, Weights.ABSENT)
+        weights_set(row, Weights.ASLEEP if row.sleep_level else Weights.ABSENT)
         if action.params.get("scale_out") and row.desired_state == Instance.Desired.RUNNING:
             instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=error)
             instance_stop(actor=Actor(action.actor, action.actor_type), instance_id=row.pk)
 
 
-def _set_weights(row: Instance, weights: str) -> None:
-    if row.weights == weights:
+def _slept(action: Action, asleep: bool) -> None:
+    """One that would not fall asleep serves again."""
+    row = Instance.objects.select_for_update().get(pk=action.instance_id)
+    if row.weights == Weights.LEAVING:
+        weights_set(row, *((Weights.ASLEEP, row.sleep_level) if asleep else (Weights.PRESENT, 0)))
+
+
+def _woke(action: Action, awake: bool) -> None:
+    """What did not wake up whole stays asleep: nothing is sent there."""
+    row = Instance.objects.select_for_update().get(pk=action.instance_id)
+    if row.weights == Weights.WAKING:
+        weights_set(row, *((Weights.PRESENT, 0) if awake else (Weights.ASLEEP, row.sleep_level)))
+
+
+def weights_set(row: Instance, weights: str, sleep_level: int | None = None) -> None:
+    """Under the row's lock. Gateways hear of it."""
+    level = row.sleep_level if sleep_level is None else sleep_level
+    if (row.weights, row.sleep_level) == (weights, level):
         return
-    row.weights, row.version = weights, row.version + 1
-    row.save(update_fields=["weights", "version", "updated_at"])
+    row.weights, row.sleep_level, row.version = weights, level, row.version + 1
+    row.save(update_fields=["weights", "sleep_level", "version", "updated_at"])
     config_raise()

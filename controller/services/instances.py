@@ -258,3 +258,5 @@ def _check(row: Instance) -> None:
         raise ValidationError({"spec": "Must be an object."})
     if row.spec.get("weights") not in (None, Weights.PRESENT, Weights.ABSENT):
         raise ValidationError({"spec": "weights must be present or absent."})
+    if row.spec.get("executor") == "torch" and not (isinstance(row.spec.get("folder"), str) and row.spec["folder"]):
+        raise ValidationError({"spec": "executor torch needs folder, where the model's config and safetensors lie."})

@@ -107,8 +107,8 @@ def instances_seen(*, ids: Iterable[str]) -> int:
 
 
 def instance_spec(row: Instance) -> dict[str, Any]:
-    """What its provisioner needs to know."""
-    return {
+    """What its provisioner needs to know. A real model is named by its folder and served under the model's name."""
+    spec = {
         **row.spec,
         "id": row.pk,
         "model": row.model.name,
@@ -116,6 +116,9 @@ def instance_spec(row: Instance) -> dict[str, Any]:
         "max_num_seqs": row.max_num_seqs,
         "url": row.url,
     }
+    if row.spec.get("executor") == "torch":
+        spec |= {"model": row.spec["folder"], "served_model_name": row.model.name, "tensor_parallel": row.tp}
+    return spec
 
 
 def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] | None) -> Wanted:

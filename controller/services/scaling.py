@@ -29,7 +29,8 @@ from controller.services.decisions import decision_record
 from controller.services.instances import instance_drain, instance_stop, instance_undrain, instance_wish
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
 from controller.services.scaling_roles import Given, given, switch_role
-from controller.services.scaling_stages import Stage, like, stage_of, warm_of
+from controller.services.scaling_stages import Stage, like, loads_apart, stage_of, takeable, warm_of
+from controller.services.sleeping import can_sleep, sleep_order, wake_order
 
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
@@ -96,13 +97,15 @@ def _due(policy: ScalingPolicy) -> bool:
 def _apply(
     stage: Stage, actions: Sequence[Any], decided: Decided, fleet: Sequence[FleetMessage], now: float
 ) -> Decision | None:
-    """More instances come from the other stage, then from the warm pool, then from nothing, in the order of speed."""
+    """More instances come from the other stage, then from the warm pool and those that sleep, then from nothing, in the
+    order of speed."""
     wanted = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     switched = given(stage, fleet, now) if wanted else None
-    taken = take(map(warm_of, stage.pool), wanted - (switched is not None))
+    taken = take(takeable(stage), wanted - (switched is not None))
     started = [_new_id(stage.pattern) for _ in range(wanted - (switched is not None) - len(taken))]
     if stage.pattern is None:
         started = []
+    to_sleep = _to_sleep(stage, actions)
     decision = decision_record(
         actor=SCALER,
         kind=decided.kind,
@@ -110,7 +113,7 @@ def _apply(
         subject=decided.subject,
         reason=decided.reason,
         inputs=dict(decided.figures),
-        outcome=_outcome(stage, switched, taken, started, fleet),
+        outcome=_outcome(stage, switched, taken, started, fleet) | ({"asleep": to_sleep} if to_sleep else {}),
         rejected=dict(decided.rejected),
         idempotency_key=f"scaler:{stage.policy.pk}:{decided.figures['tick']}",
     )
@@ -118,19 +121,40 @@ def _apply(
         return None
     if switched is not None:
         switch_role(switched, actor=SCALER)
+    _start(stage, taken, started, decision)
+    for action in actions:
+        if isinstance(action, Undrain):
+            instance_undrain(actor=SCALER, instance_id=action.instance_id)
+        elif isinstance(action, Drain) and action.instance_id in to_sleep:
+            scale_in = {"policy": decided.subject, "decision": decision.pk}
+            level = stage.policy.sleep_level
+            sleep_order(actor=SCALER, instance_id=action.instance_id, level=level, scale_in=scale_in)
+        elif isinstance(action, Drain):
+            instance_drain(actor=SCALER, instance_id=action.instance_id)
+    return decision
+
+
+def _to_sleep(stage: Stage, actions: Sequence[Any]) -> list[str]:
+    """Of those that go, the ones that sleep instead of being stopped."""
+    if not stage.policy.sleep_level:
+        return []
+    go = [action.instance_id for action in actions if isinstance(action, Drain)]
+    return [row.pk for row in Instance.objects.filter(pk__in=go) if can_sleep(row)]
+
+
+def _start(stage: Stage, taken: Sequence[str], started: Sequence[str], decision: Decision) -> None:
+    """Wake, load, or wish for; each is watched until its first token."""
+    sleepers, apart = {row.pk for row in stage.asleep}, loads_apart(stage.pattern)
     for new_id in started:
-        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern))
+        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern, warm=apart))
     for instance_id in (*taken, *started):
-        scale_out = {"policy": decided.subject, "decision": decision.pk, "warm": instance_id in taken}
-        if instance_id in taken:
+        scale_out = {"policy": decision.subject, "decision": decision.pk}
+        scale_out |= {"warm": instance_id in taken, "woken": instance_id in sleepers}
+        if instance_id in sleepers:
+            wake_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
+        elif instance_id in taken or apart:
             weights_load_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
         first_served_watch(actor=SCALER, instance=Instance.objects.get(pk=instance_id), scale_out=scale_out)
-    for action in actions:
-        if isinstance(action, Drain):
-            instance_drain(actor=SCALER, instance_id=action.instance_id)
-        elif isinstance(action, Undrain):
-            instance_undrain(actor=SCALER, instance_id=action.instance_id)
-    return decision
 
 
 def _outcome(
@@ -141,17 +165,21 @@ def _outcome(
     fleet: Sequence[FleetMessage],
 ) -> dict[str, Any]:
     """`started` all that will serve more; `warm` those of them that only need weights, and from where they likely come
-    (chosen anew when the engine is told)."""
+    (chosen anew when the engine is told); `woken` those that slept, and how deeply."""
     outcome: dict[str, Any] = {}
     if taken or started:
         outcome["started"] = [*taken, *started]
-    if taken:
+    warm = [row for row in stage.pool if row.pk in taken]
+    if warm:
         utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
-        plans = {row.pk: weight_plan(row, utilisation) for row in stage.pool if row.pk in taken}
+        plans = {row.pk: weight_plan(row, utilisation) for row in warm}
         outcome["warm"] = {
             name: {"source": plan.choices[0].id or plan.choices[0].kind, "reason": plan.reason}
             for name, plan in plans.items()
         }
+    woken = {row.pk: {"level": row.sleep_level} for row in stage.asleep if row.pk in taken}
+    if woken:
+        outcome["woken"] = woken
     if switched is not None:
         outcome["switched"] = {"instance": switched.action.instance_id, "from": switched.giving.role}
     return outcome

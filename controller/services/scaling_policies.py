@@ -17,7 +17,8 @@ from controller.services.actors import Actor
 LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, whatever the number of workers
 SHORTEST_INTERVAL_S = 1.0  # beat's tick
 EDITABLE = (
-    "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm", "enabled",
+    "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm",
+    "sleep_level", "enabled",
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def scaling_policy_create(
     cooldown_s: float = 10.0,
     interval_s: float = 1.0,
     warm: int = 0,
+    sleep_level: int = 0,
     enabled: bool = True,
 ) -> ScalingPolicy:
     row = ScalingPolicy(
@@ -47,6 +49,7 @@ def scaling_policy_create(
         cooldown_s=cooldown_s,
         interval_s=interval_s,
         warm=warm,
+        sleep_level=sleep_level,
         enabled=enabled,
     )
     return change.create(row, actor=actor, kind="scaling_policy", check=_check, gateways=False)

@@ -12,18 +12,24 @@ from controller.scale import ScalingConfig
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
 from controller.scale.warm import WarmInstance
+from controller.services.actions import LOADABLE
 from controller.services.scaling_policies import scaling_config
+from controller.services.sleeping import can_sleep, failed_lately
 
 STARTABLE = ("process",)  # provisioners that can make another instance
 NOT_COPIED = ("start_after", "weights")
+COMING = (Weights.LOADING, Weights.WAKING)
+SERVING = (Weights.PRESENT, *COMING)
 
 
 class Stage(NamedTuple):
-    """One policy's instances: those that serve or will, `pool` those that are warm, and what another is made like."""
+    """One policy's instances: those that serve or will, `pool` those that are warm, `asleep` those that sleep, and what
+    another is made like."""
 
     policy: ScalingPolicy
     config: ScalingConfig
     pool: list[Instance]
+    asleep: list[Instance]
     loading: bool
     pattern: Instance | None
     seen: FleetObservation
@@ -32,25 +38,49 @@ class Stage(NamedTuple):
 def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> Stage:
     rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model, role=policy.role))
     rows.sort(key=lambda row: row.pk)
-    pool = [row for row in rows if row.weights == Weights.ABSENT and row.desired_state == Instance.Desired.RUNNING]
-    serving = [row for row in rows if row.weights != Weights.ABSENT]
+    wanted = [row for row in rows if row.desired_state == Instance.Desired.RUNNING]
+    pool = [row for row in wanted if row.weights == Weights.ABSENT]
+    serving = [row for row in rows if row.weights in SERVING]
+    asleep = _sleepers(wanted)
     pattern = _pattern(policy, rows)
-    startable = pattern is not None or any(each.ready for each in map(warm_of, pool))
-    known = [Row(row.pk, row.desired_state, _state(row), row.provisioner not in STARTABLE) for row in serving]
+    startable = pattern is not None or any(each.ready for each in map(warm_of, (*pool, *asleep)))
+    known = [Row(row.pk, row.desired_state, _state(row), _fixed(row, policy)) for row in serving]
     seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
-    loading = any(row.weights == Weights.LOADING for row in serving)
-    return Stage(policy, scaling_config(policy), pool, loading, pattern, seen)
+    loading = any(row.weights in COMING for row in serving)
+    return Stage(policy, scaling_config(policy), pool, asleep, loading, pattern, seen)
+
+
+def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
+    """Those that can be woken; one that did not wake up lately is left alone for a while."""
+    asleep = [row for row in wanted if row.weights == Weights.ASLEEP]
+    failed = failed_lately(asleep) if asleep else set()
+    return [row for row in asleep if row.pk not in failed]
+
+
+def _fixed(row: Instance, policy: ScalingPolicy) -> bool:
+    """Somebody else's endpoint cannot be started or stopped, but it may be put to sleep."""
+    return row.provisioner not in STARTABLE and not (policy.sleep_level and can_sleep(row))
 
 
 def _state(row: Instance) -> str:
     """An engine whose weights are on their way answers its provisioner, and is no capacity yet."""
     ready = row.observed_state == Instance.Observed.READY
-    return Instance.Observed.STARTING if ready and row.weights == Weights.LOADING else row.observed_state
+    return Instance.Observed.STARTING if ready and row.weights in COMING else row.observed_state
 
 
 def warm_of(row: Instance) -> WarmInstance:
     ready = row.observed_state == Instance.Observed.READY and row.url != ""
     return WarmInstance(row.pk, ready, row.desired_at.timestamp(), row.provisioner not in STARTABLE)
+
+
+def takeable(stage: Stage) -> list[WarmInstance]:
+    """The warm and the sleeping, with how far their weights have to come."""
+    give = any(member.state == "ready" for member in stage.seen.members)  # an engine that weights can be copied from
+    found = []
+    for row in (*stage.pool, *stage.asleep):
+        copied = 1 if give and row.backend in LOADABLE else 2
+        found.append(warm_of(row)._replace(source=0 if row.sleep_level == 1 else copied))
+    return found
 
 
 def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None:
@@ -60,6 +90,14 @@ def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None
         return max(ours, key=lambda row: row.created_at)
     past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=STARTABLE)
     return past.order_by("-created_at").first()
+
+
+def loads_apart(pattern: Instance | None) -> bool:
+    """A new process of this kind comes up without weights and is told where to get them: from another engine's memory
+    sooner than from the disk. Only real weights, or emulated ones whose times by source are given, differ by source."""
+    if pattern is None or pattern.backend not in LOADABLE:
+        return False
+    return pattern.spec.get("executor") == "torch" or bool(pattern.spec.get("emulated_load_s"))
 
 
 def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,7 @@ class Management:
         self._tokenizer = served.tokenizer
         self._generator = generator
         self._created = int(time.time())
+        self._moving = asyncio.Lock()  # one sleep or wake-up at a time
         self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -75,6 +77,7 @@ class Management:
                 "model": config.model,
                 "role": config.role,
                 "executor": "torch" if config.torch else "emulated",
+                "tensor_parallel": config.torch.ranks if config.torch else 1,
                 "tokenizer": self._tokenizer.name,
                 "batching": config.batching.name,
                 "engine": asdict(config.engine),
@@ -142,11 +145,14 @@ class Management:
         1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
         """
         level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
-        await self._stop(_choice(exchange, "mode", PAUSE_MODES, "abort"), release_kv=level > 0)
-        if level:
-            await self._engine.device_free()
-            await self._weights.store.release(keep_host_copy=level == 1)
-        self._fall_asleep(level)
+        mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
+        with self._engine.metrics.moves.labels("sleep").track_inprogress():
+            async with self._moving:
+                await self._stop(mode, release_kv=level > 0)
+                if level:
+                    await self._engine.device_free()
+                    await self._weights.store.release(keep_host_copy=level == 1)
+                self._fall_asleep(level)
         await exchange.reply({"status": "sleeping", "level": level})
 
     def _fall_asleep(self, level: int) -> None:
@@ -168,15 +174,18 @@ class Management:
 
         Weights come from the copy in host memory, else from the disk: 503 if neither gives them.
         """
-        tags = exchange.query().get("tags", sorted(self._absent))
-        for tag in tags:
+        named = exchange.query().get("tags")
+        for tag in named or ():
             if tag not in WAKE_TAGS:
                 raise ApiError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
-        if "weights" in tags and "weights" in self._absent:
-            await self._restore_weights()
-        self._absent.difference_update(tags)
-        if not self._absent:
-            self._awaken()
+        with self._engine.metrics.moves.labels("wake").track_inprogress():
+            async with self._moving:
+                tags = sorted(self._absent) if named is None else named
+                if "weights" in tags and "weights" in self._absent:
+                    await self._restore_weights()
+                self._absent.difference_update(tags)
+                if not self._absent:
+                    self._awaken()
         await exchange.reply({"status": "sleeping" if self._absent else "awake", "tags": tags})
 
     async def _restore_weights(self) -> None:

@@ -62,6 +62,8 @@ class Metrics:
         by_reason.labels(*self._values, "deferred").set(0)
         self._sleep = self._family(Gauge, "engine_sleep_state", "1 for the state the engine is in.", "sleep_state")
         self.sleep_state("awake")
+        moves = "Sleeps and wake-ups under way."
+        self.moves = Gauge("vllm:sleep_mode_operations_in_flight", moves, ["operation"], registry=self.registry)
 
     def sleep_state(self, state: str) -> None:
         for name in SLEEP_STATES:

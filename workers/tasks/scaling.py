@@ -6,6 +6,7 @@ import logging
 import time
 
 from celery import shared_task
+from django.core.exceptions import ValidationError
 from django.db import Error
 
 from controller.core.messages import FleetMessage
@@ -16,6 +17,7 @@ from workers.tasks.announce import announce, announce_actions
 from workers.tasks.names import SCALE
 
 log = logging.getLogger(__name__)
+ORDERS = {"warm", "woken", "asleep"}  # what a decision leaves to the queue `actions`
 
 
 @shared_task(name=SCALE, soft_time_limit=6, time_limit=8)
@@ -25,9 +27,9 @@ def tick() -> None:
         try:
             decision = scaler_tick(policy_id=policy_id, fleet=fleet, now=time.time())
             announce(decision)
-            if decision is not None and decision.outcome.get("warm"):
+            if decision is not None and ORDERS & decision.outcome.keys():
                 announce_actions()
-        except Error:  # one policy's trouble is not the others'; the next tick tries again
+        except (Error, ValidationError):  # one policy's trouble is not the others'; the next tick tries again
             log.exception("scaling policy %s: tick failed", policy_id)
 
 

@@ -10,6 +10,12 @@ def test_the_longest_ready_is_taken_and_none_that_still_starts():
     assert take([], 1) == []
 
 
+def test_the_one_whose_weights_are_nearest_is_taken_first():
+    pool = [WarmInstance("disk", True, 1.0, source=2), WarmInstance("engine", True, 2.0, source=1)]
+    pool += [WarmInstance("host", True, 9.0), WarmInstance("host too", True, 3.0), WarmInstance("away", False, 0.0)]
+    assert take(pool, 5) == ["host too", "host", "engine", "disk"]
+
+
 def test_the_pool_is_filled_up_while_nothing_loads():
     pool = [WarmInstance("w", False, 1.0)]
     assert fill(pool, 3, startable=True, busy=False) == PoolChange(2, ())

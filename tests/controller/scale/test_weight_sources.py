@@ -29,6 +29,14 @@ def test_a_copy_on_the_host_comes_between_engines_and_disk():
     assert plan.choices[0].url == "http://e"
 
 
+def test_a_copy_that_was_kept_for_it_goes_before_engines():
+    plan = plan_sources("sleeper", [holder("e")], host_copy=True, copy_first=True)
+    assert (kinds(plan), plan.reason) == (["host", "e", "disk"], "host_copy")
+    assert "source" not in plan.figures
+    gone = plan_sources("sleeper", [holder("e", "a")], target_host="a", copy_first=True)
+    assert (kinds(gone), gone.reason) == (["e", "disk"], "same_host")
+
+
 def test_the_same_host_goes_before_any_link():
     paths = [Path("b", "a", 400e9)]
     plan = plan_sources("new", [holder("far", "b"), holder("near", "a", utilisation=0.9)], paths, target_host="a")

@@ -1,0 +1,125 @@
+"""Sleep and wake-up of instances as ordered actions: a sleeper keeps its process and gives up its device memory.
+
+vLLM's two levels: 1 leaves the weights in host memory, 2 leaves none. What is ordered here is carried out by
+`workers.sleeping`; nothing is sent to the instance from the order to sleep until it is awake with whole weights. A
+reference engine wakes by loading its weights like a warm one, from the best source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from controller.models import Action, Instance
+from controller.models.fleet import Weights
+from controller.services import change
+from controller.services.actions import LOADABLE, Kind, action_order, weights_load_order, weights_set
+from controller.services.actors import Actor
+
+SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can be told to
+LEVELS = (1, 2)
+AFTER_A_FAILURE = timedelta(minutes=5)  # before a sleeper that did not wake up is counted on again
+
+
+def can_sleep(row: Instance) -> bool:
+    """It serves now, and its engine knows how."""
+    wanted = row.desired_state == Instance.Desired.RUNNING and row.observed_state == Instance.Observed.READY
+    return wanted and row.weights == Weights.PRESENT and row.backend in SLEEPABLE
+
+
+def sleep_order(
+    *,
+    actor: Actor,
+    instance_id: str,
+    level: int = 1,
+    version: int | None = None,
+    scale_in: Mapping[str, Any] | None = None,
+) -> Action:
+    """Have an instance fall asleep once what runs there has ended; said twice, the same action is returned.
+
+    Raises DoesNotExist, VersionConflict, ValidationError (naming backend, level, weights or the state that hinders it).
+    """
+    if level not in LEVELS:
+        raise ValidationError({"level": f"Must be one of {', '.join(map(str, LEVELS))}."})
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        if row.weights in (Weights.LEAVING, Weights.ASLEEP):
+            if row.sleep_level != level:
+                raise ValidationError({"level": f"{row} sleeps at level {row.sleep_level}: wake it first."})
+            return Action.objects.filter(instance=row, kind=Kind.SLEEP).latest("id")
+        _check_awake(row)
+        params: dict[str, Any] = {"level": level}
+        if scale_in is not None:
+            params["scale_in"] = dict(scale_in)
+        action = action_order(actor, row, Kind.SLEEP, params)
+        change.audit(actor, "instance", "sleep_ordered", row, {"level": level, "action": action.pk})
+        weights_set(row, Weights.LEAVING, level)
+    return action
+
+
+def wake_order(
+    *, actor: Actor, instance_id: str, version: int | None = None, scale_out: Mapping[str, Any] | None = None
+) -> Action:
+    """Have a sleeper wake up; said twice, the same action is returned.
+
+    The action is a load of weights where the engine takes them while it runs. `scale_out`: the decision it belongs to.
+    Raises DoesNotExist, VersionConflict, ValidationError.
+    """
+    with transaction.atomic():
+        row = _locked(instance_id, version)
+        if row.weights == Weights.LEAVING:
+            raise ValidationError({"weights": f"{row} is still falling asleep."})
+        if row.weights != Weights.ASLEEP:
+            return _earlier(row)
+        if row.desired_state != Instance.Desired.RUNNING:
+            raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+        if row.backend in LOADABLE:
+            return weights_load_order(actor=actor, instance_id=row.pk, scale_out=scale_out, woken=row.sleep_level)
+        params: dict[str, Any] = {"level": row.sleep_level, "woken": row.sleep_level}
+        if scale_out is not None:
+            params["scale_out"] = dict(scale_out)
+        action = action_order(actor, row, Kind.WAKE, params)
+        change.audit(actor, "instance", "wake_ordered", row, {"level": row.sleep_level, "action": action.pk})
+        weights_set(row, Weights.WAKING)
+    return action
+
+
+def failed_lately(rows: list[Instance]) -> set[str]:
+    """Ids of those that did not wake up when they were last told to."""
+    since = timezone.now() - AFTER_A_FAILURE
+    kinds = (Kind.WAKE, Kind.WEIGHTS_LOAD)
+    found = Action.objects.filter(instance__in=rows, kind__in=kinds, state=Action.State.FAILED, ended_at__gte=since)
+    return set(found.values_list("instance_id", flat=True))
+
+
+def _check_awake(row: Instance) -> None:
+    if row.backend not in SLEEPABLE:
+        raise ValidationError({"backend": f"A {row.backend} engine does not sleep."})
+    if row.desired_state != Instance.Desired.RUNNING:
+        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+    if row.observed_state != Instance.Observed.READY:
+        raise ValidationError(
+            {"observed_state": f"{row} is {row.observed_state}: only one that is ready falls asleep."}
+        )
+    if row.weights != Weights.PRESENT:
+        raise ValidationError({"weights": f"{row} has no weights to give up: {row.get_weights_display().lower()}."})
+
+
+def _earlier(row: Instance) -> Action:
+    """The order that woke it, or is about to."""
+    woken = Action.objects.filter(instance=row, params__has_key="woken").order_by("-id").first()
+    if woken is None:
+        raise ValidationError({"weights": f"{row} is not asleep."})
+    return woken
+
+
+def _locked(instance_id: str, version: int | None) -> Instance:
+    row = Instance.objects.select_for_update().get(pk=instance_id)
+    if version is not None and row.version != version:
+        raise change.VersionConflict(str(row), version, row.version)
+    return row

@@ -1,0 +1,156 @@
+"""Sleep as a way to scale: who is woken before anything is started, and who is put to sleep instead of stopped."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+
+from controller.models import Action, Instance
+from controller.services.actions import action_end, action_lease, first_served_watch
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_observe, instance_register
+from controller.services.scaling_policies import scaling_policy_update
+from controller.services.sleeping import sleep_order, wake_order
+from tests.workers.tasks.test_scaling import fleet, tick
+
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+
+
+def ends(kind, instance_id, state="done"):
+    """As the worker would have it end."""
+    action = Action.objects.get(instance=instance_id, kind=kind, state__in=Action.OPEN)
+    return action_end(
+        action=action_lease(action_id=action.pk), state=state, kind=kind, subject=("instance", instance_id),
+        reason="test", inputs={}, outcome={}, error="" if state == "done" else "truncated",
+    )  # fmt: skip
+
+
+def asleep(instance_id, level=1):
+    sleep_order(actor=SYSTEM, instance_id=instance_id, level=level)
+    ends("sleep", instance_id)
+    row = Instance.objects.get(pk=instance_id)
+    assert (row.weights, row.sleep_level) == ("asleep", level)
+    return row
+
+
+def vllm(policy, id, number):
+    row = instance_register(actor=SYSTEM, id=id, model=policy.model, url=f"http://v:{number}")
+    instance_observe(instance_id=id, observed_state=Instance.Observed.READY)
+    return row
+
+
+def wanting(policy, **changes):
+    policy.refresh_from_db()
+    return scaling_policy_update(actor=SYSTEM, policy_id=policy.pk, version=policy.version, changes=changes)
+
+
+# ---- out ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sleeper_is_no_capacity_and_is_woken_before_a_new_one_is_started(policy, two):
+    asleep("e2")
+    decision = tick(policy, fleet(0.95, "e1"))
+    assert (decision.kind, decision.inputs["ready"]) == ("scale_out", 1)
+    assert decision.outcome == {"started": ["e2"], "woken": {"e2": {"level": 1}}}
+    assert Instance.objects.count() == 2
+    row = Instance.objects.get(pk="e2")
+    assert (row.weights, row.sleep_level) == ("loading", 1)  # a reference engine loads them like a warm one
+    load = Action.objects.get(kind="weights_load")
+    assert (load.params["woken"], load.params["scale_out"]["decision"]) == (1, decision.pk)
+    held = tick(policy, fleet(0.95, "e1"))
+    assert (held.reason, held.inputs["starting"]) == ("settling", 1)
+    ends("weights_load", "e2")
+    row.refresh_from_db()
+    assert (row.weights, row.sleep_level) == ("present", 0)
+
+
+def test_somebody_elses_vllm_that_sleeps_can_be_woken(policy, two):
+    Instance.objects.update(provisioner="static")
+    vllm(policy, "v1", 1)
+    asleep("v1", 2)
+    decision = tick(policy, fleet(0.95, *two))
+    assert decision.outcome == {"started": ["v1"], "woken": {"v1": {"level": 2}}}
+    wake = Action.objects.get(kind="wake")
+    assert (wake.instance_id, wake.params["level"], wake.params["scale_out"]["woken"]) == ("v1", 2, True)
+    assert Instance.objects.get(pk="v1").weights == "waking"
+
+
+def test_the_one_whose_weights_are_nearest_goes_first(policy, two):
+    for number, (id, level) in enumerate((("v-deep", 2), ("v-light", 1))):
+        vllm(policy, id, number)
+        asleep(id, level)
+    (warm,) = tick(wanting(policy, warm=1), fleet(0.5, *two)).outcome["started"]
+    instance_observe(instance_id=warm, observed_state=Instance.Observed.READY, url="http://w:1")
+    taken = []
+    for _ in range(3):
+        taken += tick(policy, fleet(0.95, *two)).outcome["started"]
+        Instance.objects.filter(pk=taken[-1]).update(weights="present", sleep_level=0, observed_state="unreachable")
+    assert taken == ["v-light", warm, "v-deep"]
+
+
+def test_a_sleeper_that_did_not_wake_up_is_left_alone_for_a_while(policy, two):
+    Instance.objects.update(provisioner="static")
+    vllm(policy, "v1", 1)
+    asleep("v1")
+    tick(policy, fleet(0.95, *two))
+    ends("wake", "v1", "failed")
+    assert Instance.objects.get(pk="v1").weights == "asleep"
+    assert tick(policy, fleet(0.95, *two)).reason == "nothing_to_start"
+    Action.objects.update(ended_at=timezone.now() - timedelta(minutes=6))
+    assert tick(policy, fleet(0.95, *two)).outcome["started"] == ["v1"]
+
+
+def test_a_sleeper_does_not_count_as_warm_and_is_not_stopped_with_the_pool(policy, two):
+    asleep("e2")
+    policy = wanting(policy, min_instances=0, warm=1)
+    decision = tick(policy, fleet(0.5, "e1"))
+    assert (decision.kind, decision.inputs) == ("scale_warm", {"warm": 0, "wanted": 1})
+    wanting(policy, warm=0)
+    stopped = tick(policy, fleet(0.5, "e1")).outcome["stopped"]
+    assert stopped == decision.outcome["started"]
+
+
+def test_one_watch_at_a_time(policy, two):
+    row = Instance.objects.get(pk="e1")
+    first = first_served_watch(actor=SYSTEM, instance=row, scale_out={"policy": "mid/collocated", "decision": 1})
+    assert first_served_watch(actor=SYSTEM, instance=row, scale_out={"policy": "mid/collocated"}) == first
+
+
+def test_a_wake_up_that_no_source_helps_leaves_a_reference_engine_asleep(policy, two):
+    asleep("e2", 2)
+    wake_order(actor=SYSTEM, instance_id="e2")
+    ends("weights_load", "e2", "failed")
+    row = Instance.objects.get(pk="e2")
+    assert (row.weights, row.sleep_level, row.desired_state) == ("asleep", 2, "running")
+
+
+# ---- in -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_may_scale_in_by_sleep(policy, two):
+    policy = wanting(policy, sleep_level=2)
+    decision = tick(policy, fleet(0.05, *two))
+    assert (decision.kind, decision.outcome) == ("scale_in", {"asleep": ["e1"]})
+    row = Instance.objects.get(pk="e1")
+    assert (row.weights, row.sleep_level, row.desired_state) == ("leaving", 2, "running")
+    sleep = Action.objects.get(kind="sleep")
+    assert sleep.params["scale_in"]["decision"] == decision.pk
+    assert tick(policy, fleet(0.05, "e2")).reason == "relieved"  # one serves: no fewer
+    ends("sleep", "e1")
+    assert tick(policy, fleet(0.95, "e2")).outcome["woken"] == {"e1": {"level": 2}}
+
+
+def test_somebody_elses_endpoints_scale_in_by_sleep_only(policy, two):
+    Instance.objects.update(provisioner="static", backend="vllm")
+    assert tick(policy, fleet(0.05, *two)) is None
+    decision = tick(wanting(policy, sleep_level=1), fleet(0.05, *two))
+    assert decision.outcome == {"asleep": ["e1"]}
+    assert Instance.objects.get(pk="e1").desired_state == "running"
+
+
+def test_a_sleep_level_there_is_not_is_refused(policy):
+    with pytest.raises(ValidationError) as refused:
+        wanting(policy, sleep_level=3)
+    assert "sleep_level" in json.dumps(refused.value.message_dict)

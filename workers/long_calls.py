@@ -1,0 +1,60 @@
+"""Calls to engines that take minutes, in threads of this process: a task asks what became of one and goes on.
+
+The thread ends with its process. Whoever looks next then makes the call again, so only calls that may be made twice
+belong here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Call:
+    """`error`: what it raised, once `done`."""
+
+    done: bool = False
+    seconds: float = 0.0
+    error: Exception | None = None
+
+
+class LongCalls:
+    """By key; one thread each. `threads` False: a call is made at once and waited for."""
+
+    def __init__(self, *, threads: bool = True) -> None:
+        self._threads = threads
+        self._calls: dict[Hashable, Call] = {}
+
+    def find(self, key: Hashable) -> Call | None:
+        return self._calls.get(key)
+
+    def begin(self, key: Hashable, call: Callable[[], None]) -> Call:
+        held = self._calls[key] = Call()
+        if self._threads:
+            threading.Thread(target=_make, args=(held, call), name=f"call-{key}", daemon=True).start()
+        else:
+            _make(held, call)
+        return held
+
+    def forget(self, key: Hashable) -> None:
+        self._calls.pop(key, None)
+
+
+def this_process() -> str:
+    """Whose calls they are, for other workers to read."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _make(held: Call, call: Callable[[], None]) -> None:
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        held.error = error
+    held.seconds = time.monotonic() - began
+    held.done = True

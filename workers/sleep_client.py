@@ -1,0 +1,121 @@
+"""Talks vLLM's sleep dialect to an engine: asks how awake it is, has it sleep, wake up, read its weights again.
+
+Synchronous, for tasks. A call that is not answered in time goes on in the engine, so it counts as told: what became of
+it shows in the engine's metrics. Only `reload` is waited for, since no metric says whether it went well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from workers.weights import EngineAway, EngineRefuses
+
+CALL_S = 2.0
+RELOAD_S = 900.0  # the longest read from a disk that is waited for
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
+_BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+
+
+class NoSleepMode(EngineRefuses):
+    """404: the verb does not exist there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepState:
+    """`awake`: everything is resident. `level`: of its sleep, 0 when it does not say. `moving`: a sleep or a wake-up is
+    under way. `requests`: running and waiting there, whoever sent them."""
+
+    awake: bool
+    level: int = 0
+    moving: bool = False
+    requests: int = 0
+
+
+class SleepClient:
+    """Of one engine. Every method may raise EngineAway and EngineRefuses."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def look(self) -> SleepState:
+        """From `/metrics`: `/is_sleeping` says yes of a merely paused engine too, and `/health` is 200 in any state."""
+        try:
+            answer = requests.get(f"{self._url}/metrics", timeout=CALL_S)
+        except requests.RequestException as error:
+            raise EngineAway(f"{type(error).__name__} at {self._url}/metrics") from error
+        if not answer.ok:
+            raise EngineAway(f"status {answer.status_code} at {self._url}/metrics")
+        return parse_state(answer.text)
+
+    def sleep(self, level: int) -> None:
+        """What still runs there is aborted, KV cache and prefix cache are lost."""
+        self._tell("/sleep", {"level": level, "mode": "abort"})
+
+    def wake(self, *tags: str) -> None:
+        """Without tags all of it. A tag that is not asleep changes nothing."""
+        self._tell("/wake_up", {"tags": list(tags)} if tags else {})
+
+    def reload(self) -> None:
+        """Returns when the weights have been read again; only then the answer says whether they were."""
+        self._call("/collective_rpc", {}, {"method": "reload_weights"}, RELOAD_S)
+
+    def reset_prefix_cache(self) -> bool:
+        """False: blocks are still held."""
+        return self._call("/reset_prefix_cache", {}, None, CALL_S).get("success") is not False
+
+    def _tell(self, path: str, query: Mapping[str, Any]) -> None:
+        try:
+            self._call(path, query, None, CALL_S)
+        except EngineAway as error:
+            if not isinstance(error.__cause__, requests.ReadTimeout):
+                raise
+
+    def _call(
+        self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        try:
+            answer = requests.post(self._url + path, params=query, json=body, timeout=(CALL_S, timeout_s))
+        except requests.RequestException as error:
+            raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
+        if answer.status_code == 404:
+            raise NoSleepMode(f"status 404 at {path}: start the server with VLLM_SERVER_DEV_MODE=1 and sleep mode on")
+        if not answer.ok:
+            raise EngineRefuses(f"status {answer.status_code} at {path}: {answer.text[:300]}")
+        try:
+            said = answer.json()
+        except ValueError:
+            return {}
+        return said if isinstance(said, dict) else {}
+
+
+def parse_state(text: str) -> SleepState:
+    """Of a Prometheus page. Data-parallel engines are awake when all are. Raises EngineAway without a sleep state."""
+    awake, level, moving, waiting = None, 0, False, 0
+    for line in text.splitlines():
+        name = line.partition("{")[0]
+        if name == "vllm:engine_sleep_state":
+            state, on = dict(_LABEL.findall(line)).get("sleep_state", ""), _value(line) > 0
+            if state == "awake":
+                awake = on if awake is None else awake and on
+            elif on:
+                level = max(level, _LEVELS.get(state, 0))
+        elif name == "vllm:sleep_mode_operations_in_flight":
+            moving = moving or _value(line) > 0
+        elif name in _BUSY:
+            waiting += int(_value(line))
+    if awake is None:
+        raise EngineAway("the engine's metrics say nothing of its sleep")
+    return SleepState(awake, level, moving, waiting)
+
+
+def _value(line: str) -> float:
+    try:
+        return float(line.rsplit(" ", 1)[1])
+    except (IndexError, ValueError) as error:
+        raise EngineAway(f"unreadable metric: {line[:100]}") from error

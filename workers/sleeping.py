@@ -1,0 +1,218 @@
+"""One look at an instance that shall fall asleep or wake up: ask the engine, tell it the next thing, record.
+
+Falling asleep: gateways stop sending (the row says so), what runs ends, then the engine is told. Waking from level 1 is
+one verb. From level 2 it is four, since the weights are gone: wake the weights' memory, read them again, drop what the
+prefix cache claims to hold, wake the KV cache's memory; only then is the instance told of to gateways. Each may be said
+twice, and the one that comes next is stored, so a killed worker's successor goes on there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from controller.models import Action, Decision
+from controller.scale.lifecycle import SETTLE_S
+from controller.services.actions import action_end, action_keep
+from workers.long_calls import LongCalls, this_process
+from workers.sleep_client import NoSleepMode, SleepClient
+from workers.weights import EngineAway, EngineRefuses
+
+DRAIN_S = 60.0  # from the order; then what still runs there is aborted
+MOST_TRIES = 3
+ANSWER_S = 3.0  # after that an engine that is neither moving nor where it should be is told again
+LOOK_S = 2.0
+FRESH_S = 15.0  # another worker's call that was heard of so lately goes on
+TIMEOUT = timedelta(minutes=20)
+SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot be brought about."""
+
+    reason: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """One step went well: the next one may follow at once."""
+
+
+Look = Failed | Done | Next | None
+
+
+def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
+    """The Decision if this look ended it. Steps that take no time follow each other within LOOK_S."""
+    if timezone.now() - action.created_at > TIMEOUT:
+        return _end(action, Failed("timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"))
+    began, seen = time.monotonic(), _step(action, engine, calls)
+    while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
+        seen = _step(action, engine, calls)
+    if isinstance(seen, Failed | Done):
+        return _end(action, seen)
+    return _later(action) if isinstance(seen, Next) else None
+
+
+def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
+    try:
+        return _sleep(action, engine) if action.kind == Action.Kind.SLEEP else _wake(action, engine, calls)
+    except EngineAway as error:
+        return _later(action, str(error))
+    except EngineRefuses as error:
+        return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
+
+
+def give_up(action: Action, reason: str, error: str) -> Decision | None:
+    """It has become pointless."""
+    return _end(action, Failed(reason, error))
+
+
+# ---- falling asleep -------------------------------------------------------------------------------------------------
+
+
+def _sleep(action: Action, engine: SleepClient) -> Look:
+    said, level = engine.look(), int(action.params["level"])
+    if not said.awake:
+        if said.level != level:
+            return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+        aborted = action.params.get("aborted", 0)
+        return Done({"level": level, "asleep_s": round(_age(action), 3), "aborted": aborted})
+    settled = action.tries or _age(action) >= SETTLE_S  # before that a gateway may not know yet, and send
+    if said.moving or not settled:
+        return _later(action)
+    if not action.tries and said.requests and _age(action) < DRAIN_S:
+        return _later(action, f"{said.requests} requests run there")
+    return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
+
+
+# ---- waking up ------------------------------------------------------------------------------------------------------
+
+
+def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
+    said = engine.look()
+    if said.moving:
+        return _later(action)
+    if int(action.params["level"]) == 2:
+        return _wake_empty(action, engine, calls, said.awake)
+    return _awake(action) if said.awake else _tell(action, engine.wake, "stays_asleep")
+
+
+def _wake_empty(action: Action, engine: SleepClient, calls: LongCalls, awake: bool) -> Look:
+    """From level 2. That it is awake says nothing of its weights: they are read again in any case."""
+    match action.params.get("stage", "weights"):
+        case "weights":
+            engine.wake("weights")
+            return _to(action, "reload")
+        case "reload":
+            return _reload(action, engine, calls)
+        case "cache":
+            if not engine.reset_prefix_cache():
+                return _later(action, "the prefix cache is still held")
+            engine.wake("kv_cache")
+            return _to(action, "awake")
+    return _awake(action) if awake else _tell(action, lambda: engine.wake("kv_cache"), "stays_asleep")
+
+
+def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
+    """In a thread of one worker; others see by its mark that it still waits."""
+    call, held = calls.find(action.pk), action.params.get("reload")
+    if call is None:
+        if held and held["by"] != this_process() and time.time() - held["at"] < FRESH_S:
+            return _later(action)
+        if not _mark(action):
+            return None
+        call = calls.begin(action.pk, engine.reload)
+    elif not call.done:
+        _mark(action)
+    if not call.done:
+        return _later(action)
+    calls.forget(action.pk)
+    if isinstance(call.error, EngineAway):
+        return Failed("reload_lost", str(call.error))
+    if call.error is not None:
+        return Failed("reload_failed", str(call.error))
+    return _to(action, "cache", load_s=round(call.seconds, 3))
+
+
+def _awake(action: Action) -> Done:
+    level = int(action.params["level"])
+    outcome = {"level": level, "source": SOURCES[level], "awake_s": round(_age(action), 3)}
+    # Of level 1 no call is waited for: from the first telling to the look that saw it, a second late at most.
+    loaded = action.params.get("load_s", round(_since(action), 3) if action.tries else None)
+    return Done(outcome | ({} if loaded is None else {"load_s": loaded}))
+
+
+# ---- the row --------------------------------------------------------------------------------------------------------
+
+
+def _later(action: Action, error: str = "") -> None:
+    action_keep(action=action, error=error)
+
+
+def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) -> Look:
+    """Stored before the engine is told; told again when nothing came of it. None: the action is somebody else's."""
+    if _since(action) < ANSWER_S:
+        return _later(action)
+    if action.tries >= MOST_TRIES:
+        return Failed(failed, f"told {action.tries} times, without effect")
+    told = {**action.params, **params, "told_at": time.time()}
+    state = Action.State.RUNNING
+    if not action_keep(action=action, release=False, params=told, tries=action.tries + 1, state=state, error=""):
+        return None
+    call()
+    return Next()
+
+
+def _to(action: Action, stage: str, **params: Any) -> Next | None:
+    """None: the action is somebody else's by now."""
+    told = {**action.params, **params, "stage": stage, "told_at": time.time()}
+    kept = action_keep(action=action, release=False, params=told, state=Action.State.RUNNING, error="")
+    return Next() if kept else None
+
+
+def _mark(action: Action) -> bool:
+    mark = {"by": this_process(), "at": time.time()}
+    return action_keep(action=action, release=False, params={**action.params, "reload": mark})
+
+
+def _age(action: Action) -> float:
+    return (timezone.now() - action.created_at).total_seconds()
+
+
+def _since(action: Action) -> float:
+    """Seconds since the engine was last told."""
+    return max(0.0, time.time() - float(action.params.get("told_at", 0.0)))
+
+
+def _end(action: Action, seen: Failed | Done) -> Decision | None:
+    failed = isinstance(seen, Failed)
+    sleep = action.kind == Action.Kind.SLEEP
+    kind = {(True, False): "instance_asleep", (True, True): "instance_sleep_failed"}.get(
+        (sleep, failed), "instance_wake_failed" if failed else "instance_awake"
+    )
+    params = action.params
+    inputs: dict[str, Any] = {"level": params["level"], "tries": action.tries, "action": action.pk}
+    inputs |= {name: params[name].get("decision") for name in ("scale_out", "scale_in") if name in params}
+    level = f"level_{params['level']}"
+    return action_end(
+        action=action,
+        state=Action.State.FAILED if failed else Action.State.DONE,
+        kind=kind,
+        subject=("instance", action.instance_id),
+        reason=seen.reason if isinstance(seen, Failed) else level,
+        inputs=inputs,
+        outcome={"error": seen.error} if isinstance(seen, Failed) else seen.outcome,
+        error=seen.error if isinstance(seen, Failed) else "",
+    )
