@@ -24,6 +24,7 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("scale_hold", "relieved"): "{actor} leaves {subject} as it is: load {load:.2f} is no longer above {upper:g}",
     ("scale_hold", "settling"): "{actor} waits with {subject}: load {load:.2f}, but the last change has not settled",
     ("scale_hold", "at_max"): "{actor} cannot scale {subject} out: load {load:.2f}, but {max_instances} is the limit",
+    ("scale_hold", "no_device"): "{actor} cannot scale {subject} out: load {load:.2f}, but no device is free",
     ("scale_hold", "telemetry_stale"): "{actor} does not touch {subject}: what it sees is {snapshot_age_s:.1f} s old",
     ("scale_hold", "nothing_to_start"): (
         "{actor} cannot scale {subject} out: load {load:.2f}, but there is no instance of ours to start another like"
