@@ -158,7 +158,7 @@ def _openai_shape(body: bytes) -> bytes:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
         return body
-    if not isinstance(said, dict) or "error" in said or "message" not in said:
+    if not isinstance(said, dict) or said.get("object") != "error":
         return body
     return orjson.dumps({"error": {name: said.get(name) for name in ("message", "type", "param", "code")}})
 

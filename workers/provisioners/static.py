@@ -1,9 +1,11 @@
-"""Endpoints that somebody else runs (vLLM servers, compose services): observed by their health, never started here."""
+"""Endpoints that somebody else runs (vLLM or SGLang servers, compose services): observed, never started here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import requests
 
@@ -11,15 +13,29 @@ from controller.core.errors import ConfigError
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
 HEALTH_TIMEOUT_S = 1.0
+INFO_TIMEOUT_S = 5.0  # SGLang's asks its scheduler
 PARALLEL = 16
+# SGLang's /health generates a token, and one that fails sticks: whether it takes requests the gateways see themselves.
+ALIVE = {"sglang": "/model_info"}
+USUAL_ALIVE = "/health"
+MODES = {"null": "collocated", None: "collocated"}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`role`: as registered, to be compared with what the server was started as; "": not now."""
+
+    url: str
+    backend: str = "vllm"
+    role: str = ""
 
 
 @PROVISIONERS.register("static")
 class StaticProvisioner:
-    """`endpoints`: instance id to base URL. start and stop change what is registered, not what runs."""
+    """`endpoints`: instance id to base URL, or more about it. start and stop change what is registered alone."""
 
-    def __init__(self, endpoints: Mapping[str, str]) -> None:
-        self.endpoints = dict(endpoints)
+    def __init__(self, endpoints: Mapping[str, str | Endpoint]) -> None:
+        self.endpoints = {id: Endpoint(each) if isinstance(each, str) else each for id, each in endpoints.items()}
 
     def observe(self) -> list[Observed]:
         """All are asked at once: a dead fleet costs one time-out, not one each."""
@@ -32,18 +48,35 @@ class StaticProvisioner:
         url = spec.get("url")
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"instance {id}: a static instance needs its url (http://...)", "url")
-        self.endpoints[checked_id(id)] = url
+        self.endpoints[checked_id(id)] = Endpoint(url)
 
     def stop(self, id: str, grace_s: float) -> None:
         """Only forgotten: the server belongs to somebody else, and whoever drains it has waited already."""
         self.endpoints.pop(id, None)
 
 
-def _look(id: str, url: str) -> Observed:
+def _look(id: str, endpoint: Endpoint) -> Observed:
+    url, path = endpoint.url, ALIVE.get(endpoint.backend, USUAL_ALIVE)
     try:
-        status = requests.get(f"{url.rstrip('/')}/health", timeout=HEALTH_TIMEOUT_S).status_code
+        status = requests.get(f"{url.rstrip('/')}{path}", timeout=HEALTH_TIMEOUT_S).status_code
     except requests.RequestException as error:
-        return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}/health")
-    if status == 200:
-        return Observed(id, "ready", url)
-    return Observed(id, "starting", url, error=f"status {status} at {url}/health")
+        return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}{path}")
+    if status != 200:
+        return Observed(id, "starting", url, error=f"status {status} at {url}{path}")
+    wrong = _other_role(endpoint) if endpoint.backend == "sglang" and endpoint.role else ""
+    return Observed(id, "starting" if wrong else "ready", url, error=wrong)
+
+
+def _other_role(endpoint: Endpoint) -> str:
+    """What the server says of itself that contradicts how it was registered; "" when nothing does."""
+    try:
+        answer = requests.get(f"{endpoint.url.rstrip('/')}/server_info", timeout=INFO_TIMEOUT_S)
+        said: Any = answer.json()
+        states = said.get("internal_states") or [{}]
+        mode = states[0].get("disaggregation_mode") or said.get("disaggregation_mode")
+    except (requests.RequestException, ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
+        return f"{type(error).__name__} at {endpoint.url}/server_info"
+    role = MODES.get(mode, mode)
+    if role == endpoint.role:
+        return ""
+    return f"it runs as {role} (disaggregation_mode {mode}) and is registered as {endpoint.role}"

@@ -20,7 +20,8 @@ from controller.models import Instance
 from controller.scale.lifecycle import CallStart, CallStop, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
-from workers.provisioners import Observed, ProcessProvisioner, Provisioner, StaticProvisioner
+from workers.links import join
+from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner
 from workers.tasks.announce import announce
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
@@ -35,12 +36,18 @@ def reconcile() -> None:
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
     """By name. Static endpoints are the rows themselves; process instances need a supervisor's folder here."""
-    static = Instance.objects.live().filter(provisioner="static").exclude(url="").values_list("pk", "url")
-    found: dict[str, Provisioner] = {"static": StaticProvisioner(dict(static))}
+    found: dict[str, Provisioner] = {"static": StaticProvisioner(_endpoints())}
     folder = data_dir / "engines"
     if folder.is_dir():
         found["process"] = ProcessProvisioner(folder)
     return found
+
+
+def _endpoints() -> dict[str, Endpoint]:
+    """The role is compared when an endpoint joins; later it may be switching."""
+    rows = Instance.objects.live().filter(provisioner="static").exclude(url="")
+    joined = Instance.Observed.READY
+    return {row.pk: Endpoint(row.url, row.backend, "" if row.observed_state == joined else row.role) for row in rows}
 
 
 def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
@@ -61,6 +68,8 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
 def take(step: Step, by_name: dict[str, Provisioner]) -> None:
     match step:
         case Mark():
+            if step.state == Instance.Observed.READY and settings.FLEET_TOKEN:
+                _join(step)
             announce(lifecycle.instance_mark(step=step))
         case Replace():
             announce(lifecycle.instance_replace(step=step))
@@ -72,6 +81,13 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
         case CallStop(id, grace_s):
             name = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
             _provisioner(by_name, name or "process").stop(id, grace_s)
+
+
+def _join(step: Mark) -> None:
+    """Its links come before gateways hear of it, and so before its first request."""
+    row = Instance.objects.select_related("model").get(pk=step.id)
+    if row.observed_state != Instance.Observed.READY:
+        join(row, step.url)
 
 
 def _provisioner(by_name: dict[str, Provisioner], name: str) -> Provisioner:

@@ -1,4 +1,4 @@
-"""`manage.py register_instances NAME=URL ...`: engines that others run (compose, a vLLM server) join the fleet."""
+"""`manage.py register_instances NAME=URL ...`: engines that others run (compose, vLLM, SGLang) join the fleet."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from controller.models import Instance, ServedModel
+from controller.models.fleet import Role
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_register
 
 
 class Command(BaseCommand):
-    """Idempotent: a name that is registered already stays as it is. They serve once they answer /health."""
+    """Idempotent: a name that is registered already stays as it is. They serve once they answer."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("instances", nargs="+", metavar="NAME=URL")
         parser.add_argument("--model", required=True, help="public name of the model they serve")
-        parser.add_argument("--backend", default="vllm", choices=("vllm", "reference"))
+        parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang", "reference"))
+        parser.add_argument("--role", default="collocated", choices=Role.values, help="the stage they serve")
         parser.add_argument("--max-num-seqs", type=int, default=32)
         parser.add_argument("--device-kind", default="", help="what they run on: the profile of that kind applies")
 
@@ -35,6 +37,6 @@ class Command(BaseCommand):
             if Instance.objects.filter(pk=name).exists():
                 self.stdout.write(f"{name} is registered already")
                 continue
-            given = {key: options[key] for key in ("backend", "max_num_seqs", "device_kind")}
+            given = {key: options[key] for key in ("backend", "role", "max_num_seqs", "device_kind")}
             instance_register(actor=SYSTEM, id=name, model=served, url=url, **given)
             self.stdout.write(f"registered {name} at {url}")

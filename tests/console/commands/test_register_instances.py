@@ -26,6 +26,13 @@ def test_they_are_registered_once_and_audited():
     assert Decision.objects.filter(kind="instance_created").count() == 2
 
 
+def test_sglang_servers_are_registered_with_their_role():
+    served_model(name="demo")
+    register("sg-1=http://sg-1:30000", model="demo", backend="sglang", role="prefill")
+    row = Instance.objects.get(pk="sg-1")
+    assert (row.backend, row.role) == ("sglang", "prefill")
+
+
 def test_a_model_that_does_not_exist_is_refused():
     with pytest.raises(CommandError, match="no model 'demo'"):
         register(*ENGINES, model="demo")

@@ -66,6 +66,7 @@ class SglangServer:
         self.bodies: list[dict[str, Any]] = []
         self.asked: list[str] = []  # paths of management calls, in order
         self.aborted: list[str] = []
+        self.disk = self.args["model_path"]  # where weights lie
         self.weights = "good"  # good | garbage | absent
         self.released: set[str] = set()
         self.paused = False
@@ -102,6 +103,11 @@ class SglangServer:
             ("POST", "/release_memory_occupation", self._release),
             ("POST", "/resume_memory_occupation", self._resume),
             ("POST", "/update_weights_from_disk", self._update),
+        ]
+        routes += [
+            ("GET", "/model_info", self._model_info),
+            ("GET", "/remote_instance_transfer_engine_info", self._memory),
+            ("POST", "/init_weights_send_group_for_remote_instance", self._send_group),
         ]
         if self.args["enable_metrics"]:
             routes.append(("GET", "/metrics", self._metrics))
@@ -185,7 +191,8 @@ class SglangServer:
         room = self.rooms.setdefault(job.body["bootstrap_room"], Room())
         try:
             job.stage = "prefill_bootstrap_queue_reqs"
-            await asyncio.wait_for(room.taken.wait(), self.bootstrap_timeout_s)
+            async with asyncio.timeout(self.bootstrap_timeout_s):
+                await room.taken.wait()
             job.stage = "running"
             await self.hold.wait()
             room.kv.set_result({"text": text})
@@ -303,6 +310,23 @@ class SglangServer:
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response({**self.args, "internal_states": [{"disaggregation_mode": self.mode, **self.graphs}]})
 
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.args["model_path"]})
+
+    async def _memory(self, request: web.Request) -> web.Response:
+        """Where a joiner reads weights: only of a server that was started as such a seed."""
+        if not self.args["remote_instance_weight_loader_start_seed_via_transfer_engine"]:
+            return _error(400, "this server is no seed")
+        rank = int(request.query["rank"])
+        where = ["127.0.0.1:15000", {"model.embed_tokens.weight": [4096, 10, 2]}]
+        return web.json_response({"rank": rank, "remote_instance_transfer_engine_info": where})
+
+    async def _send_group(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        ports = body["ports"].split(",")
+        right = self.args["dp_size"] == 1 and len(ports) == self.args["tp_size"] and body["world_size"] == 2
+        return web.json_response({"success": right, "message": ""}, status=200 if right else 400)
+
     def _stages(self, name: str) -> int:
         return sum(job.stage == name for job in self.jobs.values())
 
@@ -368,7 +392,7 @@ class SglangServer:
     async def _update(self, request: web.Request) -> web.Response:
         self.asked.append("/update_weights_from_disk")
         body = await request.json()
-        if body["model_path"] != self.args["model_path"]:
+        if body["model_path"] != self.disk:
             self.weights = "garbage"
             return web.json_response({"success": False, "message": f"no model at {body['model_path']}"}, status=400)
         self.weights = "good"
