@@ -12,11 +12,11 @@ sequence outside the best batch keeps its slot unless the challenger passes cost
 
 Scheduling happens once a frame of `frame_steps` engine steps; in between, slots that become free are filled in order of
 priority. Lengths, goodput and deadlines are those of the sequence's Estimate, its length bound asked again each frame;
-without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are
-those of the last frame's steps. Deviations: whole slots, chosen again every frame; a prompt token is charged to all it
-holds up, or long prompts look cheap; a sequence that loses its slot stays where it is with its KV (an engine with
-more `max_num_seqs` than `slots` is needed for that), evicted and computed again only when blocks run out, least
-priority first.
+without one `max_tokens` is the length and remaining tokens times `value` the goodput. Seconds a token are those of the
+last frames' steps; what is lost is judged at the fastest pace seen lately. Deviations: whole slots, chosen again every
+frame; a prompt token is charged to all it holds up, or long prompts look cheap; a sequence that loses its slot stays
+where it is with its KV (an engine with more `max_num_seqs` than `slots` is needed for that), evicted and computed again
+only when blocks run out, least priority first.
 
 `rectangles`: the other reading, that of the prose and Fig. 4.6. A sequence needs only a share of a slot, its likely
 generation time over the time it has (of a paced one: seconds a token over its TBT). Those of highest priority whose
@@ -32,6 +32,7 @@ before anything was measured, and a prompt token. Cost: O(n log n) a frame, belo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
@@ -48,6 +49,9 @@ from controller.policies.batching.filling import grant
 from controller.policies.preemption.base import Standing
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
+
+SMOOTHING = 0.3  # weight of the last frame in seconds a token
+FORGETTING = 1.05  # by which the fastest pace seen grows each frame
 
 __all__ = ["Calm", "CalmConfig", "margin_goodput", "select", "with_fairness"]
 
@@ -122,6 +126,7 @@ class Calm:
         self._begun: dict[Seq, None] = {}  # not in the last step, but in one before
         self._steps = 0
         self._token_s: float | None = None
+        self._fast_s = math.inf
         self._frame_s = 0.0  # of this frame's steps with decodes
         self._frame_steps = 0
         self._stays = 1
@@ -153,7 +158,7 @@ class Calm:
     def _weigh(self, now: float) -> Standings:
         config, columns = self.config, self._columns
         crowd = len(self._ran) or min(len(columns.rows), config.slots)
-        pace = Pace(self.token_s, config.prefill_s, crowd)
+        pace = Pace(self.token_s, config.prefill_s, crowd, min(self._fast_s, self.token_s))
         found = columns.weigh(now, self.frame, pace, config.starvation)
         self._dead = set(np.flatnonzero(columns.alive & (found.slack < 0)).tolist())
         if not config.fair_weight:
@@ -351,7 +356,9 @@ class Calm:
         if self.frame != frame:
             self._cutoff.tick(self.frame)
             if self._frame_steps:
-                self._token_s = self._frame_s / self._frame_steps
+                found = self._frame_s / self._frame_steps
+                self._token_s = found if self._token_s is None else self._token_s + SMOOTHING * (found - self._token_s)
+                self._fast_s = min(found, FORGETTING * self._fast_s)
             self._frame_s, self._frame_steps = 0.0, 0
 
 

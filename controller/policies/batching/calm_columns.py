@@ -20,12 +20,13 @@ FIRST_ROWS = 256
 
 
 class Pace(NamedTuple):
-    """Seconds that work takes: a token of one sequence in the running batch, a prompt token, and how many sequences a
-    prompt token holds up."""
+    """Seconds that work takes: a token of one sequence in the running batch, a prompt token, how many sequences a
+    prompt token holds up, and a token at the best."""
 
     token_s: float
     prefill_s: float
     crowd: float
+    fast_s: float
 
 
 class Standings(NamedTuple):
@@ -230,7 +231,7 @@ class Columns:
         """Who cannot keep the promise even alone and as short as can be: one call is enough to lose a program."""
         prompt_s = self.prefill * pace.prefill_s
         first_late = (self.produced == 0) & (now + prompt_s > self.due)
-        late = first_late | (now + self.least * pace.token_s + prompt_s > self.latest)
+        late = first_late | (now + self.least * pace.fast_s + prompt_s > self.latest)
         lost = np.where(self.each, kept < 1.0, late) & self.alive
         found: Column = (np.bincount(self.group, lost, max(1, self._most_groups)) > 0)[self.group]
         return found
