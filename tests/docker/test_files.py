@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workers.celery import app
+
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 
 
@@ -36,6 +38,30 @@ def test_commands_name_roles_of_the_entry_point(services):
     named = {service["command"][0] for service in services.values() if service["image"].startswith("slackline")}
     assert named <= roles()
     assert {"gateway", "console", "worker", "beat", "engine", "migrate"} <= named
+
+
+def test_every_queue_has_exactly_one_worker(services):
+    workers = [service for service in services.values() if service.get("command") == ["worker"]]
+    served = [queue for worker in workers for queue in worker["environment"]["WORKER_QUEUES"].split(",")]
+    routed = {route["queue"] for route in app.conf.task_routes.values()} | {app.conf.task_default_queue}
+    assert sorted(served) == sorted(routed)
+    image = re.search(r"WORKER_QUEUES:-([a-z,]+)", (DOCKER / "entrypoint.sh").read_text())
+    assert set(image[1].split(",")) == routed
+
+
+def test_what_services_name_exists(services):
+    document = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    for name, service in services.items():
+        assert set(service.get("depends_on", {})) <= services.keys(), name
+        volumes = {volume.split(":")[0] for volume in service.get("volumes", [])}
+        assert volumes <= document["volumes"].keys(), name
+
+
+def test_every_variable_without_a_default_is_in_the_example():
+    text = (DOCKER / "compose.yaml").read_text()
+    example = (DOCKER / "env.example").read_text()
+    wanted = set(re.findall(r"\$\{([A-Z_]+)", text))
+    assert wanted == set(re.findall(r"(?m)^([A-Z_]+)=", example))
 
 
 def test_no_image_floats(services):
