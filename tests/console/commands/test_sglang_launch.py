@@ -9,9 +9,8 @@ from django.core.management import CommandError, call_command
 
 from controller.models import Instance
 from tests import factories
-from tests.workers.backends.sglang_server import SglangServer
+from tests.workers.backends.sglang_server import SglangServer, serving
 from tests.workers.backends.test_sglang_launch import parsed
-from tests.workers.test_role_switches import serving
 from workers.backends.sglang_launch import SEEDS
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]

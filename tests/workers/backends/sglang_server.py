@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -441,3 +443,20 @@ def _usage(tokens: int) -> dict[str, int]:
 
 async def _event(response: web.StreamResponse, data: dict[str, Any]) -> None:
     await response.write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
+
+
+@contextmanager
+def serving(*servers: SglangServer) -> Iterator[None]:
+    """In a loop of their own, for code that is not async."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        yield
+    finally:
+        for server in servers:
+            asyncio.run_coroutine_threadsafe(server.die(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
