@@ -60,7 +60,7 @@ def gateway_snapshot() -> GatewaySnapshot:
 def _on_their_way() -> list[Instance]:
     """Wanted, not ready yet, and started or woken by somebody; a warm one waits for an order of its own."""
     starts = Q(observed_state__in=[Instance.Observed.PENDING, Instance.Observed.STARTING])
-    wakes = Q(observed_state=Instance.Observed.READY, weights="waking")
+    wakes = Q(observed_state=Instance.Observed.READY, weights=Weights.WAKING)
     wanted = Instance.objects.filter(desired_state=Instance.Desired.RUNNING).exclude(role=Role.DECODE.value)
     coming = wanted.filter((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
     return list(coming.select_related("model"))

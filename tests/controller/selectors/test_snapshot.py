@@ -76,7 +76,7 @@ def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queri
         factories.instance(factories.served_model())
         factories.api_key()
 
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         gateway_snapshot()
 
 
@@ -85,3 +85,23 @@ def test_without_its_row_the_version_is_zero(django_assert_num_queries):
 
     with django_assert_num_queries(1):
         assert config_version() == 0
+
+
+def test_it_names_what_is_on_its_way():
+    Desired, Observed = Instance.Desired, Instance.Observed
+    model = factories.served_model(name="m")
+    rows = {
+        "pending": {"observed_state": Observed.PENDING, "url": "", "spec": {"start_after": 99.5}},
+        "starting": {"observed_state": Observed.STARTING},
+        "waking": {"observed_state": Observed.READY, "weights": "waking"},
+        "ready": {"observed_state": Observed.READY},
+        "warm": {"observed_state": Observed.STARTING, "weights": "absent"},
+        "decodes": {"observed_state": Observed.STARTING, "role": "decode"},
+        "unwanted": {"observed_state": Observed.STARTING, "desired_state": Desired.STOPPED},
+        "leaves": {"observed_state": Observed.STARTING, "desired_state": Desired.DRAINING},
+        "failed": {"observed_state": Observed.FAILED},
+    }
+    for name, fields in rows.items():
+        factories.instance(model, id=name, **fields)
+    coming = {each.id: (each.model, each.not_before) for each in gateway_snapshot().coming}
+    assert coming == {"pending": ("m", 99.5), "starting": ("m", 0.0), "waking": ("m", 0.0)}
