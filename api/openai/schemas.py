@@ -1,8 +1,8 @@
 """Bodies of /v1/completions and /v1/chat/completions: checked here, in full, before anything is queued.
 
 What we use is validated; what only the engine uses passes through. Our own fields are stripped: SLO fields,
-`request_id`, `metadata.workflow_id` and `metadata.stage`. One choice and one prompt a request: with `n` above 1 no
-time per output token could be promised, and the message says so.
+`request_id`, `metadata.workflow_id` and `metadata.stage`; so are those by which engines hand requests over. One choice
+and one prompt a request: with `n` above 1 no time per output token could be promised, and the message says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,15 @@ from controller.core.snapshot import ModelConfig
 from controller.slo.classes import Asked, SloError, parse_asked
 
 OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
+# What engines tell one another through us: from a client it would send them to hosts of its choice.
+BETWEEN_ENGINES = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "rid",
+)
 CHAT_MESSAGE_TOKENS = 4  # a template's own tokens around each message, about
 TEXT_MARGIN = 1.25  # text is estimated: refuse only what is clearly too long, the engine judges the rest
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -59,7 +68,7 @@ def parse_body(body: dict[str, Any], models: Mapping[str, ModelConfig], *, chat:
     workflow, stage = _metadata(body)
     max_tokens = _max_tokens(body, chat)
     tokens, chars = _messages(body) if chat else _prompt(body)
-    for field in OUR_FIELDS:
+    for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
         body.pop(field, None)
     body["model"] = model.name
     head = orjson.dumps(body)[:-1]

@@ -123,6 +123,13 @@ def test_our_fields_are_stripped_and_the_engines_own_pass_through() -> None:
     assert parsed.asked.priority == 3
 
 
+def test_what_engines_tell_one_another_is_not_taken_from_clients() -> None:
+    """A decode engine would fetch KV from whatever host it names."""
+    offers = {"kv_transfer_params": {"remote_host": "x"}, "ec_transfer_params": {}, "rid": "r"}
+    bootstrap = {"bootstrap_host": "x", "bootstrap_port": 1, "bootstrap_room": 2}
+    assert upstream(parse({**TEXT, **offers, **bootstrap, "top_k": 3})) == {**upstream(parse(TEXT)), "top_k": 3}
+
+
 def test_token_ids_are_counted_and_text_is_measured() -> None:
     assert parse({**TEXT, "prompt": [5] * 17})[4:6] == (17, 0)
     assert parse({**TEXT, "prompt": [[5] * 17]})[4:6] == (17, 0)
