@@ -25,7 +25,7 @@ class RequestQuery(PageQuery):
         max_length=64, required=False, allow_blank=True, help_text="Empty: requests without a class."
     )
     model = serializers.CharField(max_length=120, required=False)
-    instance = serializers.CharField(max_length=64, required=False)
+    instance = serializers.CharField(max_length=64, required=False, help_text="It decoded or prefilled them.")
     outcome = serializers.ChoiceField(choices=[outcome.value for outcome in Outcome], required=False)
     attained = serializers.BooleanField(required=False, allow_null=True, default=None)
     since = serializers.DateTimeField(required=False, help_text="Arrived at or after; ISO 8601.")
@@ -36,7 +36,7 @@ SUMMARY = (
     "id", "arrived_at", "tenant", "slo_class", "model", "priority", "instance", "outcome", "error_code", "http_status",
     "streamed", "judged_by", "prompt_tokens", "output_tokens", "target_ttft_s", "target_tpot_s", "target_deadline_s",
     "waiting_time_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "ttft_met", "tpot_met", "deadline_met", "attained",
-    "goodput_tokens", "attempts", "workflow", "stage",
+    "goodput_tokens", "attempts", "workflow", "stage", "prefill_instance", "may_defer",
 )  # fmt: skip
 
 

@@ -159,6 +159,8 @@ def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int
         stage=request.stage,
         decisions=flight.decisions or [],
         token_times=summary(times) if times else [],
+        prefill_instance=flight.prefill_instance,
+        may_defer=request.may_defer,
     )
     return record, _cause(flight, outcome, outlook, code, queue_s)
 

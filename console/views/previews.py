@@ -37,7 +37,7 @@ def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
     if not form.is_valid():
         return wrong(form.errors)
     data = form.cleaned_data
-    targets = {name: data[name] for name in ("ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "value")}
+    targets = {name: data[name] for name in ("ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "value", "may_defer")}
     return answer(request, f"class {row.name}", ClassEdit(row.name, previews.class_owners(row), **targets))
 
 

@@ -29,6 +29,7 @@ COMPARED = (
     ("Class", "slo_class", ""),
     ("Model", "model", ""),
     ("Instance", "instance", ""),
+    ("Prefilled by", "prefill_instance", ""),
     ("Outcome", "outcome", ""),
     ("Queue", "queue_s", "s"),
     ("TTFT", "ttft_s", "s"),

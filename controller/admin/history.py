@@ -66,7 +66,7 @@ class RequestRecordAdmin(ExportAdmin):
         "outcome",
         "attained",
     )
-    search_fields = ("=id", "=instance", "=workflow", "=error_code")
+    search_fields = ("=id", "=instance", "=prefill_instance", "=workflow", "=error_code")
     search_help_text = "A whole request id, instance, workflow or error code."
     ordering = ("-arrived_at", "-id")
     newest_by = "arrived_at"

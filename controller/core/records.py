@@ -46,6 +46,8 @@ class RequestRecord:
     stage: str
     decisions: list[dict[str, Any]]
     token_times: list[float]  # summary: seconds after arrival of the 1st, 2nd, 4th, 8th ... and last token
+    prefill_instance: str = ""  # where its KV was computed, if `instance` only decoded it
+    may_defer: bool = False  # its class has it served late rather than refused
 
     @property
     def counted_as(self) -> str:

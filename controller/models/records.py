@@ -48,6 +48,8 @@ class RequestRecord(models.Model):
     stage = models.CharField(max_length=120, blank=True)
     decisions = models.JSONField(default=list)
     token_times = models.JSONField(default=list)
+    prefill_instance = models.CharField(max_length=64, blank=True, default="", db_default="")
+    may_defer = models.BooleanField(default=False, db_default=False)
 
     class Meta:
         db_table = "request_record"
@@ -57,6 +59,11 @@ class RequestRecord(models.Model):
             models.Index(fields=["tenant", "arrived_at"], name="request_record_tenant"),
             models.Index(fields=["slo_class", "arrived_at"], name="request_record_class"),
             models.Index(fields=["instance", "arrived_at"], name="request_record_instance"),
+            models.Index(
+                fields=["prefill_instance", "arrived_at"],
+                name="request_record_prefill",
+                condition=~Q(prefill_instance=""),
+            ),
             models.Index(fields=["outcome", "arrived_at"], name="request_record_missed", condition=Q(attained=False)),
         ]
 

@@ -50,6 +50,8 @@ class Recorded(Protocol):
     def source(self) -> str: ...
     @property
     def figures(self) -> Mapping[str, Any]: ...
+    @property
+    def may_defer(self) -> bool: ...
 
 
 class SLODecision(Func):
@@ -84,6 +86,7 @@ class ClassEdit:
     deadline_s: float | None
     waiting_time_s: float
     value: float | None = None  # None: as it is
+    may_defer: bool | None = None  # None: as it was
 
     def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
         """Those whose targets the edit changes."""
@@ -101,6 +104,11 @@ class ClassEdit:
     def worth(self, request: Recorded, usual: float) -> float:
         """The value of serving it in time; `usual` is what its class says now."""
         return self.value if self.value is not None and self._touches(request) else usual
+
+    def defers(self, request: Recorded) -> bool:
+        """Is it served late rather than refused? A target of its own changes nothing of that."""
+        named = request.slo_class == self.name and self.owners.have(request.tenant)
+        return self.may_defer if named and self.may_defer is not None else request.may_defer
 
     def _touches(self, request: Recorded) -> bool:
         named = request.slo_class == self.name and request.source in FROM_CLASS
@@ -160,6 +168,10 @@ class MappingEdit:
     def worth(self, request: Recorded, usual: float) -> float:
         """A mapping says nothing of it."""
         return usual
+
+    def defers(self, request: Recorded) -> bool:
+        """Nor of this."""
+        return request.may_defer
 
 
 Edit = ClassEdit | MappingEdit

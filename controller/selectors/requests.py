@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django.db.models import Max, QuerySet
+from django.db.models import Max, Q, QuerySet
 
 from controller.models import AttainmentMinute, RequestRecord
 
@@ -26,13 +26,13 @@ def search(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
 ) -> QuerySet[RequestRecord]:
-    """Newest first; slice it. `after`: (arrived_at, id) of the last row of the page before. None: not asked."""
+    """Newest first; slice it. `instance` decoded or prefilled them. `after`: (arrived_at, id) of the last row of the
+    page before. None: not asked."""
     exact = {
         "id": id,
         "tenant": tenant,
         "slo_class": slo_class,
         "model": model,
-        "instance": instance,
         "outcome": outcome,
         "attained": attained,
         "workflow": workflow,
@@ -40,6 +40,8 @@ def search(
         "arrived_at__lt": until,
     }
     rows = RequestRecord.objects.filter(**{name: value for name, value in exact.items() if value is not None})
+    if instance is not None:
+        rows = rows.filter(served_by(instance))
     if after is not None:
         at, last = after
         older = RequestRecord.objects.filter(arrived_at__lt=at) | RequestRecord.objects.filter(
@@ -47,6 +49,11 @@ def search(
         )
         rows = rows.filter(arrived_at__lte=at) & older
     return rows.order_by(*ORDER)
+
+
+def served_by(instance: str) -> Q:
+    """It decoded them, or computed their KV for another one: two indexes."""
+    return Q(instance=instance) | Q(prefill_instance=instance)
 
 
 def until_model(model: str) -> datetime | None:

@@ -27,7 +27,7 @@ USUAL_OUTPUT = 128  # tokens, where a class has no answer on record
 UNANSWERED = (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CUT)
 COLUMNS = (
     "arrived_at", "tenant", "slo_class", "priority", "outcome", "prompt_tokens", "output_tokens", "target_ttft_s",
-    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow",
+    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow", "may_defer",
 )  # fmt: skip
 
 
@@ -75,6 +75,7 @@ class Arrival:
     estimated: bool
     source: str = ""  # of the targets: class, priority, explicit ... (fetched for previews alone)
     figures: Mapping[str, Any] = field(default_factory=dict)
+    may_defer: bool = False
 
 
 def busiest(window: Window, limit: int = REQUESTS_MAX) -> Stretch:
@@ -167,6 +168,7 @@ def _arrivals(rows: Sequence[Mapping[str, Any]]) -> list[Arrival]:
                 unanswered,
                 slo.get("reason", ""),
                 slo.get("figures") or {},
+                row["may_defer"],
             )
         )
     return found

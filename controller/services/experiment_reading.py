@@ -213,6 +213,7 @@ def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> R
                 tenant=each.tenant,
                 value=edit.worth(each, value) if edit is not None else value,
                 workflow=each.workflow,
+                may_defer=edit.defers(each) if edit is not None else each.may_defer,
             )
         )
     return Replay(tuple(demands), sum(each.estimated for each in recorded))

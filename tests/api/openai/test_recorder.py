@@ -207,3 +207,12 @@ def test_an_unreadable_line_does_not_hold_up_the_rest(tmp_path: Path) -> None:
     path = spool.save([record("a"), record("b")])
     path.write_bytes(path.read_bytes().replace(b'"id":"a"', b'"id:"a"'))
     assert [item.id for item in spool.load(path)] == ["b"]
+
+
+def test_a_spool_file_of_the_version_before_is_replayed(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    path = spool.save([record("a")])
+    raw = orjson.loads(path.read_bytes())
+    del raw["prefill_instance"]
+    path.write_bytes(orjson.dumps(raw) + b"\n")
+    assert [(item.id, item.prefill_instance) for item in spool.load(path)] == [("a", "")]

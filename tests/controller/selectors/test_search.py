@@ -48,6 +48,8 @@ def test_pages_of_requests_hold_each_once_newest_first():
         ({"since": datetime.fromtimestamp(factories.NOON + 1, UTC)}, ["c", "b"]),
         ({"until": datetime.fromtimestamp(factories.NOON + 1, UTC)}, ["a"]),
         ({"outcome": "expired", "instance": "engine-2"}, ["b"]),
+        ({"instance": "prefill-1"}, ["c"]),
+        ({"instance": "engine-1"}, ["c", "a"]),
     ],
 )
 def test_requests_are_found_by(asked, found):
@@ -55,7 +57,7 @@ def test_requests_are_found_by(asked, found):
     write(
         factories.record(id="a"),
         factories.record(id="b", tenant="globex", arrived_at=factories.NOON + 1, **miss),
-        factories.record(id="c", slo_class="", arrived_at=factories.NOON + 2),
+        factories.record(id="c", slo_class="", prefill_instance="prefill-1", arrived_at=factories.NOON + 2),
     )
 
     assert [row.id for row in requests.search(**asked)] == found
