@@ -147,7 +147,7 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
             decode[f"model, batch of {batch}"] = list(zip(contexts, line, strict=True))
     return {
         "prefill": charts.measured(
-            [(point.prompt_tokens, point.prefill_s) for point in points],
+            [(point.prompt_tokens, point.prefill_s) for point in points if point.prefill_s is not None],
             prefill,
             "prompt tokens",
             "seconds to first token",

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.models import Instance, LatencyProfile, ServedModel
+from controller.models import Instance, ServedModel
+from controller.selectors.latency_fits import Fits, active_fits
 
 # How an engine of this kind batches, as its own defaults say (workers.engine.config, vLLM's V1 scheduler).
 BATCHING: Mapping[str, str] = {"reference": "chunked_prefill", "vllm": "vllm_v1"}
@@ -24,10 +25,11 @@ def default_model() -> str | None:
     return ServedModel.objects.order_by("name").values_list("name", flat=True).first()
 
 
-def fleet_today(model: str, change: int = 0, field: str = "instances") -> list[dict[str, Any]]:
-    """Groups of equal instances as the simulator's JSON. `change`: so many more of the last group's, or fewer.
+def fleet_today(model: str, change: int = 0, field: str = "instances", role: str | None = None) -> list[dict[str, Any]]:
+    """Groups of equal instances as the simulator's JSON. `change`: so many more like the last one of `role`, or fewer
+    of them; without it the role that most instances have.
 
-    Raises ConfigError naming `field`: nothing serves, nothing would be left, or an instance was never profiled.
+    Raises ConfigError naming `field`: nothing serves, none of a role would be left, or an instance was never profiled.
     """
     rows = list(Instance.objects.serving().select_related("model").filter(model__name=model).order_by("id"))
     if not rows:
@@ -40,10 +42,21 @@ def fleet_today(model: str, change: int = 0, field: str = "instances") -> list[d
             f"{model!r} has {len(rows)} instances: {change:+d} would leave {size}; 1 to {MOST_INSTANCES} are needed",
             field=f"{field}.change",
         )
-    speeds = _speeds(rows)
-    each = [_instance(row, speeds, field) for row in rows]
-    each = each[:size] if change <= 0 else each + [each[-1]] * change
-    return grouped(each)
+    fits = active_fits(row.model_id for row in rows)
+    return grouped([_instance(row, fits, field) for row in _resized(rows, change, field, role)])
+
+
+def _resized(rows: Sequence[Instance], change: int, field: str, role: str | None) -> list[Instance]:
+    """Those of a role beside each other, since what is alike is one group."""
+    by_role = {name: [row for row in rows if row.role == name] for name in sorted({row.role for row in rows})}
+    role = role or max(by_role, key=lambda name: len(by_role[name]))
+    if role not in by_role:
+        raise ConfigError(f"no instance has the role {role!r}; valid: {', '.join(by_role)}", field=f"{field}.role")
+    mine = by_role[role]
+    if len(mine) + change < 1:
+        raise ConfigError(f"{change:+d} would leave 0 {role} instances of {len(mine)}", field=f"{field}.change")
+    by_role[role] = mine[: len(mine) + change] if change <= 0 else mine + [mine[-1]] * change
+    return [row for each in by_role.values() for row in each]
 
 
 def grouped(instances: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,14 +75,9 @@ def size_of(instances: Any) -> int:
     return sum(group.get("count", 1) for group in groups if isinstance(group, Mapping))
 
 
-def _speeds(rows: Sequence[Instance]) -> dict[tuple[int, str, int, str], Mapping[str, float]]:
-    active = LatencyProfile.objects.filter(active=True, model_id__in={row.model_id for row in rows})
-    return {(each.model_id, each.device_kind, each.tp, each.role): each.coefficients for each in active}
-
-
-def _instance(row: Instance, speeds: Mapping[Any, Mapping[str, float]], field: str) -> dict[str, Any]:
-    speed = speeds.get((row.model_id, row.device_kind, row.tp, row.role))
-    if speed is None:
+def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
+    fit = fits.of(row)
+    if fit is None:
         raise ConfigError(
             f"instance {row.id} ({row.device_kind or 'no device kind'}, tp {row.tp}) has no latency profile; measure "
             "it with python -m workers.profiler",
@@ -78,11 +86,11 @@ def _instance(row: Instance, speeds: Mapping[Any, Mapping[str, float]], field: s
     kv_tokens = row.spec.get("kv_capacity_tokens")
     longest = row.spec.get("max_model_len") or row.model.context_tokens
     found: dict[str, Any] = {
-        "profile": dict(speed),
+        "profile": dict(fit.coefficients),
         "max_num_seqs": row.max_num_seqs,
         "max_num_batched_tokens": max(STEP_TOKENS, row.max_num_seqs),
         "max_model_len": min(longest, kv_tokens) if kv_tokens else longest,
-        "batching": BATCHING.get(row.backend, USUAL_BATCHING),
+        "batching": _batching(row),
         "unit_cost": row.unit_cost,
         "model": row.model.name,
     }
@@ -93,3 +101,9 @@ def _instance(row: Instance, speeds: Mapping[Any, Mapping[str, float]], field: s
     if row.role != "collocated":
         found["role"] = row.role
     return found
+
+
+def _batching(row: Instance) -> str:
+    """What the reference engine was told, else what an engine of its kind does."""
+    told = row.spec.get("batching") if row.backend == "reference" else None
+    return told if isinstance(told, str) and told else BATCHING.get(row.backend, USUAL_BATCHING)

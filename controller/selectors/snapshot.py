@@ -21,7 +21,6 @@ from controller.models import (
     ApiKey,
     ConfigVersion,
     Instance,
-    LatencyProfile,
     PriorityMapping,
     ServedModel,
     SLOClass,
@@ -29,8 +28,7 @@ from controller.models import (
 )
 from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
-
-Speeds = dict[tuple[int, str, int, str], LatencyCoefficients]
+from controller.selectors.latency_fits import Fits, active_fits
 
 
 def config_version() -> int:
@@ -42,7 +40,7 @@ def gateway_snapshot() -> GatewaySnapshot:
     """Nine queries. The version is read first: what changes meanwhile makes the next poll read again."""
     version = config_version()
     instances = list(Instance.objects.serving().select_related("model"))
-    speeds = _speeds()
+    fits = active_fits()
     return GatewaySnapshot(
         version=version,
         tenants=tuple(_tenant(row) for row in Tenant.objects.select_related("default_class")),
@@ -50,7 +48,7 @@ def gateway_snapshot() -> GatewaySnapshot:
         classes=tuple(_class(row) for row in SLOClass.objects.select_related("tenant")),
         mappings=tuple(_mapping(row) for row in PriorityMapping.objects.select_related("tenant")),
         models=tuple(_model(row) for row in ServedModel.objects.all()),
-        instances=tuple(_instance(row, speeds) for row in instances),
+        instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
         coming=tuple(_coming(row) for row in _on_their_way()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
@@ -131,12 +129,8 @@ def _model(row: ServedModel) -> ModelConfig:
     )
 
 
-def _speeds() -> Speeds:
-    rows = LatencyProfile.objects.filter(active=True)
-    return {(row.model_id, row.device_kind, row.tp, row.role): LatencyCoefficients(**row.coefficients) for row in rows}
-
-
-def _instance(row: Instance, speeds: Speeds) -> InstanceSpec:
+def _instance(row: Instance, fits: Fits) -> InstanceSpec:
+    fit = fits.of(row)
     return InstanceSpec(
         id=row.id,
         model=row.model.name,
@@ -147,16 +141,10 @@ def _instance(row: Instance, speeds: Speeds) -> InstanceSpec:
         kv_capacity_tokens=row.spec.get("kv_capacity_tokens"),
         max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,
-        latency=_speed(row, speeds),
+        latency=LatencyCoefficients(**fit.coefficients) if fit else None,
         selects=row.spec.get("batching") in BATCHINGS and selects(row.spec["batching"]),
         labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
     )
-
-
-def _speed(row: Instance, speeds: Speeds) -> LatencyCoefficients | None:
-    """The fit of its role; without one that of a collocated engine, which is the same model on the same device."""
-    key = (row.model_id, row.device_kind, row.tp)
-    return speeds.get((*key, row.role)) or speeds.get((*key, Role.COLLOCATED.value))
 
 
 def _drains(row: Instance) -> bool:

@@ -2,7 +2,8 @@
 
 A spec is the simulator's JSON (`controller/simulator/README.md`) and a little more:
 
-- `instances` may be `{"fleet": "today", "model": NAME, "change": -1}`; profiles are names of shipped ones or objects;
+- `instances` may be `{"fleet": "today", "model": NAME, "change": -1}` (with `role`: whose number changes, where
+  instances have roles); profiles are names of shipped ones or objects;
 - an entry of `policies` may have `instances` of its own, so that fleets are compared like policies;
 - `workload` may be `{"kind": "window", "since", "until", "model", "tenant", "slo_class"}`: recorded traffic;
 - `path` of a trace is the slug of a registered one.
@@ -70,16 +71,18 @@ def _is_list(value: Any) -> bool:
 
 def _instances(raw: Any, field: str, read_profile: ReadProfile) -> Any:
     if isinstance(raw, Mapping) and "fleet" in raw:
-        unknown = sorted(set(raw) - {"fleet", "model", "change"})
+        unknown = sorted(set(raw) - {"fleet", "model", "change", "role"})
         if unknown or raw["fleet"] != "today":
             wrong = unknown[0] if unknown else "fleet"
-            raise ConfigError(f"{field}: use fleet 'today', model and change", field=f"{field}.{wrong}")
-        model, change = raw.get("model") or default_model(), raw.get("change", 0)
+            raise ConfigError(f"{field}: use fleet 'today', model, change and role", field=f"{field}.{wrong}")
+        model, change, role = raw.get("model") or default_model(), raw.get("change", 0), raw.get("role")
         if not isinstance(model, str):
             raise ConfigError("there is no model; name one", field=f"{field}.model")
         if isinstance(change, bool) or not isinstance(change, int):
             raise ConfigError("change must be a whole number of instances", field=f"{field}.change")
-        return fleet_today(model, change, field)
+        if role is not None and not isinstance(role, str):
+            raise ConfigError("role must be a name", field=f"{field}.role")
+        return fleet_today(model, change, field, role)
     groups = raw if isinstance(raw, list) else [raw]
     return [_with_figures(group, f"{field}[{index}]", read_profile) for index, group in enumerate(groups)]
 

@@ -1,0 +1,125 @@
+"""Replays and previews are of the fleet that serves: with its roles, and with what its classes let be late."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controller.core.errors import ConfigError
+from controller.core.types import Outcome, Role
+from controller.models import Experiment
+from controller.selectors.edits import ClassEdit, Owners, edit_as_json, edit_of_json
+from controller.selectors.fleet_model import fleet_today, size_of
+from controller.services.experiment_reading import read
+from controller.services.experiment_specs import resolved
+from controller.services.previews import EDITED, RECORDED, preview_ask
+from tests import experiment_data as data
+from tests import factories
+from workers import experiments as worker
+
+pytestmark = pytest.mark.django_db
+FROM_ITS_CLASS = [{"kind": "slo", "reason": "class", "figures": {}}]
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch):
+    monkeypatch.setattr(worker, "send_experiment", lambda message: None)
+
+
+def roles(prefill: int = 1, decode: int = 1) -> None:
+    """A fleet whose only fit is of collocated engines, as after a change of roles."""
+    model = data.fleet(instances=0)
+    for role in ["prefill"] * prefill + ["decode"] * decode:
+        factories.instance(model, device_kind="a100", max_num_seqs=16, role=role)
+
+
+def preview(edit: ClassEdit) -> Experiment:
+    row = preview_ask(
+        actor=data.OLGA, name="edit", edit=edit, policy="slackline", overrides={}, now=timezone.now()
+    )  # fmt: skip
+    assert worker.next_experiment(previews_only=True)
+    return Experiment.objects.get(pk=row.pk)
+
+
+def test_a_preview_on_prefill_and_decode_instances_runs_through_both():
+    from controller.simulator.runner import run_once
+
+    roles()
+    data.traffic(40, may_defer=False)
+    row = preview(ClassEdit("interactive", Owners(), 0.5, 0.06, None, 5.0))
+    assert (row.state, row.error) == ("done", "")
+    assert [each["first_seed"]["requests"] for each in row.result["entries"]] == [40, 40]
+
+    one = read(row.spec)[0]
+    assert [each.role for each in one.settings.instances] == [Role.DECODE, Role.PREFILL]
+    for record in run_once(one, one.contenders[0], None, 1).records:
+        assert (record.outcome, record.instance, record.prefill_instance) == (Outcome.OK, "engine-0", "engine-1")
+
+
+def test_a_fleet_with_roles_grows_and_shrinks_in_one_of_them():
+    roles(prefill=2, decode=1)
+
+    def counts(*change, **named):
+        groups = fleet_today("demo", *change, **named)
+        return {group["role"]: group["count"] for group in groups}
+
+    assert counts() == {"prefill": 2, "decode": 1}
+    assert counts(-1) == {"prefill": 1, "decode": 1}, "of the role that most have"
+    assert counts(2, role="decode") == {"prefill": 2, "decode": 3}
+    for change, named, field in ((-1, {"role": "decode"}, "change"), (1, {"role": "collocated"}, "role")):
+        with pytest.raises(ConfigError) as caught:
+            counts(change, **named)
+        assert caught.value.field == f"instances.{field}"
+
+    asked = {"fleet": "today", "model": "demo", "change": 1, "role": "decode"}
+    spec, _ = resolved({**data.spec(), "instances": asked}, data.no_profile)
+    assert size_of(spec["instances"]) == 4
+
+
+def test_a_reference_engine_batches_as_it_was_told():
+    model = data.fleet(instances=0)
+    factories.instance(model, device_kind="a100", max_num_seqs=16, spec={"batching": "iteration_level"})
+    (group,) = fleet_today("demo")
+    assert group["batching"] == "iteration_level"
+
+
+def test_what_was_served_late_is_served_late_in_a_replay():
+    """Nobody could keep its TTFT: it was served because its class may be late, and a replay serves it too."""
+    data.fleet(instances=2)
+    data.traffic(30, target_ttft_s=1e-4, may_defer=True, attained=False)
+    until = timezone.now()
+    window = {"kind": "window", "since": (until - timedelta(hours=1)).isoformat(), "until": until.isoformat()}
+    asked = {"instances": {"fleet": "today", "model": "demo"}, "workload": {**window, "model": "demo"}}
+    spec, _ = resolved({"name": "late", "policies": ["slackline"], **asked}, data.no_profile)
+    (one,) = read(spec)
+    assert {each.may_defer for each in one.workload.requests} == {True}
+
+    from controller.simulator.runner import run_once
+
+    assert {record.outcome for record in run_once(one, one.contenders[0], None, 1).records} == {Outcome.OK}
+
+
+def test_taking_the_permission_to_be_late_away_shows_in_the_preview():
+    data.fleet(instances=2)
+    data.traffic(30, target_ttft_s=1e-4, may_defer=True, attained=False, decisions=FROM_ITS_CLASS)
+    row = preview(ClassEdit("interactive", Owners(), 1e-4, 0.1, None, 5.0, may_defer=False))
+    outcomes = {each["policy"]: each["first_seed"]["outcomes"] for each in row.result["entries"]}
+    assert outcomes == {RECORDED: {"ok": 30}, EDITED: {"refused": 30}}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "edited", "defers"), [(True, None, True), (True, False, False), (False, True, True)]
+)
+def test_an_edit_says_whether_requests_of_its_class_may_be_late(recorded, edited, defers):
+    data.traffic(1, may_defer=recorded)
+    data.traffic(1, may_defer=recorded, tenant="globex")
+    now = timezone.now()
+    from controller.selectors import traffic
+
+    rows = traffic.arrivals(traffic.Window(now - timedelta(hours=1), now, "demo"), sources=True)
+    edit = ClassEdit("interactive", Owners(None, ("globex",)), 1.0, 0.1, None, 5.0, may_defer=edited)
+    assert edit_of_json(edit_as_json(edit)) == edit
+    by_tenant = {row.tenant: edit.defers(row) for row in rows}
+    assert by_tenant == {"acme": defers, "globex": recorded}, "another tenant's class is its own"
