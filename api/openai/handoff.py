@@ -1,7 +1,8 @@
 """Prefill here, decode there: the gateway's driver of the Migrator, beside the runtime that drives the dispatcher.
 
 A prefill instance is asked for one token and keeps the KV. The migrator then places the decode stage; that engine pulls
-the KV and streams the answer from its first token on. Until a byte has reached the client every failure is undone: the
+the KV and streams the answer from its first token on. Engines that want both stages at once get them so, when the
+decode stage is placed (`pairs`). Until a byte has reached the client every failure is undone: the
 decode is placed again, or the prompt is prefilled again. Without instances of a role nothing here runs.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from api.openai.errors import ApiError
 from api.openai.flight import Flight, Phase
+from api.openai.pairs import Pairs
 from api.openai.relay import relay
+from api.openai.stages import StageRates
+from api.openai.transfers import Transfers
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome, Role
@@ -63,13 +67,15 @@ class Handoff:
 
     def __init__(self, migrator: Migrator, backends: Mapping[str, Backend], host: Host) -> None:
         self.migrator = migrator
-        self.moved = 0  # decode stages that began elsewhere
+        self.rates = StageRates()
+        self.transfers = Transfers(host, backends)
         self._backends = backends
         self._host = host
         self._roles: dict[str, Role] = {}
         self._offers: dict[str, Prefilled] = {}
         self._calls: dict[str, UpstreamCall] = {}
         self._wake: asyncio.TimerHandle | None = None
+        self._pairs = Pairs(backends, self)
 
     @property
     def active(self) -> bool:
@@ -106,12 +112,20 @@ class Handoff:
             return
         news: list[ev.Event] = [*events]
         for action in actions:
-            if isinstance(action, ev.Send) and self.prefills(action.instance_id) and not _one_token(action):
-                news.append(ev.PrefillSent(action.request, action.instance_id))
+            if isinstance(action, ev.Send):
+                paired = self._pairs.takes(action.instance_id)
+                there = self.prefills(action.instance_id) and (paired or not _one_token(action))
+                self.rates.sent(action.request.model, now, prefill=there)
+                if there:
+                    news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
         self._pass(news, now)
 
     def begin(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
-        """Prefill at an instance of that role. A request for one token needs no other engine."""
+        """Prefill at an instance of that role. A request for one token needs no other engine, but in pairs."""
+        if self._pairs.takes(backend.spec.id):
+            self._calls[flight.request.id] = call
+            self._pairs.expect(flight.request.id)
+            return
         if flight.request.max_tokens == 1:
             self._host.plainly(flight, backend, call)
             return
@@ -119,9 +133,13 @@ class Handoff:
         flight.task = self._host.spawn(self._prefill(flight, backend, call))
 
     def forget(self, flight: Flight) -> None:
-        """It is over."""
-        self._offers.pop(flight.request.id, None)
-        self._calls.pop(flight.request.id, None)
+        """It is over, or begins anew."""
+        self._pairs.forget(flight.request.id)
+        name = flight.request.id
+        offered, began = self._offers.pop(name, None), self._calls.pop(name, None)
+        if began is not None and offered is None:  # its engine may just have ended the prefill it is told to abort
+            self.transfers.free(name, flight.instance)
+        self.transfers.forget(flight, self._host.clock())
 
     # ---- prefill ---------------------------------------------------------------------------------------------------
 
@@ -136,11 +154,27 @@ class Handoff:
         if prefilled.done:  # its answer is one token: cheap to ask for once more, as the client wants it framed
             self._host.plainly(flight, backend, call)
             return
+        self._offers[flight.request.id] = prefilled
+        self.prefilled(flight, flight.instance)
+
+    def prefilled(self, flight: Flight, source: str) -> None:
+        """Its work there is over. Of a pair the KV has been taken, too."""
         request, now = flight.request, self._host.clock()
-        self._offers[request.id] = prefilled
-        figures: dict[str, Figure] = {"instance": flight.instance, "tokens": request.prompt_tokens}
+        self.rates.prefilled(request.model, now)
+        figures: dict[str, Figure] = {"instance": source, "tokens": request.prompt_tokens}
         self._host.note(flight, Decision("prefill", "prefilled", request.id, now, figures))
-        self._host.push(ev.PrefillDone(request, flight.instance, request.prompt_tokens))
+        self._host.push(ev.PrefillDone(request, source, request.prompt_tokens))
+        if flight.prefill_instance and not flight.streamed:  # nobody sees its first token
+            self._host.push(ev.TransferDone(request.id, flight.instance))
+
+    def prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None:
+        """Of a pair: its decode stage is undone, and the dispatcher hears of it as of any failure."""
+        self.transfers.undone(flight, "prefill_failed", self._host.clock())
+        flight.instance, flight.prefill_instance = source, ""
+        self._host.lost(flight, error)
+
+    def spawn(self, work: object) -> asyncio.Task[None]:
+        return self._host.spawn(work)
 
     # ---- the migrator's actions ------------------------------------------------------------------------------------
 
@@ -160,70 +194,120 @@ class Handoff:
         self._pass([ev.Woke()], self._host.clock())
 
     def _act(self, action: ev.Action) -> None:
-        name = action.request_id if isinstance(action, ev.Abort | ev.FreeKv) else action.request.id
+        if isinstance(action, ev.FreeKv):
+            self.transfers.free(action.request_id, action.instance_id)
+            return
+        name = action.request_id if isinstance(action, ev.Abort) else action.request.id
         flight = self._host.flights.get(name)
         if flight is None:
             return
         if isinstance(action, ev.Place):
             self._place(flight, action)
         elif isinstance(action, ev.Abort):
-            self._undo(flight, action.instance_id)
+            self._undo(flight, action)
         elif isinstance(action, ev.PrefillAgain):
-            self._again(flight, action.decision)
+            self._again(flight, action.decision, action.avoid)
         elif isinstance(action, ev.GiveUp):
             self._host.note(flight, action.decision)
+            if self._pairs.holds(name):
+                self._host.push(ev.Cancelled(name))
             self._host.refuse(flight, Outcome.FAILED, ApiError("no_capacity", "No engine could decode the answer."))
 
     def _place(self, flight: Flight, action: ev.Place) -> None:
         prefilled, call = self._offers.get(flight.request.id), self._calls.get(flight.request.id)
         backend = self._backends.get(action.target)
-        if prefilled is None or call is None or backend is None:
+        paired = self._pairs.takes(action.source)
+        if call is None or backend is None or (prefilled is None and not paired):
             self._host.push(ev.TransferFailed(flight.request.id, action.target, "no_instance"))
+            return
+        if paired and not self._pairs.holds(flight.request.id):
+            self._anew(flight, "kv_lost", flight.instance)
             return
         self._host.note(flight, action.decision)
         flight.instance, flight.prefill_instance = action.target, action.source
-        leg = DecodeLeg(self._host, action, self._moved)
+        self.transfers.placed(action)
+        flight.moved = None
+        leg = DecodeLeg(self._host, action, self)
+        if prefilled is None:
+            self._pairs.begin(flight, action.source, call, action.rank, leg)
+            self._host.push(ev.TransferStarted(flight.request.id, action.target))
+            return
         there = replace(call, rank=action.rank, offer=prefilled.offer)
         flight.task = self._host.spawn(relay(flight, backend, there, leg))
         self._host.push(ev.TransferStarted(flight.request.id, action.target))
         if not call.streamed:  # nobody will see when it begins
             self._host.push(ev.TransferDone(flight.request.id, action.target))
 
-    def _moved(self) -> None:
-        self.moved += 1
-
     def decode_lost(self, flight: Flight, error: EngineError) -> None:
         """The decode engine failed before its first byte reached the client."""
         reason = "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
         request, target = flight.request, flight.instance
         log.warning("decode of %s on %s: %s (%s)", request.id, target, error, reason)
+        self.transfers.failed(flight, reason, error, self._host.clock())
+        if self._pairs.takes(flight.prefill_instance):
+            self._pair_lost(flight, error, reason)
+            return
         if flight.streamed:
             self._host.push(ev.TransferFailed(request.id, target, reason))
             return
         # Of an answer in one piece nobody knew whether its KV had landed: it begins anew.
-        self._host.push(ev.Failed(request.id, True, str(error)))
-        figures: dict[str, Figure] = {"instance": target, "error": reason}
-        self._again(flight, Decision("place", "decode_failed", request.id, self._host.clock(), figures))
+        self._anew(flight, "decode_failed", reason)
 
-    def _undo(self, flight: Flight, instance_id: str) -> None:
-        """Only its decode stage: the request itself goes on."""
-        if flight.instance == instance_id and flight.prefill_instance and flight.task is not None:
+    def _pair_lost(self, flight: Flight, error: EngineError, reason: str) -> None:
+        """Both begin anew with another decode engine; once its KV had been taken, from the queue."""
+        request, target = flight.request, flight.instance
+        self._pairs.end(request.id)
+        if error.client_fault:
+            flight.instance, flight.prefill_instance = flight.prefill_instance, ""
+            self._host.lost(flight, error)
+        elif self._pairs.holds(request.id):
+            flight.instance = flight.prefill_instance
+            # Without room a decode engine lets a pair wait: its refusal is a failure, and counted.
+            self._host.push(ev.TransferFailed(request.id, target, "refused" if reason == "no_room" else reason))
+        else:
+            self._anew(flight, "decode_failed", reason)
+
+    def _anew(self, flight: Flight, why: str, error: str) -> None:
+        """The migrator forgets the request, the dispatcher gets it once more."""
+        request = flight.request
+        self._host.push(ev.Failed(request.id, True, error))
+        figures: dict[str, Figure] = {"instance": flight.instance, "error": error}
+        self._again(flight, Decision("place", why, request.id, self._host.clock(), figures))
+
+    def _undo(self, flight: Flight, action: ev.Abort) -> None:
+        """Only its decode stage, and a prefill sent with it: the request itself goes on."""
+        self._pairs.end(flight.request.id)
+        if flight.instance == action.instance_id and flight.prefill_instance and flight.task is not None:
             flight.task.cancel()
             flight.task = None
+            self.transfers.undone(flight, action.reason or "undone", self._host.clock())
 
-    def _again(self, flight: Flight, decision: Decision) -> None:
+    def _again(self, flight: Flight, decision: Decision, avoid: str = "") -> None:
+        if flight.phase != Phase.SENT:  # it failed in the same moment, and begins anew already
+            return
         self._host.note(flight, decision)
+        request, held = flight.request, self._pairs.holds(flight.request.id)
         self.forget(flight)
-        request = flight.request
+        if held:  # the dispatcher counts it at its prefill instance still
+            flight.restart()
+            self._host.push(ev.Failed(request.id, True, decision.reason))
+            return
         request.attempts += 1
         if request.attempts >= MAX_PREFILLS:
             error = ApiError("no_capacity", "The engines that held this request's KV failed.")
             self._host.refuse(flight, Outcome.FAILED, error)
             return
         flight.restart()
-        self._host.push(ev.Arrived(request))
+        self._host.push(ev.Arrived(request, frozenset({avoid} - {""})))
+
+    def landed(self, flight: Flight, now: float) -> None:
+        self.transfers.landed(flight, flight.moved, now)
+
+    def decoded(self, flight: Flight, now: float) -> None:
+        self.rates.decoded(flight.request.model, now)
 
     def close(self) -> None:
+        self.transfers.close()
         if self._wake is not None:
             self._wake.cancel()
 
@@ -231,10 +315,10 @@ class Handoff:
 class DecodeLeg:
     """What the relay tells, for an answer that another engine prefilled."""
 
-    def __init__(self, host: Host, place: ev.Place, moved: Callable[[], None]) -> None:
+    def __init__(self, host: Host, place: ev.Place, handoff: Handoff) -> None:
         self._host = host
         self._place = place
-        self._moved = moved
+        self._handoff = handoff
 
     def clock(self) -> float:
         return self._host.clock()
@@ -243,17 +327,17 @@ class DecodeLeg:
         self._host.accepted(flight)
 
     def first_token(self, flight: Flight, now: float) -> None:
-        request = flight.request
-        figures: dict[str, Figure] = {"instance": flight.instance, "after_s": now - self._place.decision.at}
-        self._host.note(flight, Decision("transfer", "kv_landed", request.id, now, figures))
-        self._host.push(ev.TransferDone(request.id, self._place.target))
+        self._handoff.landed(flight, now)
+        self._host.push(ev.TransferDone(flight.request.id, self._place.target, flight.moved))
         self._host.first_token(flight, now)
-        self._moved()
 
     def progressed(self, flight: Flight, now: float) -> None:
         self._host.progressed(flight, now)
 
     def completed(self, flight: Flight, now: float) -> None:
+        """Of an answer in one piece this is when its first token is known to have been there."""
+        self._handoff.landed(flight, now)
+        self._handoff.decoded(flight, now)
         self._host.completed(flight, now)
 
     def lost(self, flight: Flight, error: EngineError) -> None:

@@ -14,31 +14,25 @@ from typing import Protocol
 
 from api.openai.flight import Flight, Phase
 from api.openai.relay import Driver, relay
-from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
 from workers.backends.base import Backend, EngineError, UpstreamCall
 
 
-class Host(Protocol):
-    """What a pair asks of the runtime."""
-
-    def clock(self) -> float: ...
-
-    def push(self, event: ev.Event) -> None: ...
+class Stages(Protocol):
+    """Who hears how the prefill of a pair ended, and keeps its tasks."""
 
     def spawn(self, work: object) -> asyncio.Task[None]: ...
 
-    def lost(self, flight: Flight, error: EngineError) -> None: ...
+    def prefilled(self, flight: Flight, source: str) -> None: ...
 
-    def note(self, flight: Flight, decision: Decision) -> None: ...
+    def prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None: ...
 
 
 class Pairs:
     """`holds`: requests that the dispatcher counts at a prefill instance until it hears what became of them."""
 
-    def __init__(self, backends: Mapping[str, Backend], host: Host) -> None:
+    def __init__(self, backends: Mapping[str, Backend], stages: Stages) -> None:
         self._backends = backends
-        self._host = host
+        self._stages = stages
         self._legs: dict[str, asyncio.Task[None]] = {}  # prefills under way, by request
         self._held: set[str] = set()
 
@@ -57,7 +51,7 @@ class Pairs:
     def begin(self, flight: Flight, source: str, call: UpstreamCall, rank: int, driver: Driver) -> None:
         """Both legs; `flight.instance` decodes."""
         work = self._both(flight, source, call, rank, driver)
-        flight.task = self._host.spawn(work)
+        flight.task = self._stages.spawn(work)
 
     async def _both(self, flight: Flight, source: str, call: UpstreamCall, rank: int, driver: Driver) -> None:
         prefiller, decoder = self._backends.get(source), self._backends.get(flight.instance)
@@ -70,7 +64,7 @@ class Pairs:
             return
         there = replace(call, offer=offer)
         self.end(flight.request.id)
-        self._legs[flight.request.id] = self._host.spawn(self._prefill(flight, source, prefiller, there))
+        self._legs[flight.request.id] = self._stages.spawn(self._prefill(flight, source, prefiller, there))
         await relay(flight, decoder, replace(there, rank=rank), driver)
 
     async def _prefill(self, flight: Flight, source: str, backend: Backend, call: UpstreamCall) -> None:
@@ -85,12 +79,7 @@ class Pairs:
             return
         del self._legs[name]  # its KV was taken, or the decode engine would not have begun
         self._held.discard(name)
-        request, now = flight.request, self._host.clock()
-        figures: dict[str, Figure] = {"instance": source, "tokens": request.prompt_tokens}
-        self._host.note(flight, Decision("prefill", "prefilled", request.id, now, figures))
-        self._host.push(ev.PrefillDone(request, source, request.prompt_tokens))
-        if not flight.streamed:  # nobody sees its first token
-            self._host.push(ev.TransferDone(request.id, flight.instance))
+        self._stages.prefilled(flight, source)
 
     def _prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None:
         """The prefill engine's fault: the decode leg goes, and the dispatcher hears of it as of any failure."""
@@ -99,8 +88,7 @@ class Pairs:
         task, flight.task = flight.task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        flight.instance, flight.prefill_instance = source, ""
-        self._host.lost(flight, error)
+        self._stages.prefill_lost(flight, source, error)
 
     def end(self, request_id: str) -> None:
         """Abort a prefill under way; what the dispatcher counts stays."""

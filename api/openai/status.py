@@ -12,6 +12,7 @@ from controller.core.messages import (
     ClassWindow,
     FleetMessage,
     InstanceMessage,
+    LinkMessage,
     ModelTraffic,
 )
 from controller.core.snapshot import FleetState
@@ -94,6 +95,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         classes=classes,
         tenants=gateway.quotas.open(),
         policy=gateway.dispatcher.name,
+        links=links(gateway, now),
     )
 
 
@@ -103,7 +105,8 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
     waiting = gateway.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now)
     handoff = gateway.runtime.handoff
     moving = handoff.migrator.pressure(now) if handoff is not None else {}
-    return {
+    stages = handoff.rates.traffic(now, arrived, waiting, moving) if handoff is not None else {}
+    found = {
         model: ModelTraffic(
             arrival_rate=arrived.get(model, 0.0),
             service_rate=finished.get(model, 0.0),
@@ -112,8 +115,28 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
             migrating=moving.get(model, (0, 0.0))[0],
             migrate_wait_over_slo=moving.get(model, (0, 0.0))[1],
         )
-        for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys())
+        for model in sorted(arrived.keys() | finished.keys() | waiting.keys() | moving.keys() | stages.keys())
     }
+    for model, apart in stages.items():
+        found[model]["stages"] = apart
+    return found
+
+
+def links(gateway: Gateway, now: float) -> list[LinkMessage]:
+    """Between prefill and decode instances, as the migrator believes them to be."""
+    handoff = gateway.runtime.handoff
+    views = handoff.migrator.links.views(now) if handoff is not None else []
+    return [
+        LinkMessage(
+            source=view.source,
+            target=view.target,
+            state=view.state.value,
+            closed=view.closed,
+            bandwidth_bytes_s=view.bandwidth_bytes_s,
+            latency_s=view.latency_s,
+        )
+        for view in views
+    ]
 
 
 def metrics(gateway: Gateway) -> bytes:
@@ -144,6 +167,12 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         yield "instance_running", "Requests decoding there.", where, instance["running"]
         yield "instance_waiting", "Requests waiting for prefill there.", where, instance["waiting"]
         yield "instance_kv_usage_ratio", "KV cache in use.", where, instance["kv_usage"]
+    for link in links(gateway, now):
+        ends = {"source": link["source"], "target": link["target"]}
+        usable = link["state"] != "down" and not link["closed"]
+        yield "link_usable", "1 when KV may be sent over it.", ends, float(usable)
+        if link["bandwidth_bytes_s"] is not None:
+            yield "link_bytes_per_second", "Bandwidth as its engine measured it.", ends, link["bandwidth_bytes_s"]
     for (kind, reason), count in gateway.runtime.decided.items():
         yield "decisions_total", "Dispatcher decisions.", {"kind": kind, "reason": reason}, count
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.flights)

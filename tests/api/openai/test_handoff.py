@@ -36,8 +36,9 @@ async def test_a_prompt_is_prefilled_here_and_decoded_there() -> None:
         assert answer.headers["x-slackline-instance"] == "d"
         (record,) = bed.sink.records
         assert (record.outcome, record.instance, record.output_tokens) == ("ok", "d", 4)
+        assert record.prefill_instance == "p"
         assert [kind for kind, _ in kinds(bed)] == ["slo", "dispatch", "prefill", "place", "transfer"]
-        assert bed.gateway.runtime.handoff.moved == 1
+        assert bed.gateway.runtime.handoff.transfers.moved == 1
 
 
 async def test_a_whole_answer_goes_the_same_way() -> None:
@@ -53,6 +54,7 @@ async def test_decode_instances_get_no_prompts_and_collocated_ones_no_handover()
             await bed.ask(STREAMED)
         assert len(bed.backend("c").calls) == 3
         assert not bed.backend("d").calls
+        assert {(record.instance, record.prefill_instance) for record in bed.sink.records} == {("c", "")}
 
 
 async def test_one_token_needs_no_second_engine() -> None:
@@ -68,7 +70,8 @@ async def test_an_answer_that_ends_with_its_first_token_stays_where_it_is() -> N
         bed.backend("p", Script(tokens=1, prefill_done=True))
         answer = await bed.ask(STREAMED)
         assert (answer.status, len(bed.backend("d").calls)) == (200, 0)
-        assert bed.sink.records[0].instance == "p"
+        (record,) = bed.sink.records
+        assert (record.instance, record.prefill_instance) == ("p", "")
 
 
 async def test_a_decode_engine_without_room_is_asked_again() -> None:
