@@ -6,14 +6,27 @@ Scripts are taken one a call, in order; the last one repeats. It speaks the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import aiohttp
 
 from controller.core.links import KvMoved, LinkReport
-from controller.core.types import InstanceSpec, Load
-from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall, Usage
+from controller.core.types import InstanceSpec, Load, Role
+from workers.backends.base import (
+    BACKENDS,
+    Capabilities,
+    Chunk,
+    EngineError,
+    Limits,
+    NotSupported,
+    Prefilled,
+    RoleSwitch,
+    UpstreamCall,
+    Usage,
+    WeightSource,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,19 @@ class FakeBackend:
 
     async def wake(self) -> None:
         self.load = self.load._replace(awake=True)
+
+    async def meeting(self) -> bytes:
+        raise NotSupported("A fake engine takes its stages one after the other.")
+
+    async def role_settings(self) -> Mapping[str, Any]:
+        return {}
+
+    async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
+        old, self.spec.role = self.spec.role, role
+        return RoleSwitch(old, role, already=old is role)
+
+    async def load_weights(self, source: WeightSource) -> None:
+        raise NotSupported("A fake engine has no weights.")
 
     def then(self, **changes: object) -> FakeBackend:
         """The same backend whose next calls differ from the last script by `changes`."""
