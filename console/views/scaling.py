@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from statistics import median
 from typing import Any
 
 from django.contrib import messages
@@ -56,7 +55,7 @@ def scaling_page(request: HttpRequest) -> HttpResponse:
         "charts": {each["name"]: each["chart"] for each in cards},
         "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events],
         "starts": started,
-        "sources": by_source(started),
+        "ways": scaling.times_by_way(started),
     }
     return render(request, "console/scaling.html", context, status=200 if form.is_valid() else 422)
 
@@ -84,25 +83,6 @@ def card(
             charts.shortest_window([row.at.timestamp() for row in seen], now.timestamp(), WINDOW.total_seconds()),
         ),
     }
-
-
-def by_source(started: Sequence[scaling.Start]) -> list[dict[str, Any]]:
-    """Medians over the newest instances of each source."""
-    rows = []
-    for source in sorted({each.source for each in started}):
-        mine = [each for each in started if each.source == source]
-        ready = [each.ready_s for each in mine if each.ready_s is not None]
-        served = [each.served_s for each in mine if each.served_s is not None]
-        rows.append(
-            {
-                "source": source,
-                "count": len(mine),
-                "ready_s": median(ready) if ready else None,
-                "served_s": median(served) if served else None,
-                "served": len(served),
-            }
-        )
-    return rows
 
 
 @require_http_methods(["GET", "POST"])

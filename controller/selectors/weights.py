@@ -6,24 +6,31 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Q, Value
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Value
 
-from controller.models import Action, Instance, Link, RequestRecord
-from controller.models.fleet import Role, Weights
+from controller.core.links import LinkState
+from controller.models import Action, Instance, InstanceLink, Link, RequestRecord
+from controller.models.fleet import Weights
 from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources
+from controller.selectors.requests import served_by
 
 LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
 THIS_MACHINE = "(this machine)"  # of process instances without a host: one supervisor makes them all, on one
 
 
 def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: bool = False) -> SourcePlan:
-    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Three queries.
+    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Four queries.
 
     One that sleeps at level 1 kept the copy to come back from.
     """
     sending = _sending()
+    down = set(
+        InstanceLink.objects.filter(target=row.pk, closed_at__isnull=True, state=LinkState.DOWN.value).values_list(
+            "source", flat=True
+        )
+    )
     holders = [
-        Holder(each.pk, each.url, _host(each), utilisation.get(each.pk, 0.0), sending[each.url])
+        Holder(each.pk, each.url, _host(each), utilisation.get(each.pk, 0.0), sending[each.url], each.pk not in down)
         for each in Instance.objects.live()
         .select_related("host")
         .filter(model=row.model, backend=row.backend, weights=Weights.PRESENT)
@@ -39,17 +46,12 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
 
 
 def first_token_at(row: Instance, since: datetime) -> datetime | None:
-    """When the first token since then of any request that the instance served came to its client; None: none has ended.
-
-    A request's record names the instance that decoded it; who prefilled it is among its decisions.
-    """
+    """When a client got the first token since then of a request that the instance decoded or prefilled; None: none has
+    ended."""
     wait = ExpressionWrapper(F("ttft_s") * Value(timedelta(seconds=1)), output_field=DurationField())
     first = ExpressionWrapper(F("arrived_at") + wait, output_field=DateTimeField())
     began = since - LONGEST_WAIT  # the table's partitions are days
-    served = Q(instance=row.pk)
-    if row.role == Role.PREFILL:
-        served |= Q(decisions__contains=[{"kind": "prefill", "figures": {"instance": row.pk}}])
-    rows = RequestRecord.objects.filter(served, ttft_s__isnull=False, arrived_at__gte=began)
+    rows = RequestRecord.objects.filter(served_by(row.pk), ttft_s__isnull=False, arrived_at__gte=began)
     at: datetime | None = rows.annotate(first=first).filter(first__gte=since).aggregate(at=Min("first"))["at"]
     return at
 

@@ -266,8 +266,7 @@ def test_it_says_where_the_weights_came_from(watch, warm, engine, holder, look_o
 
 def test_a_prefill_instance_has_served_what_another_one_decoded(watch, look_once):
     Instance.objects.filter(pk="warm").update(role="prefill")
-    said = [{"kind": "prefill", "reason": "prefilled", "figures": {"instance": "warm", "tokens": 5}}]
-    served("other", watch.created_at + timedelta(seconds=1), 0.5, decisions=said)
+    served("other", watch.created_at + timedelta(seconds=1), 0.5, prefill_instance="warm")
     served("other", watch.created_at, 0.5)
     (decision,) = look_once()
     assert decision.outcome["first_served_s"] == pytest.approx(1.5, abs=0.01)

@@ -73,6 +73,7 @@ RULES = {
     ("post", "/instances" + NO_SUCH + "/desired-state"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/set-role"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/load"): OPERATORS,
+    ("get", "/starts"): PEOPLE,
     ("get", "/actions"): PEOPLE,
     ("get", "/actions" + NO_SUCH): PEOPLE,
     ("get", "/scaling-policies"): PEOPLE,
