@@ -11,6 +11,7 @@ HELD = {
     "{starting} starting, {draining} draining",
     "telemetry_stale": "no current figures of the fleet: nothing is changed on old ones",
     "nothing_to_start": "it wants another instance, but there is no instance to make it like",
+    "no_device": "it wants another instance, but no device is free for it",
     "nothing_to_stop": "it wants one instance less, but all are run by somebody else",
     "rest_would_exceed_upper": "load {load} is low, but with one instance less it would rise above {upper:g}",
 }

@@ -38,7 +38,8 @@ class Member:
 class FleetObservation:
     """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown.
 
-    `startable` false: there is nothing to make another instance of (no instance of ours to take as the pattern).
+    `startable` false: there is nothing to make another instance of (no instance of ours to take as the pattern), or no
+    device is free for one; `held_by` says which.
     """
 
     members: tuple[Member, ...]
@@ -49,6 +50,7 @@ class FleetObservation:
     processing_rate: float | None = None
     queued: int = 0
     startable: bool = True
+    held_by: str = "nothing_to_start"
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
         return replace(self, processing_rate=rate)

@@ -141,7 +141,7 @@ def _starting_suffice(config: ScalingConfig, seen: FleetObservation) -> bool:
 
 def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:
     if not seen.startable:
-        return _Verdict("nothing_to_start", [], "scale_hold")
+        return _Verdict(seen.held_by, [], "scale_hold")
     return _Verdict(reason, [ScaleOut(instances)], "scale_out")
 
 

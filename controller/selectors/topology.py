@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from django.db.models import QuerySet
 
 from controller.models import Device, Host, Instance, InstanceDevice, Link
 
@@ -33,6 +36,26 @@ def places() -> list[Place]:
     for instance in Instance.objects.live().select_related("model").order_by("model__name", "role", "id"):
         found.get(instance.host_id or 0, nowhere).instances.append(instance)
     return [*found.values(), nowhere] if nowhere.instances else list(found.values())
+
+
+def usable_devices(host: Host, kind: str) -> QuerySet[Device]:
+    """Those of the host that an instance of this kind runs on; without a kind any."""
+    rows = Device.objects.filter(host=host).order_by("index")
+    return rows.filter(kind=kind) if kind else rows
+
+
+def free_among(devices: Sequence[Device]) -> list[Device]:
+    """Those that no instance holds."""
+    holdings = InstanceDevice.objects.filter(device__in=devices, released_at__isnull=True)
+    held = set(holdings.values_list("device_id", flat=True))
+    return [device for device in devices if device.pk not in held]
+
+
+def room_for(pattern: Instance) -> int | None:
+    """How many more instances like this one its host has free devices for. None: its host lists none for it, so that
+    nothing bounds them."""
+    usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
+    return len(free_among(usable)) // pattern.tp if usable else None
 
 
 def links() -> dict[str, list[Link]]:

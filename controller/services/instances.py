@@ -15,11 +15,12 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from controller.models import Device, Host, Instance, InstanceDevice, InstanceInterval, ServedModel
+from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import Role, Weights
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_raise
+from controller.services.devices import devices_hold, devices_move
 
 Desired, Observed = Instance.Desired, Instance.Observed
 _OBSERVED = (
@@ -33,6 +34,7 @@ _OBSERVED = (
     "updated_at",
 )
 EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
+PLACED_BY = {"device_kind", "tp", "host"}
 
 
 def instance_register(
@@ -65,7 +67,10 @@ def instance_register(
         unit_cost=unit_cost,
         spec=dict(spec or {}),
     )
-    return change.create(row, actor=actor, kind="instance", check=_check)
+    with transaction.atomic():
+        change.create(row, actor=actor, kind="instance", check=_check)
+        devices_hold(row=row)
+    return row
 
 
 def instance_wish(
@@ -84,7 +89,8 @@ def instance_wish(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """Want a new instance; its provisioner starts it and finds its url. Holding a device already held is refused.
+    """Want a new instance; its provisioner starts it and finds its url. It holds `devices`, or free ones of its host;
+    ValidationError where another instance holds them, or too few are free.
 
     With `weights` "absent" in its `spec` it starts warm, and serves once its weights were loaded.
     """
@@ -104,24 +110,25 @@ def instance_wish(
     )
     with transaction.atomic():
         change.create(row, actor=actor, kind="instance", check=_check)
-        for device in devices:
-            holding = InstanceDevice(instance=row, device=device)
-            holding.validate_constraints()
-            holding.save(force_insert=True)
+        devices_hold(row=row, devices=devices)
     return row
 
 
 def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Mapping[str, Any]) -> Instance:
-    return change.update(
-        Instance,
-        instance_id,
-        actor=actor,
-        kind="instance",
-        version=version,
-        changes=changes,
-        editable=EDITABLE,
-        check=_check,
-    )
+    with transaction.atomic():
+        row = change.update(
+            Instance,
+            instance_id,
+            actor=actor,
+            kind="instance",
+            version=version,
+            changes=changes,
+            editable=EDITABLE,
+            check=_check,
+        )
+        if row.version != version and PLACED_BY & changes.keys():
+            devices_move(row=row)
+    return row
 
 
 def instance_drain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:

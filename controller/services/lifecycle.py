@@ -13,11 +13,12 @@ from django.utils import timezone
 from controller.models import Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
 from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
+from controller.selectors.topology import room_for
 from controller.services.actions import weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop, instance_wish
-from controller.services.scaling_stages import STARTABLE, like
+from controller.services.scaling_stages import NO_DEVICE, STARTABLE, like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)
@@ -76,16 +77,25 @@ def instance_replace(*, step: Replace) -> Decision | None:
         pause = pause_before_start(failures)
         new_id = f"{row.backend}-{secrets.token_hex(3)}"
         inputs = {"error": step.error, "failures_5min": failures, "pause_s": pause, "was": row.observed_state}
-        decision = _decide(row, "instance_replaced", step.reason, "replaced", inputs, {"replacement": new_id})
+        blocked = _without_device(row)
+        outcome = {"held": NO_DEVICE} if blocked else {"replacement": new_id}
+        decision = _decide(row, "instance_replaced", step.reason, "replaced", inputs, outcome)
         if decision is None:
             return None
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=step.error)
         instance_stop(actor=RECONCILER, instance_id=row.pk)
+        if blocked:
+            return decision
         pattern = like(row, warm=row.weights == Weights.ABSENT)
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
         instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)
     return decision
+
+
+def _without_device(row: Instance) -> bool:
+    """Its own devices are free once it has failed; one that held none (an older row) finds none where all are held."""
+    return not row.holdings.filter(released_at__isnull=True).exists() and room_for(row) == 0
 
 
 def instance_end_drain(*, step: StopWanted) -> Decision | None:

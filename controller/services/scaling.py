@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,7 +30,16 @@ from controller.services.decisions import decision_record
 from controller.services.instances import instance_drain, instance_stop, instance_undrain, instance_wish
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
 from controller.services.scaling_roles import Given, given, switch_role
-from controller.services.scaling_stages import Stage, like, loads_apart, stage_of, takeable, warm_of
+from controller.services.scaling_stages import (
+    NO_DEVICE,
+    Stage,
+    like,
+    loads_apart,
+    stage_of,
+    startable_now,
+    takeable,
+    warm_of,
+)
 from controller.services.sleeping import can_sleep, sleep_order, wake_order
 
 SCALER = Actor.job("scaler")
@@ -46,7 +56,7 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         policy = ScalingPolicy.objects.select_related("model").filter(pk=policy_id, enabled=True).first()
         if policy is None or not _due(policy):
             return None
-        stage = stage_of(policy, fleet, now)
+        stage = _with_switches(stage_of(policy, fleet, now), fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
         before = row.state if row else {}
         memory, actions, decided = Scaler().decide(stage.config, Memory.from_json(before), stage.seen, now)
@@ -57,6 +67,13 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
         if decided:
             return _apply(stage, actions, decided, fleet, now)
         return _keep_warm(stage, memory.ticks)
+
+
+def _with_switches(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Stage:
+    """Without a free device the other stage may still give one of its instances."""
+    if stage.seen.startable or stage.seen.held_by != NO_DEVICE or given(stage, fleet, now) is None:
+        return stage
+    return stage._replace(seen=replace(stage.seen, startable=True))
 
 
 def _ticks_a_sample(policy: ScalingPolicy) -> int:
@@ -102,9 +119,8 @@ def _apply(
     wanted = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     switched = given(stage, fleet, now) if wanted else None
     taken = take(takeable(stage), wanted - (switched is not None))
-    started = [_new_id(stage.pattern) for _ in range(wanted - (switched is not None) - len(taken))]
-    if stage.pattern is None:
-        started = []
+    new = startable_now(stage, wanted - (switched is not None) - len(taken))
+    started = [_new_id(stage.pattern) for _ in range(new)]
     to_sleep = _to_sleep(stage, actions)
     decision = decision_record(
         actor=SCALER,
@@ -190,9 +206,9 @@ def _keep_warm(stage: Stage, tick: int) -> Decision | None:
     change = fill(
         [warm_of(row) for row in stage.pool], stage.policy.warm, startable=stage.pattern is not None, busy=stage.loading
     )
-    if not change.start and not change.stop:
+    started = [_new_id(stage.pattern) for _ in range(startable_now(stage, change.start))]
+    if not started and not change.stop:
         return None
-    started = [_new_id(stage.pattern) for _ in range(change.start)]
     decision = decision_record(
         actor=SCALER,
         kind="scale_warm",

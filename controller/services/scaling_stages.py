@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from controller.core.messages import FleetMessage
@@ -12,11 +13,13 @@ from controller.scale import ScalingConfig
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
 from controller.scale.warm import WarmInstance
+from controller.selectors.topology import room_for
 from controller.services.actions import LOADABLE
 from controller.services.scaling_policies import scaling_config
 from controller.services.sleeping import can_sleep, failed_lately
 
 STARTABLE = ("process",)  # provisioners that can make another instance
+NO_DEVICE = "no_device"
 NOT_COPIED = ("start_after", "weights")
 COMING = (Weights.LOADING, Weights.WAKING)
 SERVING = (Weights.PRESENT, *COMING)
@@ -24,7 +27,7 @@ SERVING = (Weights.PRESENT, *COMING)
 
 class Stage(NamedTuple):
     """One policy's instances: those that serve or will, `pool` those that are warm, `asleep` those that sleep, and what
-    another is made like."""
+    another is made like, and `room`: how many more the free devices allow (None: nothing bounds them)."""
 
     policy: ScalingPolicy
     config: ScalingConfig
@@ -32,6 +35,7 @@ class Stage(NamedTuple):
     asleep: list[Instance]
     loading: bool
     pattern: Instance | None
+    room: int | None
     seen: FleetObservation
 
 
@@ -43,11 +47,22 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     serving = [row for row in rows if row.weights in SERVING]
     asleep = _sleepers(wanted)
     pattern = _pattern(policy, rows)
-    startable = pattern is not None or any(each.ready for each in map(warm_of, (*pool, *asleep)))
+    room = room_for(pattern) if pattern is not None else None
+    makeable = pattern is not None and room != 0
+    startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
     known = [Row(row.pk, row.desired_state, _state(row), _fixed(row, policy)) for row in serving]
     seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
+    if pattern is not None and room == 0:
+        seen = replace(seen, held_by=NO_DEVICE)
     loading = any(row.weights in COMING for row in serving)
-    return Stage(policy, scaling_config(policy), pool, asleep, loading, pattern, seen)
+    return Stage(policy, scaling_config(policy), pool, asleep, loading, pattern, room, seen)
+
+
+def startable_now(stage: Stage, wanted: int) -> int:
+    """Of so many new instances those that there are a pattern and free devices for."""
+    if stage.pattern is None:
+        return 0
+    return wanted if stage.room is None else min(wanted, stage.room)
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:

@@ -204,7 +204,8 @@ def test_a_wrong_policy_names_its_field(field, value):
 def test_without_a_pattern_nothing_can_be_started():
     run = Run()
     assert run.tick(replace(fleet(0.9), startable=False)) == []
-    assert run.reasons() == ["nothing_to_start"]
+    assert run.tick(replace(fleet(0.9), startable=False, held_by="no_device")) == []
+    assert run.reasons() == ["nothing_to_start", "no_device"]
 
 
 def test_endpoints_of_somebody_else_are_never_drained():

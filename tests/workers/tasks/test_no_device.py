@@ -1,0 +1,72 @@
+"""Capacity is bounded by devices: what the scaler starts holds one, and without a free one it says so once."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.models import Decision, Instance
+from controller.services.actors import SYSTEM
+from controller.services.instances import instance_observe, instance_stop, instance_update
+from controller.services.scaling_policies import scaling_policy_update
+from controller.services.topology import device_create, host_create
+from tests.workers.tasks import test_stages
+from tests.workers.tasks.test_scaling import fleet, tick
+from tests.workers.tasks.test_stages import CALM_DECODE, stages
+
+__all__ = ["stages"]  # a fixture
+pytestmark = [pytest.mark.db, pytest.mark.django_db]
+READY, STOPPED = Instance.Observed.READY, Instance.Observed.STOPPED
+
+
+def machine(devices, ids):
+    """A host with so many devices, on which these instances run."""
+    host = host_create(actor=SYSTEM, name="box")
+    for index in range(devices):
+        device_create(actor=SYSTEM, host=host, index=index, kind="a100", memory_bytes=1 << 30)
+    for id in ids:
+        row = Instance.objects.get(pk=id)
+        instance_update(actor=SYSTEM, instance_id=id, version=row.version, changes={"host": host})
+
+
+def held(id):
+    rows = Instance.objects.get(pk=id).holdings.filter(released_at__isnull=True)
+    return list(rows.values_list("device__index", flat=True))
+
+
+def test_a_scale_out_holds_a_device_and_the_last_one_ends_it(policy, two):
+    machine(3, two)
+    (new,) = tick(policy, fleet(0.95, *two)).outcome["started"]
+    assert [held(id) for id in (*two, new)] == [[0], [1], [2]]
+    instance_observe(instance_id=new, observed_state=READY, url="http://h:9")
+
+    decision = tick(policy, fleet(0.95, *two, new))
+    assert (decision.kind, decision.reason) == ("scale_hold", "no_device")
+    assert tick(policy, fleet(0.95, *two, new)) is None, "said once, not every second"
+    assert Instance.objects.count() == 3
+
+    instance_stop(actor=SYSTEM, instance_id="e1")
+    instance_observe(instance_id="e1", observed_state=STOPPED)
+    (next_one,) = tick(policy, fleet(0.95, "e2", new)).outcome["started"]
+    assert held(next_one) == [0]
+
+
+def test_the_warm_pool_takes_no_more_than_is_free(policy, two):
+    machine(3, two)
+    policy.refresh_from_db()
+    scaling_policy_update(actor=SYSTEM, policy_id=policy.pk, version=policy.version, changes={"warm": 2})
+    decision = tick(policy, fleet(0.5, *two))
+    assert (decision.kind, len(decision.outcome["started"])) == ("scale_warm", 1)
+    assert held(decision.outcome["started"][0]) == [2]
+    instance_observe(instance_id=decision.outcome["started"][0], observed_state=READY, url="http://h:9")
+    assert tick(policy, fleet(0.5, *two)) is None
+
+
+def test_without_a_free_device_the_other_stage_still_gives_one(stages):
+    prefill, decode = stages
+    machine(4, ["p1", "d1", "d2", "d3"])
+    messages = test_stages.fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    test_stages.tick(decode, messages)
+    decision = test_stages.tick(prefill, messages)
+    assert decision.outcome == {"switched": {"instance": "d2", "from": "decode"}}
+    assert Decision.objects.filter(reason="no_device").count() == 0
+    assert Instance.objects.count() == 4
