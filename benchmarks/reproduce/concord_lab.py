@@ -35,6 +35,7 @@ PAUSED = 4  # sequences that may hold KV for each slot, for policies that pause
 MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call, and of a program: what is believed without an analyser
 
 
+NEVER = 10**9  # steps
 MIX = ConcordMix()
 PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where goodput is counted in requests
 
@@ -51,14 +52,15 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     foresight: str = "noisy"
     policy: str = "round_robin"
-    history: float = 2.2
+    history: float = 1.25
 
     def variant(self, **changes: Any) -> System:
         return replace(self, **changes)
 
     @property
     def text(self) -> str:
-        more = "".join(f", {key} {value}" for key, value in self.settings.items())
+        given = {key: "never" if value == NEVER else value for key, value in self.settings.items()}
+        more = "".join(f", {key} {value}" for key, value in given.items())
         past = f", history x {self.history:g}" if self.batching == "calm" else ""
         return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
 

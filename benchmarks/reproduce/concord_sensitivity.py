@@ -10,7 +10,7 @@ from benchmarks.reproduce.claims import Claim, Table, Value
 from benchmarks.reproduce.concord_lab import AUTELLIX, CONCORD, LTR, SARATHI, Case, Figures
 from controller.simulator.concord_mix import ConcordMix
 
-RATE, SEED = 3.0, 8
+RATE, SEED = 4.0, 8
 OTHERS = (LTR.name, AUTELLIX.name, SARATHI.name)
 MIXES = {
     "1:1:1": (1.0, 1.0, 1.0),
@@ -20,8 +20,17 @@ MIXES = {
     "2 latency : 1 compound": (2.0, 0.0, 1.0),
 }
 # Programs/s at which a mix asks for as much engine time as 1:1:1 at RATE: singles are a ninth of a compound's work.
-MIX_RATES = {"1:1:1": 3.0, "latency only": 12.0, "1 latency : 2 deadline": 12.0, "no latency": 2.1,
-             "2 latency : 1 compound": 3.0}  # fmt: skip
+MIX_RATES = {"1:1:1": 4.0, "latency only": 16.0, "1 latency : 2 deadline": 16.0, "no latency": 2.8,
+             "2 latency : 1 compound": 4.0}  # fmt: skip
+
+
+LOAD = (
+    "The factor is over each baseline at its own best settings, and grows with the load, which the paper does not give"
+)
+SINGLES = (
+    "no compound requests: what CALM gains here it gains by finishing the programs it has begun, and single short "
+    "requests are served well by the shortest first too"
+)
 
 
 class Runner(Protocol):
@@ -100,28 +109,35 @@ def _claims(lab: Runner, base: Case) -> list[Claim]:
         times(replace(base, engines=count, rate=RATE * count, programs=base.programs * count), OTHERS)
         for count in counts
     ]
+    sarathi = min(times(replace(base, mix=ConcordMix(slo_scale=scale)), (SARATHI.name,)) for scale in (0.8, 1.0, 1.5))
     tight = [times(replace(base, mix=ConcordMix(slo_scale=scale)), OTHERS) for scale in (0.8, 1.0, 1.5)]
     found = [
-        ("Figure 6.8", "token goodput over the best baseline, replicas: lowest (theirs 1.34)", 1.34, min(replicas)),
-        ("Figure 6.9", "token goodput over the best baseline, SLOs 0.8 to 1.5: lowest (theirs 2.3)", 2.3, min(tight)),
+        ("Figure 6.8", "token goodput over the best baseline, replicas: lowest (theirs 1.34)", 1.34, min(replicas),
+         LOAD),
+        ("Figure 6.9", "token goodput over the best baseline, SLOs 0.8 to 1.5: lowest (theirs 2.3)", 2.3, min(tight),
+         f"lowest at 1.5 times the targets, where the same load is lighter; over Sarathi-Serve {sarathi:.2f}. {LOAD}"),
         ("Figure 6.10", "token goodput over the best baseline, 33 % latency, 66 % deadline (theirs 1.8)", 1.8,
-         times(mixed["1 latency : 2 deadline"], OTHERS)),
+         times(mixed["1 latency : 2 deadline"], OTHERS), SINGLES),
         ("Figure 6.10", "token goodput over Sarathi-Serve, latency-sensitive only (theirs 1.72)", 1.72,
-         times(mixed["latency only"], (SARATHI.name,))),
+         times(mixed["latency only"], (SARATHI.name,)), SINGLES),
     ]  # fmt: skip
     setting = "rates of equal work (see the tables), one engine but for Figure 6.8"
     return [
-        Claim("concord", figure, claim, theirs, round(ours, 3), ours >= theirs, setting, [SEED], _reason(ours, theirs))
-        for figure, claim, theirs, ours in found
+        Claim(
+            "concord",
+            figure,
+            claim,
+            theirs,
+            round(ours, 3),
+            ours >= theirs,
+            setting,
+            [SEED],
+            "" if ours >= theirs else reason,
+        )
+        for figure, claim, theirs, ours, reason in found
     ]
 
 
 def _most(values: Iterable[float]) -> float:
     """Never 0: it is divided by."""
     return max(1e-9, *values)
-
-
-def _reason(ours: float, theirs: float) -> str:
-    if ours >= theirs:
-        return ""
-    return "the factor is over each baseline at its own best settings, and depends on the load, which is not given"
