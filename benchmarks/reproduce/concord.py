@@ -212,7 +212,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
         found += [
             _claim("6.5", f"resources saved at equal goodput, per cent, {which} (theirs 28.5 to 83.2)", theirs, value,
                    value >= theirs, [6], "over LTR, Autellix and Sarathi-Serve, from 2 programs/s: the least where "
-                   "the load is little more than all can serve, so that little can be saved; the most where the baseline "
+                   "the load is little more than all can serve, so little can be saved; the most where the baseline "
                    "needs the fewest programs an engine, which no rate here goes below")
             for which, theirs, value in (("least", 28.5, min(saved)), ("most", 83.2, max(saved)))
         ]  # fmt: skip
