@@ -23,7 +23,6 @@ from workers.live import LiveUnavailable, send_experiment
 
 if TYPE_CHECKING:
     from controller.simulator.experiment import Experiment as Simulated
-    from controller.simulator.results import SimRecord, SimulationResult
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,6 @@ PREVIEW_S = 10.0  # somebody waits
 PREVIEW_RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
 WARM_UP, PROBE = 30, 200  # requests that load what a run needs, and that tell how fast this machine simulates
 SLOWER_LATER = 1.5  # a request costs more once a queue has built up than in a probe
-POINTS = 100  # of a distribution
 
 
 class OutOfTime(Exception):
@@ -100,12 +98,13 @@ class Worker:
 
     def _simulate(self, one: Simulated, run: ExperimentRun) -> tuple[dict[str, Any], float]:
         """The report, and the wall seconds it took."""
+        from controller.simulator.report import report
         from controller.simulator.runner import run_once
 
         began = self._clock()
         result = run_once(one, one.contenders[0], run.rate, run.seed, self._progress)
         self._say(f"{run.label}: adding up", 1.0)
-        return figures(result, one.warmup_s), round(self._clock() - began, 3)
+        return report(result, one.warmup_s), round(self._clock() - began, 3)
 
     def fail(self, error: str, field: str = "") -> None:
         try:
@@ -240,40 +239,6 @@ def newest(one: Simulated, count: int) -> Simulated:
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
-
-
-def figures(result: SimulationResult, warmup_s: float) -> dict[str, Any]:
-    """The simulator's report, and what its charts need: distributions, and the targets that were promised."""
-    from controller.simulator.report import report
-
-    found = report(result, warmup_s)
-    records = [record for record in result.records if record.at >= warmup_s]
-    classes: dict[str, list[SimRecord]] = defaultdict(list)
-    for record in records:
-        classes[record.slo_class].append(record)
-    found["distribution"] = _distributions(records)
-    for name, own in classes.items():
-        found["by_class"][name] |= {"distribution": _distributions(own), "targets": _targets(own)}
-    return found
-
-
-def _distributions(records: Sequence[SimRecord]) -> dict[str, list[float]]:
-    """Seconds at 0, 1, ... 100 % of those that have a value."""
-    found = {}
-    for name in ("ttft_s", "tpot_s", "e2e_s"):
-        values = sorted(value for record in records if (value := getattr(record, name)) is not None)
-        last = len(values) - 1
-        found[name] = [round(values[last * place // POINTS], 5) for place in range(POINTS + 1)] if values else []
-    return found
-
-
-def _targets(records: Sequence[SimRecord]) -> dict[str, float]:
-    """The middle one promised, seconds: requests of a class may name their own."""
-    middle = len(records) // 2
-    return {
-        "ttft_s": sorted(record.targets.ttft_s for record in records)[middle],
-        "tpot_s": sorted(record.targets.tpot_s for record in records)[middle],
-    }
 
 
 def result_of(row: Experiment, simulated: Sequence[Simulated], runs: Sequence[ExperimentRun]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from controller.simulator.results import ProgramRecord, SimRecord, SimulationRes
 from controller.slo.attainment import quantile
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
+POINTS = 100  # of a distribution
 MOST_POINTS = 300  # of the queue over time: as many as a chart can show
 
 
@@ -23,6 +24,7 @@ def attainment(records: Sequence[SimRecord]) -> float:
 
 def of_class(records: Sequence[SimRecord]) -> dict[str, Any]:
     """One class's (or a whole run's) figures; seconds, quantiles by nearest rank, None where nothing was seen."""
+    promised = sorted(record.targets.ttft_s for record in records), sorted(record.targets.tpot_s for record in records)
     ttfts = sorted(record.ttft_s for record in records if record.ttft_s is not None)
     tpots = sorted(record.tpot_s for record in records if record.tpot_s is not None)
     e2es = sorted(record.e2e_s for record in records if record.e2e_s is not None)
@@ -38,7 +40,20 @@ def of_class(records: Sequence[SimRecord]) -> dict[str, Any]:
         "tpot_s": _quantiles(tpots),
         "e2e_s": _quantiles(e2es),
         "e2e_mean_s": statistics.fmean(e2es) if e2es else None,
+        "distribution": {"ttft_s": distribution(ttfts), "tpot_s": distribution(tpots), "e2e_s": distribution(e2es)},
+        "targets": {"ttft_s": _middle(promised[0]), "tpot_s": _middle(promised[1])},
     }
+
+
+def distribution(ascending: Sequence[float]) -> list[float]:
+    """Seconds at 0, 1, ... 100 % of them; empty where nothing was seen."""
+    last = len(ascending) - 1
+    return [round(ascending[last * place // POINTS], 5) for place in range(POINTS + 1)] if ascending else []
+
+
+def _middle(ascending: Sequence[float]) -> float | None:
+    """The middle one promised: requests of a class may name their own."""
+    return ascending[len(ascending) // 2] if ascending else None
 
 
 def _quantiles(ascending: Sequence[float]) -> dict[str, float | None]:

@@ -54,7 +54,7 @@ def test_one_is_claimed_run_and_compared(said):
     ]  # fmt: skip
     one = entries[0]["first_seed"]
     assert one["requests"] == 40
-    assert len(one["distribution"]["ttft_s"]) == worker.POINTS + 1
+    assert len(one["distribution"]["ttft_s"]) == 101
     assert one["by_class"]["wikisql"]["targets"] == {"ttft_s": 20.0, "tpot_s": 1.0}
     assert said[-1] == {"slug": row.slug, "state": "done", "progress": 1.0, "step": ""}
     assert not worker.next_experiment()

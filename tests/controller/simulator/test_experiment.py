@@ -211,7 +211,7 @@ def test_a_page_holds_every_chart_and_loads_nothing(config, capsys, tmp_path):
     path = tmp_path / "page.html"
     assert main(["sweep", config, "--rates", "10,400", "--seeds", "1", "--html", str(path)]) == 0
     text = path.read_text()
-    assert text.count('class="plotly-graph-div"') == 1 + 2 + 2
+    assert text.count('class="plotly-graph-div"') == 1 + 2 + 2 * (3 + 1)
     assert "Requests waiting, 400 requests/s" in text
     assert "<script src" not in text
     assert main(["goodput", config, "--policies", "round_robin", "--seeds", "1", "--html", str(path)]) == 0
