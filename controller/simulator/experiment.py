@@ -12,7 +12,7 @@ from controller.core.types import LatencyCoefficients, Role
 from controller.dispatch import POLICY_SETS, Migrator, StageDispatcher, build_dispatcher, build_migrator
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
-from controller.simulator.links import SCOPES, LinkFailure, LinkSettings
+from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSpeed
 from controller.simulator.mapping import around
 from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
@@ -244,7 +244,16 @@ def _links(item: Fields) -> LinkSettings:
             _link_failure(Fields(raw, f"{item.name('failures')}[{i}]"))
             for i, raw in enumerate(item.list("failures", []))
         ),
+        ports=tuple(
+            _port_speed(Fields(raw, f"{item.name('ports')}[{i}]")) for i, raw in enumerate(item.list("ports", []))
+        ),
     )
+    item.done()
+    return made
+
+
+def _port_speed(item: Fields) -> PortSpeed:
+    made = PortSpeed(item.integer("instance", least=0), item.number("bandwidth_gb_s", above=0))
     item.done()
     return made
 

@@ -11,13 +11,14 @@ from functools import partial
 from typing import Protocol
 
 from controller.core import events as ev
+from controller.core.links import KvMoved, LinkState
 from controller.core.steps import Aborted, EngineAction, EngineEvent, Landed, Release, Reserve, Reserved, Seq
 from controller.core.types import Outcome, Role
 from controller.dispatch import Migrator
 from controller.simulator.cluster import Cluster
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
-from controller.simulator.links import LinkFailure, Network
+from controller.simulator.links import GIGA, LinkFailure, Network
 from controller.simulator.settings import SimulationSettings
 from controller.simulator.trip import Trip
 
@@ -43,10 +44,12 @@ class Host(Protocol):
 class Move:
     """One transfer: the sequence as it will go on at `target`. `early`: the target was known while it was prefilled."""
 
-    __slots__ = ("early", "seq", "source", "target")
+    __slots__ = ("began", "early", "moved", "seq", "size", "source", "target")
 
-    def __init__(self, seq: Seq, source: str, target: str, early: bool) -> None:
-        self.seq, self.source, self.target, self.early = seq, source, target, early
+    def __init__(self, seq: Seq, source: str, target: str, early: bool, began: float) -> None:
+        self.seq, self.source, self.target, self.early, self.began = seq, source, target, early, began
+        self.size = 0.0  # bytes
+        self.moved: KvMoved | None = None  # how it went, once it landed
 
 
 class Handoff:
@@ -54,7 +57,8 @@ class Handoff:
 
     def __init__(self, migrator: Migrator, host: Host) -> None:
         self.migrator = migrator
-        self.network = Network(host.settings.links)
+        self._ports = host.settings.links.ports
+        self.network = Network(host.settings.links, self._port_gb_s if self._ports else None)
         self._host = host
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
         self._moves: dict[str, Move] = {}
@@ -78,6 +82,10 @@ class Handoff:
     def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action]) -> None:
         """All that the dispatcher was told, and what it said: requests it sent to prefill instances concern us."""
         self._news += events
+        if self._ports:
+            for event in events:
+                if isinstance(event, ev.InstanceUp):
+                    self._news += self._links_of(event.spec.id)
         for action in actions:
             if isinstance(action, ev.Send) and self._role(action.instance_id) is Role.PREFILL:
                 self._news.append(ev.PrefillSent(action.request, action.instance_id))
@@ -166,11 +174,12 @@ class Handoff:
         if not any(isinstance(action, Reserved) for action in answers):
             self._failed(name, place.target, "no_room")
             return
-        self._moves[name] = Move(seq, place.source, place.target, early)
+        move = self._moves[name] = Move(seq, place.source, place.target, early, now)
         links = self._host.settings.links
         size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
         if links.overlap and early:
             size /= links.layers
+        move.size = size
         self.network.start(name, place.source, place.target, size, now)
         self._plan()
         self._report(ev.TransferStarted(name, place.target))
@@ -195,6 +204,8 @@ class Handoff:
         if self._moves.get(name) is not move or trip is None or instance is None:
             return  # undone meanwhile
         del self._moves[name]
+        tokens = move.seq.prompt_tokens - move.seq.cached
+        move.moved = KvMoved(round(move.size), tokens=tokens, seconds=self._host.heap.now - move.began)
         trip.go_on(instance.id, move.seq, self._host.heap.now)
         self._host.tell_engine(instance, [Landed(move.seq)])
         self._host.later(partial(self._heard_done, move, name))
@@ -203,7 +214,7 @@ class Handoff:
         """What was recalled while the news was on its way is not reported."""
         trip = self._host.trip(name)
         if trip is not None and trip.seq is move.seq:
-            self._heard(ev.TransferDone(name, move.target))
+            self._heard(ev.TransferDone(name, move.target, move.moved))
 
     def _failed(self, name: str, target: str, reason: str) -> None:
         self._report(ev.TransferFailed(name, target, reason))
@@ -264,6 +275,24 @@ class Handoff:
 
     def _dead(self, instance_id: str) -> bool:
         return self._cut.get(instance_id, -1.0) > self._host.heap.now
+
+    def _port_gb_s(self, instance_id: str) -> float:
+        for port in self._ports:
+            instance = self._host.cluster.in_slot(port.instance)
+            if instance is not None and instance.id == instance_id:
+                return port.bandwidth_gb_s
+        return self._host.settings.links.bandwidth_gb_s
+
+    def _links_of(self, instance_id: str) -> list[ev.LinkSeen]:
+        """Both ways to all others, as engines measure them when one joins."""
+        latency_s = self._host.settings.links.latency_s
+        seen = []
+        for other in self._host.cluster:
+            if other.id != instance_id:
+                speed = min(self._port_gb_s(instance_id), self._port_gb_s(other.id)) * GIGA
+                for ends in ((instance_id, other.id), (other.id, instance_id)):
+                    seen.append(ev.LinkSeen(*ends, LinkState.UP, speed, latency_s))
+        return seen
 
     def _role(self, instance_id: str) -> Role | None:
         instance = self._host.cluster.get(instance_id)

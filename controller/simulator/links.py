@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
 
 SCOPES = ("port", "pair", "fabric")
 GIGA = 1e9
+OUT, IN, FABRIC = SIDES = ("(out)", "(in)", "(fabric)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,26 @@ class LinkFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PortSpeed:
+    """The port of instance number `instance` has another bandwidth than the others'."""
+
+    instance: int
+    bandwidth_gb_s: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_gb_s > 0:
+            raise ConfigError("bandwidth_gb_s must be positive", field="links.ports.bandwidth_gb_s")
+
+
+@dataclass(frozen=True, slots=True)
 class LinkSettings:
     """`bandwidth_gb_s`: 1e9 bytes a second each way; the default is a 400 Gb/s port. `latency_s`: of a whole transfer.
 
     `scope`: what shares the bandwidth: each instance's port and direction, each pair of instances, or all of them.
     `overlap`: layers are sent while the prefill computes the next ones, so that one layer's bytes of `layers` remain at
     its end. That needs a target that is known by then, as with one-shot placement; other transfers send everything
-    after the prefill. What overlapped layers took of a link earlier is not counted against others.
+    after the prefill. What overlapped layers took of a link earlier is not counted against others. `ports`: where
+    ports differ; engines then tell the migrator what their links reach, as real ones measure it when they join.
     """
 
     bandwidth_gb_s: float = 50.0
@@ -48,6 +63,7 @@ class LinkSettings:
     overlap: bool = False
     layers: int = 32
     failures: tuple[LinkFailure, ...] = ()
+    ports: tuple[PortSpeed, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.bandwidth_gb_s > 0:
@@ -75,8 +91,10 @@ class Flow:
 class Network:
     """Flows by name. Whoever starts, cancels or ends one asks `next_end` again: every rate may have changed."""
 
-    def __init__(self, settings: LinkSettings) -> None:
+    def __init__(self, settings: LinkSettings, port_gb_s: Callable[[str], float] | None = None) -> None:
+        """`port_gb_s`: of an instance, where ports differ."""
         self.settings = settings
+        self._port_gb_s = port_gb_s
         self._flows: dict[str, Flow] = {}
         self._at = 0.0
         self.moved_bytes = 0.0
@@ -123,14 +141,20 @@ class Network:
     def _share(self, now: float) -> None:
         """New rates. An end that was computed before and whose rate has not changed stays as it was."""
         counts = Counter(key for flow in self._flows.values() for key in self._shared(flow))
-        whole = self.settings.bandwidth_gb_s * GIGA
         for flow in self._flows.values():
-            rate = whole / max(counts[key] for key in self._shared(flow))
+            rate = min(self._width(key) / counts[key] for key in self._shared(flow))
             if rate != flow.rate:
                 flow.rate = rate
                 flow.ends = now + flow.left / rate
 
+    def _width(self, shared: tuple[str, ...]) -> float:
+        """Bytes a second of what `_shared` names: of two ports the narrower's."""
+        if self._port_gb_s is None:
+            return self.settings.bandwidth_gb_s * GIGA
+        ends = [name for name in shared if name not in SIDES]
+        return min(map(self._port_gb_s, ends), default=self.settings.bandwidth_gb_s) * GIGA
+
     def _shared(self, flow: Flow) -> tuple[tuple[str, ...], ...]:
         if self.settings.scope == "port":
-            return (("out", flow.source), ("in", flow.target))
-        return ((flow.source, flow.target),) if self.settings.scope == "pair" else (("fabric",),)
+            return ((OUT, flow.source), (IN, flow.target))
+        return ((flow.source, flow.target),) if self.settings.scope == "pair" else ((FABRIC,),)

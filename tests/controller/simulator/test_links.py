@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.simulator.links import GIGA, LinkFailure, LinkSettings, Network
+from controller.simulator.links import GIGA, LinkFailure, LinkSettings, Network, PortSpeed
 
 
 def play(starts, **settings):
@@ -99,3 +99,30 @@ def test_bad_failures_are_refused():
         LinkFailure(0, 1.0, 0.0)
     with pytest.raises(ConfigError, match="negative"):
         LinkFailure(0, -1.0, 1.0)
+
+
+def test_ports_may_differ_and_the_narrower_of_two_decides():
+    """p sends at 2 GB/s, d1 takes 1, d2 takes 0.25: alone each transfer is as fast as the narrower end."""
+    speeds = {"p": 2.0, "d1": 1.0, "d2": 0.25}
+    for scope in ("port", "pair"):
+        network = Network(LinkSettings(bandwidth_gb_s=9.0, scope=scope), speeds.__getitem__)
+        network.start("x", "p", "d1", GIGA, 0.0)
+        assert network.next_end == 1.0
+        assert network.ended(1.0) == ["x"]
+        network.start("y", "p", "d2", GIGA, 1.0)
+        assert network.next_end == 5.0
+
+
+def test_a_wide_port_gives_each_of_its_transfers_its_share():
+    """p's 2 GB/s are two halves of 1; d2 takes 0.25 of its half."""
+    speeds = {"p": 2.0, "d1": 4.0, "d2": 0.25}
+    network = Network(LinkSettings(), speeds.__getitem__)
+    network.start("x", "p", "d1", GIGA, 0.0)
+    network.start("y", "p", "d2", GIGA, 0.0)
+    assert network.next_end == 1.0
+
+
+def test_a_ports_speed_is_positive():
+    with pytest.raises(ConfigError) as raised:
+        PortSpeed(0, 0.0)
+    assert raised.value.field == "links.ports.bandwidth_gb_s"
