@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from console.words import reason_in_words
 from controller.models import RequestRecord
 
 ROOM = 1.03  # so that the last mark is not on the edge
@@ -47,7 +48,7 @@ def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
     whole = whole_s or span_s(row)
     tracks = [_decisions(row, whole), _queue(row, whole)]
     if row.queue_s is not None and row.e2e_s is not None:
-        tracks += _stages(row, whole) if row.ttft_s is not None else [_engine(row, whole)]
+        tracks += _stages(row, whole) if row.ttft_s is not None else _unseen(row, whole)
     tracks.append(_answer(row, whole))
     return Timeline([track for track in tracks if track], axis(whole))
 
@@ -120,38 +121,90 @@ def _queue(row: RequestRecord, whole: float) -> Track:
 
 def _stages(row: RequestRecord, whole: float) -> list[Track]:
     """Prefill and decode; between them the KV cache's way, where two instances shared the work."""
-    moved = _kv_moved(row)
-    if moved is None:
+    moves = kv_moves(row)
+    if not moves:
         return [_prefill(row, whole, row.ttft_s or 0.0), _decode(row, whole)]
-    placed, landed, instance = moved
-    kv = Track("KV cache", landed - placed, note=f"to {instance}" if instance else "")
-    kv.bars.append(_bar(placed, landed, whole, "kv", f"moved from {placed:.3f} s to {landed:.3f} s"))
-    return [_prefill(row, whole, placed), kv, _decode(row, whole)]
+    ended = prefilled_s(row)
+    until = moves[-1].began_s if ended is None else ended
+    return [_prefill(row, whole, until), _kv(moves, whole), _decode(row, whole)]
 
 
-def _kv_moved(row: RequestRecord) -> tuple[float, float, str] | None:
-    """When the decode stage was placed, when its KV had landed there, and where: of the last transfer."""
+def _unseen(row: RequestRecord, whole: float) -> list[Track]:
+    """Without a first token that anybody saw; an instance that only prefilled has said when it was through."""
+    ended = prefilled_s(row) if row.prefill_instance else None
+    if ended is None:
+        return [_engine(row, whole, row.queue_s or 0.0)]
+    moves = kv_moves(row)
+    kv = [_kv(moves, whole)] if moves else []
+    return [_prefill(row, whole, ended), *kv, _engine(row, whole, ended)]
+
+
+def prefilled_s(row: RequestRecord) -> float | None:
+    """When the last prefill on an instance that only prefills had ended."""
     for step in reversed(row.decisions):
-        figures = step.get("figures") or {}
-        landed, took = step.get("at"), figures.get("after_s")
-        if step.get("kind") == "transfer" and isinstance(landed, int | float) and isinstance(took, int | float):
-            return max(0.0, landed - took), landed, str(figures.get("instance", ""))
+        at = step.get("at")
+        if step.get("kind") == "prefill" and isinstance(at, int | float):
+            return float(at)
     return None
+
+
+class KvMove(NamedTuple):
+    """One attempt to bring the KV cache to an instance that decodes. Seconds after arrival."""
+
+    began_s: float
+    ended_s: float
+    source: str
+    target: str
+    arrived: bool
+    told: str  # what it is called where the bar is pointed at
+
+
+def kv_moves(row: RequestRecord) -> list[KvMove]:
+    """In the order of their ends; only the last one can have arrived."""
+    found = []
+    for step in row.decisions:
+        figures = step.get("figures") or {}
+        ended, took = step.get("at"), figures.get("after_s")
+        if step.get("kind") != "transfer" or not isinstance(ended, int | float) or not isinstance(took, int | float):
+            continue
+        began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
+        words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
+        if figures.get("bytes") and figures.get("seconds"):
+            rate = figures["bytes"] / figures["seconds"]
+            words.append(f"{figures['bytes'] / 1e6:.3g} MB in {figures['seconds']:.4f} s, {rate / 1e6:.3g} MB/s")
+        if not arrived:
+            words.append(reason_in_words(str(step.get("reason", ""))))
+        target, source = str(figures.get("instance", "")), str(figures.get("source", ""))
+        found.append(KvMove(began, ended, source, target, arrived, ", ".join(words)))
+    return found
+
+
+def _kv(moves: list[KvMove], whole: float) -> Track:
+    last = moves[-1]
+    way = f"{last.source} to {last.target}" if last.source else f"to {last.target}" if last.target else ""
+    tries = f"{len(moves)} attempts" if len(moves) > 1 else ""
+    track = Track("KV cache", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part))
+    for move in moves:
+        track.bars.append(_bar(move.began_s, move.ended_s, whole, "kv" if move.arrived else "bad", move.told))
+    return track
 
 
 def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
     """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
-    sent, first = row.queue_s or 0.0, row.ttft_s or 0.0
-    track = Track("Prefill", until - sent, note="engine's queue included")
+    sent = row.queue_s or 0.0
+    where = f"on {row.prefill_instance}, its queue included" if row.prefill_instance else "engine's queue included"
+    track = Track("Prefill", until - sent, note=where)
     kind = "" if row.ttft_met else "bad"
-    track.bars.append(_bar(sent, until, whole, kind, f"first token after {first:.3f} s"))
+    said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
+    track.bars.append(_bar(sent, until, whole, kind, said))
     _due(track, row.target_ttft_s, whole, "first token due")
     return track
 
 
 def _decode(row: RequestRecord, whole: float) -> Track:
     first, last = row.ttft_s or 0.0, row.e2e_s or 0.0
-    track = Track("Decode", last - first, note=f"{row.output_tokens} tokens")
+    where = f" on {row.instance}" if row.prefill_instance else ""
+    track = Track("Decode", last - first, note=f"{row.output_tokens} tokens{where}")
     kind = "decode" if row.tpot_met else "bad"
     track.bars.append(_bar(first, last, whole, kind, f"{row.output_tokens} tokens until {last:.3f} s"))
     times = _times(row.token_times)
@@ -164,10 +217,11 @@ def _decode(row: RequestRecord, whole: float) -> Track:
     return track
 
 
-def _engine(row: RequestRecord, whole: float) -> Track:
+def _engine(row: RequestRecord, whole: float, sent: float) -> Track:
     """Not streamed, or cut before the first token: prefill and decode cannot be seen apart."""
-    sent, ended = row.queue_s or 0.0, row.e2e_s or 0.0
-    track = Track("Engine", ended - sent, note="first token not seen")
+    ended = row.e2e_s or 0.0
+    what = f"KV cache and decode on {row.instance}, " if row.prefill_instance else ""
+    track = Track("Engine", ended - sent, note=f"{what}first token not seen")
     track.bars.append(_bar(sent, ended, whole, "" if row.attained else "bad", f"{ended - sent:.3f} s in the engine"))
     _due(track, due_s(row, row.output_tokens), whole, "answer due by TTFT and TPOT")
     return track

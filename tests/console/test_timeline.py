@@ -98,3 +98,43 @@ def test_the_kv_caches_way_stands_between_prefill_and_decode():
     ends = [(bar.start, bar.start + bar.share) for bar in (shown[n].bars[0] for n in ("Prefill", "KV cache", "Decode"))]
     assert ends == [pytest.approx((0.05, 0.15)), pytest.approx((0.15, 0.2)), pytest.approx((0.2, 0.7))]
     assert (shown["KV cache"].note, shown["KV cache"].value_s) == ("to decode-1", pytest.approx(0.1))
+
+
+def test_where_two_engines_share_a_request_each_stage_names_its_own_and_ends_when_it_ended():
+    steps = [
+        {"kind": "prefill", "at": 0.25, "figures": {"instance": "prefill-1"}},
+        {"kind": "place", "at": 0.3, "figures": {}},
+        {"kind": "transfer", "reason": "kv_landed", "at": 0.4, "figures": {"instance": "decode-1", "after_s": 0.1}},
+    ]
+    shared = {"instance": "decode-1", "prefill_instance": "prefill-1", "queue_s": 0.1, "e2e_s": 1.4}
+    shown = tracks(row(ttft_s=0.4, decisions=steps, **shared), whole=2.0)
+    assert shown["Prefill"].value_s == pytest.approx(0.15)
+    assert shown["Prefill"].note.startswith("on prefill-1")
+    assert shown["Decode"].note.startswith("20 tokens on decode-1")
+
+
+def test_a_prefill_apart_is_seen_without_a_first_token():
+    steps = [{"kind": "prefill", "at": 0.25, "figures": {"instance": "prefill-1"}}]
+    shared = {"instance": "decode-1", "prefill_instance": "prefill-1", "queue_s": 0.1, "e2e_s": 1.4}
+    shown = tracks(row(streamed=False, ttft_s=None, token_times=[], judged_by="e2e", decisions=steps, **shared))
+    assert shown["Prefill"].value_s == pytest.approx(0.15)
+    assert shown["Engine"].value_s == pytest.approx(1.15)
+    assert shown["Engine"].note.startswith("KV cache and decode on decode-1")
+
+
+def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
+    def attempt(number, at, **fields):
+        figures = {"instance": f"decode-{number}", "source": "prefill-1", "after_s": 0.1, "attempt": number, **fields}
+        reason = "kv_landed" if fields["outcome"] == "done" else "link_down"
+        return {"kind": "transfer", "reason": reason, "at": at, "figures": figures}
+
+    steps = [
+        {"kind": "prefill", "reason": "prefilled", "at": 0.2, "figures": {}},
+        attempt(1, 0.3, outcome="failed"),
+        attempt(2, 0.45, outcome="done", bytes=12_000_000, seconds=0.05),
+    ]
+    kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV cache"]
+    assert [bar.kind for bar in kv.bars] == ["bad", "kv"]
+    assert "the link between the two was down" in kv.bars[0].title
+    assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
+    assert kv.note == "prefill-1 to decode-2, 2 attempts"
