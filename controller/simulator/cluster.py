@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from controller.core.types import Role
 from controller.simulator.instance import Instance, WatchStep
 from controller.simulator.preemptive_instance import PreemptiveInstance
 from controller.simulator.results import InstanceUse
 from controller.simulator.settings import InstanceSettings, SimulationSettings
+
+
+class Warm(NamedTuple):
+    """A process without weights: its slot, when it was asked for and when it is up."""
+
+    slot: int
+    since: float
+    ready_at: float
 
 
 class Cluster:
@@ -24,7 +33,8 @@ class Cluster:
         self._gone: list[InstanceUse] = []
         self._occupants: Counter[int] = Counter()
         self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
-        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start or are up
+        self.warm: dict[str, Warm] = {}
+        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm or are up
         self.draining: set[str] = set()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -54,12 +64,28 @@ class Cluster:
         name = f"engine-{slot}" + (f"-{occupant}" if occupant else "")
         self.starting[name] = (slot, now)
         kinds = self._settings.instances
-        alike = next((kind for kind in kinds if role is None or kind.role == role), kinds[0])
-        self._kinds[name] = kinds[slot] if slot < len(kinds) else alike
+        self._kinds[name] = kinds[slot] if slot < len(kinds) else self._alike(role)
         return name
 
     def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
         return self.ask(max(self._occupants) + 1, now, role)
+
+    def _alike(self, role: Role | None) -> InstanceSettings:
+        kinds = self._settings.instances
+        return next((kind for kind in kinds if role is None or kind.role == role), kinds[0])
+
+    def keep_warm(self, now: float, ready_at: float) -> str:
+        """One more process without weights; its id. It costs from now on."""
+        name = self.ask_for_one_more(now)
+        slot, since = self.starting.pop(name)
+        self.warm[name] = Warm(slot, since, ready_at)
+        return name
+
+    def load(self, name: str, role: Role) -> None:
+        """A warm one gets weights, and a role: from now on it starts."""
+        warm = self.warm.pop(name)
+        self.starting[name] = (warm.slot, warm.since)
+        self._kinds[name] = self._alike(role)
 
     def role_of(self, name: str) -> Role:
         """Of one that starts or is up."""
@@ -74,16 +100,24 @@ class Cluster:
         wanted_kind = self._kinds[name]
         kind = PreemptiveInstance if wanted_kind.engine_kind == "preemptive_prefill" else Instance
         instance = kind(name, wanted_kind, since, self._settings.leaps)
+        if self._settings.machine_speed is not None:
+            instance.speed = self._settings.machine_speed.of(slot)
         instance.watch = self.watch
         self._live[name] = instance
         self._slots[slot] = name
         return instance
 
     def give_up(self, name: str, now: float) -> None:
-        """One that still starts is not wanted any more; what it cost so far stays."""
-        _, since = self.starting.pop(name)
-        cost = self._kinds.pop(name).unit_cost
-        self._gone.append(InstanceUse(name, now - since, 0.0, 0, 0, 0, 0, 0, cost))
+        """One that still starts, or is warm, is not wanted any more; what it cost so far stays."""
+        since = self.warm.pop(name).since if name in self.warm else self.starting.pop(name)[1]
+        self._gone.append(self._unused(name, since, now))
+        del self._kinds[name]
+
+    def _unused(self, name: str, since: float, until: float) -> InstanceUse:
+        """Provisioned, and never served."""
+        kind = self._kinds[name]
+        cost = kind.unit_cost * kind.tensor_parallel
+        return InstanceUse(name, until - since, 0.0, 0, 0, 0, 0, 0, cost, kind.role)
 
     def remove(self, instance: Instance, now: float) -> None:
         del self._live[instance.id]
@@ -93,7 +127,11 @@ class Cluster:
         self._gone.append(_use(instance, now))
 
     def uses(self, now: float) -> list[InstanceUse]:
-        return self._gone + [_use(instance, now) for instance in self]
+        """Of all that were ever asked for, those included that still start or are warm."""
+        waiting = {name: since for name, (_, since) in self.starting.items()}
+        waiting |= {name: warm.since for name, warm in self.warm.items()}
+        unused = [self._unused(name, since, now) for name, since in waiting.items()]
+        return self._gone + [_use(instance, now) for instance in self] + unused
 
 
 def _use(instance: Instance, until: float) -> InstanceUse:

@@ -1,9 +1,9 @@
 """Scaling in a simulation: the Scaler that runs in production, once a tick, on what the gateway would publish.
 
 With prefill and decode on instances of their own each stage has a scaler of its own, on its own load, and one may give
-an instance to the other (scale.roles). A new instance serves after the load time of its weights' source, and costs from
-the moment it is asked for; one that changes its role keeps its weights and serves again when it is empty. A drained one
-stops when it is empty.
+an instance to the other (scale.roles). A new instance serves after its process is up, if it is not warm already, and
+the load time of its weights' source, and costs from the moment it is asked for; one that changes its role keeps its
+weights and serves again when it is empty. A drained one stops when it is empty.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from controller.scale.load import RATE_WINDOW_S
 from controller.scale.roles import SwitchRole, spare_since, switch
 from controller.simulator.cluster import Cluster
 from controller.simulator.handoff import Handoff
+from controller.simulator.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
+from controller.simulator.warm_pool import WarmPool
 
 Looks = Mapping[Role, FleetObservation]
 
@@ -83,11 +85,17 @@ class Elastic:
         self._host = host
         self._scaler = Scaler()
         self._switching: dict[str, str] = {}  # draining instances that come back in another role
+        self.pool = WarmPool(settings.warm, settings.start_s, host.cluster)
+        self._asked: dict[str, ScaledOut] = {}
         if settings.decode is None:
             self.stages = [Stage(settings.scaling, ev.Arrived, ev.Finished)]
         else:
             first, second = settings.scaling, settings.decode
             self.stages = [Stage(first, ev.Arrived, ev.FirstToken), Stage(second, ev.FirstToken, ev.Finished)]
+
+    def scaled_out(self, now: float) -> list[ScaledOut]:
+        """Instances that were added and serve by now, or did."""
+        return [each for each in self._asked.values() if each.up_at <= now]
 
     def heard(self, events: Sequence[ev.Event], now: float) -> None:
         """All that the deciders were told."""
@@ -107,6 +115,7 @@ class Elastic:
             if decision is not None:
                 self.decisions.append(decision)
             self._act(stage, looks, actions, now)
+        self.pool.look(now)
 
     def observe(self, stage: Stage, now: float) -> FleetObservation:
         entered, left = stage.rates(now)
@@ -170,6 +179,7 @@ class Elastic:
                     self._one_more(stage, looks, now)
             elif action.instance_id in cluster.starting:
                 cluster.give_up(action.instance_id, now)
+                self._asked.pop(action.instance_id, None)
             elif isinstance(action, Drain):
                 self._drain(action.instance_id)
             else:
@@ -190,8 +200,9 @@ class Elastic:
             self.decisions.append(decision)
             self._switch(action)
             return
-        name = self._host.cluster.ask_for_one_more(now, stage.role)
-        self._host.bring_up_later(name, now + self._load_s())
+        coming = self.pool.one_more(stage.role, now, self._load_s())
+        self._asked[coming.id] = coming
+        self._host.bring_up_later(coming.id, coming.up_at)
 
     def _load_s(self) -> float:
         source = self.settings.source

@@ -13,6 +13,7 @@ from controller.dispatch import POLICY_SETS, Migrator, StageDispatcher, build_di
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
 from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSpeed
+from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
 from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
@@ -224,10 +225,27 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
         changes["mapping"] = _mapping(item.object("mapping"))
     if "links" in item:
         changes["links"] = _links(item.object("links"))
+    if "machine_speed" in item:
+        changes["machine_speed"] = _machine_speed(item.object("machine_speed"))
     changes["cutoff_s"] = item.optional_number("cutoff_s", above=0)
     item.done()
     try:
         return replace(settings, **changes)
+    except ConfigError as error:
+        raise ConfigError(str(error), field=item.name(error.field or "")) from None
+
+
+def _machine_speed(item: Fields) -> MachineSpeed:
+    """`series`: measured speeds by period of `period_s`, a list an instance; a run's seed draws where it begins."""
+    series = []
+    for index, speeds in enumerate(item.list("series")):
+        if not isinstance(speeds, list):
+            raise ConfigError("series must be lists of numbers", field=f"{item.name('series')}[{index}]")
+        series.append(tuple(item.check_number(speed, f"series[{index}]", -1e-12) for speed in speeds))
+    period_s = item.number("period_s", 0.5, above=0)
+    item.done()
+    try:
+        return MachineSpeed(tuple(series), period_s)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
 
@@ -278,9 +296,10 @@ def _elastic(item: Fields, model: str) -> ElasticSettings:
     seconds = {name: load.number(name, LOAD_S[name], above=-1e-12) for name in sorted(LOAD_S)}
     load.done()
     most, switch_s = item.optional_integer("most"), item.number("switch_s", 0.0, above=-1e-12)
+    start_s, warm = item.number("start_s", 0.0, above=-1e-12), item.integer("warm", 0, least=0)
     item.done()
     try:
-        return ElasticSettings(first, source, seconds, second, most, switch_s)
+        return ElasticSettings(first, source, seconds, second, most, switch_s, start_s, warm)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
 

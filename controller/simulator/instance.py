@@ -21,6 +21,7 @@ from controller.core.steps import (
 from controller.core.types import Load
 from controller.policies.batching import Pausing
 from controller.predict.latency import LatencyModel
+from controller.simulator.machine_speed import SpeedClock
 from controller.simulator.settings import InstanceSettings
 from controller.simulator.tokens import Track
 
@@ -46,6 +47,7 @@ class Instance:
         self.version = 0
         self.busy_s = 0.0
         self.watch: WatchStep | None = None
+        self.speed: SpeedClock | None = None  # None: steps take what the latency model says
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
@@ -168,7 +170,8 @@ class Instance:
             for chunk in step.chunks:
                 tokens += chunk.length
                 squares += chunk.length * (chunk.length + 2 * chunk.start)
-            self._ends = [now + self.latency.step(tokens, squares, len(step.decodes), step.context_sum)]
+            seconds = self.latency.step(tokens, squares, len(step.decodes), step.context_sum)
+            self._ends = [self._after(now, seconds)]
         else:
             self._ends = self._decode_ends(step, now)
         self._plan()
@@ -176,7 +179,7 @@ class Instance:
     def _decode_ends(self, step: Step, now: float) -> list[float]:
         """The same additions in the same order as one step after the other, so that results are equal to the bit."""
         if not self._leaps:
-            return [now + self.latency.decode(len(step.decodes), step.context_sum)]
+            return [self._after(now, self.latency.decode(len(step.decodes), step.context_sum))]
         repeats = min(self.engine.repeats(), MOST_STEPS)
         decodes, ends = self._planned
         done = bisect_right(ends, now)
@@ -191,11 +194,15 @@ class Instance:
         k = self.latency.coefficients
         a, b, c = k.decode_a, k.decode_b, k.decode_c * batch
         ends, at = [], now
+        after = self.speed.after if self.speed is not None else None
         for _ in range(repeats):
-            at += a + b * context + c
+            at = at + (a + b * context + c) if after is None else after(at, a + b * context + c)
             ends.append(at)
             context += batch
         return ends
+
+    def _after(self, now: float, seconds: float) -> float:
+        return now + seconds if self.speed is None else self.speed.after(now, seconds)
 
     def _settle(self, now: float) -> None:
         """Tell the engine of the steps of a leap that have ended: blocks are about to be counted."""

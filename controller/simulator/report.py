@@ -80,8 +80,15 @@ def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
         "preemptions": sum(use.preemptions for use in result.instances),
         "programs": of_programs(result.programs),
         "queue": queue_over_time(result),
+        "time_to_scale_s": time_to_scale(result),
         "decisions": [{"at_s": d.at, "kind": d.kind, "reason": d.reason} for d in result.decisions],
     }
+
+
+def time_to_scale(result: SimulationResult) -> float | None:
+    """Median seconds from the decision to an instance that serves; None where none was added."""
+    seconds = [each.up_at - each.asked_at for each in result.scaled_out]
+    return statistics.median(seconds) if seconds else None
 
 
 def of_programs(programs: Sequence[ProgramRecord]) -> dict[str, Any]:

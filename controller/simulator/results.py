@@ -72,6 +72,15 @@ class InstanceUse(NamedTuple):
     role: str = "collocated"
 
 
+class ScaledOut(NamedTuple):
+    """One instance more: when it was asked for and when it served. `warm`: its process was up already."""
+
+    id: str
+    asked_at: float
+    up_at: float
+    warm: bool
+
+
 class ProgramRecord(NamedTuple):
     """A program (or single request) and how it ended. `e2e_s`: None where a call was lost; `earned`: its goodput."""
 
@@ -101,6 +110,7 @@ class SimulationResult:
     rounds: int = 0
     decisions: list[Decision] = field(default_factory=list)  # of the scaler
     moved_bytes: float = 0.0  # of KV, between instances
+    scaled_out: list[ScaledOut] = field(default_factory=list)
 
     @property
     def cost(self) -> float:

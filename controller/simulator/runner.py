@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from controller.core.errors import ConfigError
@@ -34,6 +35,8 @@ def run_once(
     if not demands:
         raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
     settings = contender.settings(experiment.settings)
+    if settings.machine_speed is not None:
+        settings = replace(settings, machine_speed=settings.machine_speed.drawn(seed))
     migrator = contender.build_migrator() if settings.disaggregated else None
     simulation = Simulation(settings, contender.build(), demands, migrator=migrator, trace=trace)
     at = f" at {rate:.3g}/s" if rate else ""

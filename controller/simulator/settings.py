@@ -16,6 +16,7 @@ from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.predict.boundaries import ComposedBoundaries, shape
 from controller.scale import ScalingConfig
 from controller.simulator.links import LinkSettings
+from controller.simulator.machine_speed import MachineSpeed
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill")
 
@@ -173,7 +174,8 @@ class ElasticSettings:
 
     `scaling`: of the collocated instances; where instances have roles, of those that prefill, and `decode` of those
     that decode. `most`: instances of all roles together, None for the sum of what each may have. `switch_s`: from
-    empty in one role to serving in the other (weights stay; engines are role-agnostic, sec. 6).
+    empty in one role to serving in the other (weights stay; engines are role-agnostic, sec. 6). `start_s`: from nothing
+    to a process that can take weights, before the load time; `warm`: instances kept in that state (Fast Scaling).
     """
 
     scaling: ScalingConfig
@@ -182,6 +184,8 @@ class ElasticSettings:
     decode: ScalingConfig | None = None
     most: int | None = None
     switch_s: float = 0.0
+    start_s: float = 0.0
+    warm: int = 0
 
     def __post_init__(self) -> None:
         roles = ("collocated",) if self.decode is None else ("prefill", "decode")
@@ -190,8 +194,13 @@ class ElasticSettings:
                 raise ConfigError(f"this scaling is of role {role}, not {config.role}", field="scaling.role")
         if self.most is not None and self.most < 1:
             raise ConfigError("most must be at least 1 instance", field="most")
-        if self.switch_s < 0:
-            raise ConfigError("switch_s must not be negative", field="switch_s")
+        for name in ("switch_s", "start_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative", field=name)
+        if self.warm < 0:
+            raise ConfigError("warm must be 0 instances or more", field="warm")
+        if self.warm and not self.start_s:
+            raise ConfigError("a warm instance spares start_s, which is 0", field="warm")
         if set(self.load_s) != set(LOAD_S):
             raise ConfigError(f"load_s needs seconds for each of: {', '.join(sorted(LOAD_S))}", field="load_s")
         if self.source not in LOAD_S:
@@ -210,6 +219,7 @@ class SimulationSettings:
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
     `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
     targets come from it; None leaves them their own. `links`: what KV moves over between instances with roles.
+    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -225,6 +235,7 @@ class SimulationSettings:
     elastic: ElasticSettings | None = None
     mapping: MappingConfig | None = None
     links: LinkSettings = field(default_factory=LinkSettings)
+    machine_speed: MachineSpeed | None = None
 
     @property
     def disaggregated(self) -> bool:
@@ -239,9 +250,10 @@ class SimulationSettings:
             raise ConfigError(
                 "prefill instances need decode instances, and the other way round", field="instances.role"
             )
-        for broken in self.links.failures:
-            if not 0 <= broken.instance < len(self.instances):
-                raise ConfigError(f"there is no instance {broken.instance}", field="links.failures.instance")
+        for field_name, failures in (("links.failures", self.links.failures), ("failures", self.failures)):
+            for failure in failures:
+                if not 0 <= failure.instance < len(self.instances):
+                    raise ConfigError(f"there is no instance {failure.instance}", field=f"{field_name}.instance")
         for name in ("telemetry_period_s", "progress_s", "sample_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
@@ -250,11 +262,12 @@ class SimulationSettings:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.cutoff_s is not None and self.cutoff_s <= 0:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
+        if self.machine_speed is not None and any(each.engine_kind != "continuous" for each in self.instances):
+            raise ConfigError(
+                "only engines of engine_kind continuous run at a measured machine_speed", field="machine_speed"
+            )
         if self.elastic is not None:
             self._check_elastic(self.elastic)
-        for failure in self.failures:
-            if not 0 <= failure.instance < len(self.instances):
-                raise ConfigError(f"there is no instance {failure.instance}", field="failures.instance")
 
     def _check_elastic(self, elastic: ElasticSettings) -> None:
         if self.disaggregated != (elastic.decode is not None):

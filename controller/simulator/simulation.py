@@ -7,6 +7,7 @@ never influence each other; nothing here draws random numbers (workloads do, bef
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -119,6 +120,7 @@ class Simulation:
         self.heap.push(self._demands[0].at, Kind.ARRIVAL)
         Monitor(self).start()
         if self._elastic is not None:
+            self._elastic.pool.fill_at_start()
             self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
@@ -127,6 +129,8 @@ class Simulation:
         instance = self.cluster.bring_up(name)
         if instance is not None:
             self._pending.append(ev.InstanceUp(instance.spec))
+            if instance.spec.role is not Role.DECODE:
+                self._pending.append(ev.Expected(instance.spec.model, math.inf))
 
     def tell_dispatcher(self, *events: ev.Event) -> None:
         """In the next pass."""
@@ -144,6 +148,7 @@ class Simulation:
         self.result.instances = self.cluster.uses(self.heap.now)
         if self._elastic is not None:
             self.result.decisions = self._elastic.decisions
+            self.result.scaled_out = self._elastic.scaled_out(self.heap.now)
 
     def _cut_off(self, _: Any, __: int) -> None:
         """Clients give up: whatever is open is a miss."""
@@ -369,6 +374,8 @@ class Simulation:
             self.handoff.died(instance)
         self.cluster.remove(instance, now)
         if failure.for_s is not None:
+            if instance.spec.role is not Role.DECODE:  # as live: what comes now waits for the replacement
+                self._pending.append(ev.Expected(instance.spec.model, now))
             self.bring_up_later(self.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)
 
     def _lost(self, trip: Trip) -> None:
