@@ -66,6 +66,22 @@ def test_an_instance_shows_what_it_took_beside_its_fit(viewer, live_store):
     assert charts["decode"]["traces"][2]["y"][0] == pytest.approx(0.028)
 
 
+def test_where_stages_are_apart_each_instance_shows_its_own(viewer, live_store):
+    model = factories.served_model()
+    for id, role in (("p", "prefill"), ("d", "decode")):
+        factories.instance(model, id=id, role=role)
+    step = {"kind": "prefill", "reason": "prefilled", "at": 0.6, "figures": {"instance": "p"}}
+    shared = {"instance": "d", "prefill_instance": "p", "queue_s": 0.1, "ttft_s": 0.9, "decisions": [step]}
+    connection.ensure_connection()
+    records_write(connection=connection.connection, records=[factories.record(prompt_tokens=300, **shared)])
+    charts = {id: viewer.get(reverse("instance", args=[id])).context["charts"] for id in "pd"}
+    (dots,) = charts["p"]["prefill"]["traces"]
+    assert (dots["x"], dots["y"]) == ([300], [pytest.approx(0.5)])
+    assert len(charts["d"]["decode"]["traces"]) == 1
+    assert not charts["p"]["decode"].get("traces")
+    assert not charts["d"]["prefill"].get("traces")
+
+
 def test_an_instance_without_a_fit_or_measurements_is_a_page(viewer, live_store):
     answer = viewer.get(reverse("instance", args=[factories.instance(id="a/b:c").pk]))
     assert answer.status_code == 200

@@ -21,7 +21,9 @@ def stored(rows):
 def records(db):
     rows = [
         factories.record(id="req-slow", arrived_at=factories.NOON + 1, attained=False, ttft_met=False, ttft_s=3.0),
-        factories.record(id="req-none", arrived_at=factories.NOON + 2, slo_class="", tenant="other"),
+        factories.record(
+            id="req-none", arrived_at=factories.NOON + 2, slo_class="", tenant="other", prefill_instance="p-1"
+        ),
         factories.record(id="req-dead", arrived_at=factories.NOON + 3, outcome="refused", attained=False, ttft_s=None),
     ]
     stored(rows)
@@ -40,6 +42,7 @@ def records(db):
         ("?model=demo&tenant=other", ["req-none"]),
         ("?model=nobody", []),
         ("?instance=engine-1&attained=no", ["req-dead", "req-slow"]),
+        ("?instance=p-1", ["req-none"]),
         ("?until=2026-10-21T12:00:02", ["req-slow"]),
         ("?since=2026-10-21T12:00:03", ["req-dead"]),
         ("?attained=perhaps", []),
