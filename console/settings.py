@@ -166,6 +166,10 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "TenantState": "controller.models.Tenant.State",
         "LinkState": "controller.models.Link.State",
+        "InstanceLinkState": "controller.models.links.STATES",
+        "RequestOutcome": "controller.core.types.Outcome",
+        "KvTransferOutcome": "controller.models.links.OUTCOME_CHOICES",
+        "KvTransferState": "controller.models.links.REACHED_CHOICES",
         "SimulationState": "controller.models.Experiment.State",
         "ComponentState": "api.control.health.STATES",
     },

@@ -22,6 +22,7 @@ from workers.tasks.names import (
     EXPERIMENTS,
     EXPERIMENTS_RETAIN,
     HEARTBEAT,
+    LINKS,
     PARTITIONS,
     RECONCILE,
     RETENTION,
@@ -44,6 +45,7 @@ app.conf.update(
     task_default_queue="control",
     task_routes={
         "actions.*": {"queue": "actions"},
+        "links.*": {"queue": "actions"},
         "records.*": {"queue": "analysis"},
         "experiments.*": {"queue": "analysis"},
     },
@@ -64,6 +66,7 @@ app.conf.update(
         "scale": {"task": SCALE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "reconcile": {"task": RECONCILE, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "actions": {"task": ACTIONS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
+        "links": {"task": LINKS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},
         "heartbeat": {"task": HEARTBEAT, "schedule": HEARTBEAT_EVERY_S, "options": {"expires": 2 * HEARTBEAT_EVERY_S}},
         "partitions": {"task": PARTITIONS, "schedule": HOUR_S, "options": {"expires": HOUR_S}},
         "experiments": {"task": EXPERIMENTS, "schedule": TICK_S, "options": {"expires": 2 * TICK_S}},

@@ -4,6 +4,6 @@ Nothing of ours is edited here: changes go through the console and the control A
 are: their changes are audited too (`admin/people.py`).
 """
 
-from controller.admin import configuration, experiments, history, people
+from controller.admin import configuration, experiments, history, links, people
 
-__all__ = ["configuration", "experiments", "history", "people"]
+__all__ = ["configuration", "experiments", "history", "links", "people"]

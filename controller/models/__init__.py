@@ -14,6 +14,7 @@ from controller.models.fleet import (
     Link,
     ServedModel,
 )
+from controller.models.links import InstanceLink, KvTransfer
 from controller.models.records import AttainmentMinute, RequestRecord
 from controller.models.scaling import ScalerState, ScalingPolicy, ScalingSample
 from controller.models.slo import PriorityMapping, SLOClass
@@ -32,6 +33,8 @@ __all__ = [
     "Instance",
     "InstanceDevice",
     "InstanceInterval",
+    "InstanceLink",
+    "KvTransfer",
     "LatencyProfile",
     "Link",
     "PriorityMapping",

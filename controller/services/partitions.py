@@ -1,4 +1,4 @@
-"""Day partitions of the request records: made ahead, dropped when old; the roll-up trimmed. Days are UTC."""
+"""Day partitions of records and KV transfers: made ahead, dropped when old; the roll-up trimmed. Days are UTC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from django.db import connection, transaction
 
 from controller.models import AttainmentMinute
-from controller.selectors.partitions import partitions
+from controller.selectors.partitions import TABLES, partitions
 
 DAYS_AHEAD = 7
 ROLLUP_CHUNK = timedelta(days=1)  # minutes deleted at once: some 100,000 rows of a hundred groups
@@ -21,26 +21,28 @@ def partitions_ensure(*, days: int = DAYS_AHEAD, today: date | None = None) -> l
 
 
 def partitions_make(*, days: Iterable[date]) -> list[date]:
+    """Of every table; returns the days that were new for any."""
     made = []
     for day in days:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT request_record_partition(%s)", [day])
-            if cursor.fetchone()[0]:
+            cursor.execute("SELECT request_record_partition(%s), kv_transfer_partition(%s)", [day, day])
+            if any(cursor.fetchone()):
                 made.append(day)
     return made
 
 
 def records_retain(*, days: int, today: date | None = None) -> list[date]:
-    """Drop the partitions of days more than `days` days ago; returns them. The minute roll-up has its own term."""
+    """Drop the partitions of days more than `days` days ago, of every table; returns the days. The minute roll-up has
+    its own term."""
     if days < 1:
         raise ValueError("days: at least 1")
     limit = (today or datetime.now(UTC).date()) - timedelta(days=days)
-    old = [day for day in partitions() if day < limit]
-    for day in old:
+    old = [(table, day) for table in TABLES for day in partitions(table) if day < limit]
+    for table, day in old:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '2s'")  # rather tomorrow than all queries waiting behind this one
-            cursor.execute(f"DROP TABLE request_record_{day:%Y%m%d}")
-    return old
+            cursor.execute(f"DROP TABLE {table}_{day:%Y%m%d}")
+    return sorted({day for _, day in old})
 
 
 def rollup_retain(*, days: int, today: date | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Request records: written in batches, exactly once, with their roll-up by minute.
+"""Request records: written in batches, exactly once, with their roll-up by minute and their KV transfers.
 
 A batch goes by COPY into a temporary table and from there by INSERT ... ON CONFLICT DO NOTHING, so that a batch whose
 acknowledgement was lost can be sent again. Only rows that were really inserted count in the roll-up, in the same
@@ -21,6 +21,7 @@ from controller.core.types import Outcome
 from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
+from controller.services.kv_transfers import kv_transfers_write
 
 _INT_MAX = 2**31 - 1
 _TEXT_LENGTHS = {field.attname: field.max_length for field in RecordTable._meta.concrete_fields if field.max_length}
@@ -86,7 +87,9 @@ def records_write(*, connection: psycopg.Connection[Any], records: Sequence[Requ
                 copy.write_row(_row(record))
         cursor.execute(_INSERT)
         inserted = set(cursor.fetchall())
-        cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(_inserted(records, inserted))])
+        new = list(_inserted(records, inserted))
+        cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(new)])
+        kv_transfers_write(cursor, new)
     return len(inserted)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SCALE = "scaling.tick"
 ACTIONS = "actions.work"
+LINKS = "links.look"
 RECONCILE = "instances.reconcile"
 HEARTBEAT = "processes.heartbeat"
 PARTITIONS = "records.partitions"
@@ -14,6 +15,7 @@ TASK_MODULES = (
     "workers.tasks.scaling",
     "workers.tasks.reconcile",
     "workers.tasks.actions",
+    "workers.tasks.links",
     "workers.tasks.heartbeat",
     "workers.tasks.records",
     "workers.tasks.experiments",

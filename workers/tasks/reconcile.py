@@ -20,6 +20,7 @@ from controller.models import Instance
 from controller.scale.lifecycle import CallStart, CallStop, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
+from workers.links import join
 from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner
 from workers.tasks.announce import announce
 from workers.tasks.names import RECONCILE
@@ -67,6 +68,8 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
 def take(step: Step, by_name: dict[str, Provisioner]) -> None:
     match step:
         case Mark():
+            if step.state == Instance.Observed.READY and settings.FLEET_TOKEN:
+                _join(step)
             announce(lifecycle.instance_mark(step=step))
         case Replace():
             announce(lifecycle.instance_replace(step=step))
@@ -78,6 +81,13 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
         case CallStop(id, grace_s):
             name = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
             _provisioner(by_name, name or "process").stop(id, grace_s)
+
+
+def _join(step: Mark) -> None:
+    """Its links come before gateways hear of it, and so before its first request."""
+    row = Instance.objects.select_related("model").get(pk=step.id)
+    if row.observed_state != Instance.Observed.READY:
+        join(row, step.url)
 
 
 def _provisioner(by_name: dict[str, Provisioner], name: str) -> Provisioner:

@@ -7,6 +7,7 @@ import logging
 from celery import shared_task
 from django.conf import settings
 
+from controller.services.instance_links import instance_links_retain
 from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
 from controller.services.scaling import SAMPLES_KEPT_DAYS, samples_retain
 from workers.tasks.names import PARTITIONS, RETENTION
@@ -27,6 +28,7 @@ def drop_old_records() -> None:
     if dropped:
         log.info("dropped the records of %s", ", ".join(map(str, dropped)))
     samples_retain(days=SAMPLES_KEPT_DAYS)
+    instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
     trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
     if trimmed:
         log.info("trimmed the roll-up by %d minutes of a group", trimmed)

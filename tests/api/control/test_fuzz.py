@@ -19,9 +19,10 @@ FUZZ = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 LISTS = ("tenants", "api-keys", "slo-classes", "priority-mappings", "models", "hosts", "devices", "links", "instances",
-         "scaling-policies", "decisions", "requests", "attainment")  # fmt: skip
+         "scaling-policies", "decisions", "requests", "attainment", "instance-links", "kv-transfers")  # fmt: skip
 PARAMETERS = ("limit", "cursor", "tenant", "name", "q", "kind", "actor", "since", "until", "outcome", "attained",
-              "slo_class", "model", "host", "id", "window", "active", "live", "role", "state", "subject")  # fmt: skip
+              "slo_class", "model", "host", "id", "window", "active", "live", "role", "state", "subject", "open",
+              "instance", "link", "reason")  # fmt: skip
 ODD = st.one_of(
     st.text(max_size=40),
     st.sampled_from([

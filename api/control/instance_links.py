@@ -1,0 +1,73 @@
+"""Links between instances, as their engines report them. Read-only: they open and close as the fleet changes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from api.control.base import ControlView, PageQuery, filtered
+from api.control.documented import FOUND, operation, page_of
+from api.permissions import IsViewer
+from controller.models import InstanceLink
+from controller.models.links import STATES
+from controller.selectors.links import instance_links
+
+LOOKUPS = {"source": "source", "target": "target", "model": "model", "state": "state", "link": "link_id"}
+
+
+class InstanceLinkQuery(PageQuery):
+    """Filters of the list."""
+
+    instance = serializers.CharField(max_length=64, required=False, help_text="At either end.")
+    source = serializers.CharField(max_length=64, required=False, help_text="An instance's id.")
+    target = serializers.CharField(max_length=64, required=False, help_text="An instance's id.")
+    model = serializers.CharField(max_length=120, required=False)
+    state = serializers.ChoiceField(choices=STATES, required=False)
+    link = serializers.IntegerField(min_value=1, required=False, help_text="Id of the link between their hosts.")
+    open = serializers.BooleanField(
+        required=False, default=True, help_text="False: those that were closed when an instance left."
+    )
+
+
+class InstanceLinkOutput(serializers.ModelSerializer):
+    """Over it `target` pulls KV from `source`. Bytes, bytes a second, seconds; a null was not measured."""
+
+    link = serializers.IntegerField(source="link_id", allow_null=True)
+
+    class Meta:
+        model = InstanceLink
+        fields = (
+            "id", "source", "target", "model", "link", "state", "since", "bandwidth_bytes_s", "latency_s", "bytes",
+            "transfers", "failures", "last_error", "error_at", "created_at", "observed_at", "closed_at",
+        )  # fmt: skip
+        read_only_fields = fields
+
+
+class InstanceLinkList(ControlView):
+    """All links between instances, in the order in which they were made."""
+
+    access: ClassVar = {"GET": IsViewer}
+
+    @operation(
+        "instance_link_list",
+        "List links between instances",
+        query=InstanceLinkQuery,
+        answer=page_of(InstanceLinkOutput),
+    )
+    def get(self, request: Request) -> Response:
+        query = self.query(InstanceLinkQuery)
+        rows = instance_links(open=query["open"], instance=query.get("instance"))
+        return self.page(filtered(rows, query, LOOKUPS), ("id",), InstanceLinkOutput, query)
+
+
+class InstanceLinkDetail(ControlView):
+    """One link between instances."""
+
+    access: ClassVar = {"GET": IsViewer}
+
+    @operation("instance_link_get", "Read a link between instances", answer=InstanceLinkOutput, errors=FOUND)
+    def get(self, request: Request, pk: int) -> Response:
+        return self.one(self.found(instance_links(open=None), pk), InstanceLinkOutput)
