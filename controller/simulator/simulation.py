@@ -120,6 +120,7 @@ class Simulation:
         self.heap.push(self._demands[0].at, Kind.ARRIVAL)
         Monitor(self).start()
         if self._elastic is not None:
+            self._elastic.pool.fill_at_start()
             self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
@@ -147,6 +148,7 @@ class Simulation:
         self.result.instances = self.cluster.uses(self.heap.now)
         if self._elastic is not None:
             self.result.decisions = self._elastic.decisions
+            self.result.scaled_out = self._elastic.scaled_out(self.heap.now)
 
     def _cut_off(self, _: Any, __: int) -> None:
         """Clients give up: whatever is open is a miss."""
