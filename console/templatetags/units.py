@@ -9,6 +9,8 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from console.words import reason_in_words
+
 register = template.Library()
 
 DASH = "–"
@@ -104,3 +106,9 @@ def _figure(value: Any) -> str:
 def share_of(part: float | None, whole: float | None) -> str:
     """A share 0..1 for `data-share`, with a plain point whatever the locale."""
     return f"{max(0.0, min(1.0, (part or 0) / whole)):.4f}" if whole else "0"
+
+
+@register.filter
+def in_words(code: str) -> str:
+    """A reason's code as people say it."""
+    return reason_in_words(code)

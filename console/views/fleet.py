@@ -16,6 +16,7 @@ from console import charts
 from console.access import allows
 from console.live_view import merge_instances
 from console.sentences import sentence
+from console.views.instance_links import links_in_trouble, links_of
 from console.views.overview import read_fleets
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
@@ -71,6 +72,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
     ]
     rows = [row for place in places for row in place["instances"]]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": [*chain(*links.values())]}
+    context |= links_in_trouble()
     return render(request, "console/fleet.html", context)
 
 
@@ -119,6 +121,7 @@ def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": wishes(row),
         "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
+        **links_of(row.pk),
     }
     return render(request, "console/instance.html", context)
 
