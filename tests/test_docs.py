@@ -19,6 +19,7 @@ from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.dispatch import MIGRATIONS, POLICY_SETS
 from controller.dispatch.dispatcher import DispatchConfig
 from controller.dispatch.pacing import PACINGS
+from controller.dispatch.transfers import MigratorConfig
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS
 from workers.engine.config import build_parser
@@ -89,8 +90,9 @@ def test_every_option_of_other_processes_is_in_operations(program):
     assert options - first_cells(OPERATIONS, "--[a-z-]+") == set()
 
 
-def test_every_dispatch_setting_is_in_operations():
-    assert set(DispatchConfig.__dataclass_fields__) - first_cells(OPERATIONS, "[a-z0-9_]+") == set()
+@pytest.mark.parametrize("settings", [DispatchConfig, MigratorConfig])
+def test_every_dispatch_setting_is_in_operations(settings):
+    assert set(settings.__dataclass_fields__) - first_cells(OPERATIONS, "[a-z0-9_]+") == set()
 
 
 def gauges(path: str, pattern: str) -> set[str]:
