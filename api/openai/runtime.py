@@ -100,7 +100,8 @@ class Runtime:
             self.lost(flight, error)
 
     def serving(self, instance_id: str) -> int:
-        return sum(1 for f in self.flights.values() if f.instance == instance_id and f.phase != Phase.QUEUED)
+        """Requests that would be lost or begin anew without it: also those whose KV it still holds for another."""
+        return sum(1 for flight in self.flights.values() if _needs(flight, instance_id))
 
     def push(self, event: ev.Event) -> None:
         self._events.append(event)
@@ -315,6 +316,11 @@ class Runtime:
         """Wait for open writes at shutdown."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+
+
+def _needs(flight: Flight, instance_id: str) -> bool:
+    holds = flight.phase == Phase.SENT and flight.prefill_instance == instance_id
+    return holds or (flight.phase != Phase.QUEUED and flight.instance == instance_id)
 
 
 def _said(decision: Decision) -> str:
