@@ -113,7 +113,7 @@ def _distribution(entries: Sequence[Mapping[str, Any]], name: str, axis: str) ->
         shares = [place / max(1, len(seconds) - 1) for place in range(len(seconds))]
         figure.add_scatter(x=seconds, y=shares, name=entry["policy"], mode="lines")
     classes = entries[0]["first_seed"]["by_class"]
-    promised = {slo_class: figures["targets"].get(name) for slo_class, figures in classes.items()}
+    promised = {slo_class: own["targets"].get(name) for slo_class, own in classes.items()}
     for target in sorted({seconds for seconds in promised.values() if seconds is not None}):
         names = ", ".join(slo_class or "no class" for slo_class, seconds in promised.items() if seconds == target)
         figure.add_vline(x=target, line_dash="dot", annotation_text=f"{names} {target:g} s")
