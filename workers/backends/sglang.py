@@ -19,10 +19,11 @@ import orjson
 from controller.core.types import InstanceSpec, Load, Role
 from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall
 from workers.backends.sglang_control import SglangControl
-from workers.backends.sglang_state import parse_loads, parse_metrics
+from workers.backends.sglang_state import load_of, parse_loads, parse_metrics
 
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 ROOM_BITS = 63
+NOT_THERE = 404
 
 
 @BACKENDS.register("sglang")
@@ -128,17 +129,26 @@ class SglangBackend(SglangControl):
 
     async def telemetry(self, now: float) -> Load:
         """`/ready` says whether it takes requests (a sleeping one is paused), `/v1/loads` the counts, the metrics page,
-        where there is one, the token totals."""
+        where there is one, the token totals; of a server without `/v1/loads` the counts too, some decode steps old."""
         info = await self.known(now)
-        awake, loads, page = await asyncio.gather(
-            self.ready(), self._get("/v1/loads?include=core,disagg"), self._metrics(info.on("enable_metrics"))
-        )
-        totals = parse_metrics(page)
-        return parse_loads(loads, now, info.role)._replace(
-            prompt_tokens_total=int(totals.get("prompt_tokens_total", 0)),
-            generation_tokens_total=int(totals.get("generation_tokens_total", 0)),
+        awake, loads, page = await asyncio.gather(self.ready(), self._loads(), self._metrics(info.on("enable_metrics")))
+        seen = parse_metrics(page)
+        if loads is None and not page:
+            raise EngineError("SGLang tells no load: it has no /v1/loads and was started without --enable-metrics")
+        load = load_of(seen, now) if loads is None else parse_loads(loads, now, info.role)
+        return load._replace(
+            prompt_tokens_total=int(seen.get("prompt_tokens_total", 0)),
+            generation_tokens_total=int(seen.get("generation_tokens_total", 0)),
             awake=awake,
         )
+
+    async def _loads(self) -> bytes | None:
+        try:
+            return await self._get("/v1/loads?include=core,disagg")
+        except EngineError as error:
+            if error.status == NOT_THERE:
+                return None
+            raise
 
     async def _metrics(self, enabled: bool) -> str:
         return (await self._get("/metrics")).decode() if enabled else ""

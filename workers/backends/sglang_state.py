@@ -153,6 +153,17 @@ def parse_metrics(text: str) -> dict[str, float]:
     return found
 
 
+def load_of(seen: Mapping[str, float], now: float) -> Load:
+    """What the page's gauges say. A series that is not there yet counts as nothing running."""
+    return Load(
+        observed_at=now,
+        running=int(seen.get("running", 0)),
+        waiting=int(seen.get("waiting", 0)),
+        kv_usage=seen.get("usage", 0.0),
+        kv_capacity_tokens=int(seen.get("capacity", 0)) or None,
+    )
+
+
 def _by_rank(values: list[tuple[Mapping[str, str], float]]) -> list[float]:
     totals = [each for each in values if each[0].get("priority") == ""] or values
     ranks: dict[str, float] = {}

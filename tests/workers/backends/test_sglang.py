@@ -188,6 +188,17 @@ async def test_without_the_metrics_page_the_counts_are_there_all_the_same(sessio
         assert (load.max_num_seqs, load.prompt_tokens_total) == (8, 0)
 
 
+async def test_a_server_without_loads_is_read_by_its_metrics_or_not_at_all(session: aiohttp.ClientSession) -> None:
+    async with SglangServer(enable_metrics=True) as server:
+        server.loads_missing = True
+        load = await adapter(server, session).telemetry(1.0)
+        assert (load.running, load.generation_tokens_total) == (1, 7)
+    async with SglangServer() as server:
+        server.loads_missing = True
+        with pytest.raises(EngineError, match="--enable-metrics"):
+            await adapter(server, session).telemetry(1.0)
+
+
 # ---- role -----------------------------------------------------------------------------------------------------------
 
 GRAPHS = {"decode_cuda_graph_bs": [1, 2], "decode_cuda_graph_memory_gb": 0.5}
