@@ -19,7 +19,7 @@ from api.openai.instruments import Instruments
 from api.openai.ledger import Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
 from api.openai.quotas import Quotas
-from api.openai.responses import as_response
+from api.openai.responses_stream import as_response
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
 from api.openai.telemetry import Monitor, TelemetryBoard

@@ -1,8 +1,8 @@
 """Bodies of /v1/responses, as the chat completion that serves them.
 
-Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages. What
-a response could ask for beyond that (stored state, tools, images, background work) is refused by name, never ignored.
-Fields this module does not know go to the engine, as everywhere.
+Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages,
+functions its tools. What a response could ask for beyond that (stored state, tools of OpenAI's own, images, background
+work) is refused by name, never ignored. Fields this module does not know go to the engine, as everywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from api.openai.responses_items import chat_messages, chat_tools
 from api.openai.schemas import Parsed, flag, integer, load, parse_body, wrong
 from controller.core.snapshot import ModelConfig
 
@@ -20,9 +21,7 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "store": ((None, False), "must be false: responses are not stored"),
     "background": ((None, False), "must be false: an answer lives as long as its connection"),
     "prompt": ((None,), "is not supported: prompt templates are not stored, send instructions and input"),
-    "tools": ((None, []), "is not supported: use /v1/chat/completions for tools"),
-    "tool_choice": ((None, "auto", "none"), "is not supported without tools"),
-    "max_tool_calls": ((None,), "is not supported without tools"),
+    "max_tool_calls": ((None,), "is not supported: function calls are made by the client"),
     "include": ((None, []), "is not supported: nothing more than the answer is kept"),
     "top_logprobs": ((None, 0), "is not supported: use /v1/chat/completions for log probabilities"),
     "truncation": ((None, "disabled"), "must be disabled: the input is served whole or refused"),
@@ -32,9 +31,8 @@ NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "max_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
     "max_completion_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
 }
-HINTS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls")  # change no answer
-ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-TEXT_PARTS = ("input_text", "output_text", "text")
+HINTS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")  # change no answer
+OTHERS = ("instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -51,23 +49,24 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
     for field, (nothing, why) in NOT_SERVED.items():
         if field in body and body[field] not in nothing:
             raise wrong(field, why)
-    for field in ("parallel_tool_calls", "background", "store"):
+    for field in ("background", "store"):
         flag(body, field)
 
 
 def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
     """Takes the response's own fields out of `body` and puts the chat's in."""
-    messages = _messages(body.pop("input", None))
-    instructions = body.pop("instructions", None)
+    messages = chat_messages(body.pop("input", None))
+    instructions = body.get("instructions")
     if instructions is not None:
         if not isinstance(instructions, str):
             raise wrong("instructions", "must be a string")
         messages.insert(0, {"role": "system", "content": instructions})
     limit = integer(body, "max_output_tokens", 1, 1 << 24)
     reasoning, text = _object(body, "reasoning"), _object(body, "text")
-    for field in (*NOT_SERVED, *HINTS, "max_output_tokens", "reasoning", "text"):
+    tools = chat_tools(body)
+    for field in (*NOT_SERVED, *HINTS, *OTHERS):
         body.pop(field, None)
-    body["messages"] = messages
+    body |= {"messages": messages, **tools}
     if limit is not None:
         body["max_completion_tokens"] = limit
     if (effort := _effort(reasoning)) is not None:
@@ -82,48 +81,6 @@ def _object(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise wrong(field, "must be an object")
     return value or {}
-
-
-def _messages(given: Any) -> list[dict[str, Any]]:
-    if isinstance(given, str):
-        if not given:
-            raise wrong("input", "must not be empty")
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
-        raise wrong("input", "must be a string or a list with at least one item")
-    return [_message(item, f"input[{index}]") for index, item in enumerate(given)]
-
-
-def _message(item: Any, where: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise wrong(where, "must be an object")
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise wrong(f"{where}.type", "only messages are supported")
-    role = item.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    return {"role": ROLES[role], "content": _content(item.get("content"), f"{where}.content")}
-
-
-def _content(content: Any, where: str) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise wrong(where, "must be a string or a list of parts")
-    texts = [_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-
-
-def _text(part: Any, where: str) -> str:
-    if not isinstance(part, dict):
-        raise wrong(where, "must be an object")
-    if part.get("type") not in TEXT_PARTS:
-        raise wrong(f"{where}.type", "only text is supported")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise wrong(f"{where}.text", "must be a string")
-    return text
 
 
 def _effort(reasoning: Mapping[str, Any]) -> str | None:
@@ -174,6 +131,7 @@ def _echo(body: Mapping[str, Any]) -> dict[str, Any]:
         "temperature": body.get("temperature"),
         "text": text if isinstance(text, dict) and text else {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
         "top_p": body.get("top_p"),
         "user": body.get("user"),
     }

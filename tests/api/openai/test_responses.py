@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
 from api.openai.responses_request import NOT_SERVED, parse_response_request
+from api.openai.responses_stream import as_response
 from api.openai.schemas import Parsed
 from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome
@@ -104,6 +105,118 @@ async def test_it_goes_upstream_as_a_chat_completion_with_its_slo_fields_taken_o
         assert (record.workflow, record.stage, record.target_ttft_s) == ("w", "s", 1.5)
 
 
+async def test_functions_and_their_calls_go_upstream_as_a_chats() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}', "id": "fc_1"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "4"}
+    async with TestBed() as bed:
+        body = asked(
+            input=[{"role": "user", "content": "add"}, call, {**call, "call_id": "c2"}, result],
+            tools=[FUNCTION],
+            tool_choice={"type": "function", "name": "f"},
+            parallel_tool_calls=False,
+        )
+        answer = await bed.ask(body, PATH)
+        assert json.loads(answer.body)["tools"] == [FUNCTION]
+        _, sent = upstream(bed)
+        function = {"name": "f", "arguments": '{"a":1}'}
+        assert sent["messages"] == [
+            {"role": "user", "content": "add"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": name, "type": "function", "function": function} for name in ("c1", "c2")],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "4"},
+        ]
+        described = {name: FUNCTION[name] for name in ("name", "parameters", "strict")}
+        assert sent["tools"] == [{"type": "function", "function": described}]
+        assert sent["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+        assert sent["parallel_tool_calls"] is False
+
+
+class Heard:
+    """A client of one response, told by the engine's messages as the relay passes them."""
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.answer = Answer()
+        self.send = as_response(self._take, {"model": "m", "tools": [FUNCTION]}, "req-1", 0.0, streamed=streamed)
+
+    async def _take(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.answer.status, self.answer.headers = message["status"], dict(message["headers"])
+        else:
+            self.answer.body += message["body"]
+
+    async def hear(self, *bodies: bytes) -> Answer:
+        await self.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        for number, body in enumerate(bodies, 1):
+            await self.send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+        return self.answer
+
+
+def delta(finish: str | None = None, **fields: Any) -> bytes:
+    choice = {"index": 0, "delta": fields, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def piece(index: int, arguments: str, **named: Any) -> dict[str, Any]:
+    return {"index": index, "function": {"arguments": arguments, **({"name": "f"} if named else {})}, **named}
+
+
+async def test_a_whole_answer_that_calls_functions() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ("c1", "c2")]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}).encode()
+    response = json.loads((await Heard(streamed=False).hear(body)).body)
+    assert [(item["type"], item["call_id"], item["arguments"]) for item in response["output"]] == [
+        ("function_call", "c1", "{}"),
+        ("function_call", "c2", "{}"),
+    ]
+    assert len({item["id"] for item in response["output"]}) == 2
+    assert response["status"] == "completed"
+
+
+async def test_a_streamed_answer_that_says_something_and_calls_functions() -> None:
+    answer = await Heard(streamed=True).hear(
+        delta(role="assistant", content=""),
+        delta(content="so "),
+        delta(tool_calls=[piece(0, "", id="c1")]) + delta(tool_calls=[piece(0, '{"a"')]),
+        delta(tool_calls=[piece(0, ":1}")]),
+        delta(tool_calls=[piece(1, "{}", id="c2")]),
+        delta("tool_calls"),
+        b"data: [DONE]\n\n",
+    )
+    events = told(answer)
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    text, first, second = events[-1]["response"]["output"]
+    assert text["content"][0]["text"] == "so "
+    assert (first["call_id"], first["name"], first["arguments"]) == ("c1", "f", '{"a":1}')
+    assert (second["call_id"], second["arguments"], second["status"]) == ("c2", "{}", "completed")
+    assert [event["output_index"] for event in events if event["type"].endswith("item.done")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
+async def test_an_answer_cut_at_its_limit_says_so_and_one_without_a_word_is_one(finish: str, status: str) -> None:
+    events = told(await Heard(streamed=True).hear(delta(finish), b"data: [DONE]\n\n"))
+    last = events[-1]["response"]
+    assert (events[-1]["type"], last["status"]) == (f"response.{status}", status)
+    assert last["incomplete_details"] == ({"reason": "max_output_tokens"} if finish == "length" else None)
+    assert [item["content"][0]["text"] for item in last["output"]] == [""]
+
+
+async def test_a_whole_answer_that_cannot_be_read_is_an_error() -> None:
+    answer = await Heard(streamed=False).hear(b'{"choices": []}')
+    assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+
+
 async def test_a_streamed_response() -> None:
     async with TestBed() as bed:
         answer = await bed.ask(asked(stream=True), PATH)
@@ -159,6 +272,9 @@ async def test_refusals_have_the_shape_of_errors_everywhere(stream: bool) -> Non
         assert (answer.status, answer.error["code"]) == (400, "scripted")
 
 
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
 def said(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"input": [{"role": "user", "content": parts}]}
 
@@ -169,8 +285,6 @@ UNSERVED = {
     "store": True,
     "background": True,
     "prompt": {"id": "p"},
-    "tools": [{"type": "web_search"}],
-    "tool_choice": "required",
     "max_tool_calls": 1,
     "include": ["reasoning.encrypted_content"],
     "top_logprobs": 2,
@@ -187,7 +301,20 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": []}),
     ("input", {"input": "x" * 6000}),
     ("input[0]", {"input": ["hello"]}),
-    ("input[0].type", {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}),
+    ("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+    ("input[0].call_id", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
+    ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}),
+    ("input[0].output", {"input": [{"type": "function_call_output", "call_id": "c"}]}),
+    ("input[0].output[0].type", {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": 1}]}]}),
+    ("tools", {"tools": {"type": "function"}}),
+    ("tools[0]", {"tools": ["f"]}),
+    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[1].name", {"tools": [FUNCTION, {"type": "function"}]}),
+    ("tools[0].parameters", {"tools": [{**FUNCTION, "parameters": "none"}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": [FUNCTION], "tool_choice": "maybe"}),
+    ("tool_choice.name", {"tools": [FUNCTION], "tool_choice": {"type": "function"}}),
+    ("parallel_tool_calls", {"parallel_tool_calls": "yes"}),
     ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
     ("input[0].content", {"input": [{"role": "user", "content": 5}]}),
     ("input[0].content[1].type", said({"type": "text", "text": "a"}, {"type": "input_image"})),
@@ -232,9 +359,25 @@ JSON = st.recursive(
 PARTS = st.fixed_dictionaries({"type": st.sampled_from(["input_text", "input_image", 5])}, optional={"text": JSON})
 ITEMS = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "developer", "tool", None])},
-    optional={"content": JSON | st.lists(PARTS, max_size=3), "type": st.sampled_from(["message", "reasoning", 1])},
+    optional={
+        "content": JSON | st.lists(PARTS, max_size=3),
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", 1]),
+        "call_id": JSON,
+        "output": JSON,
+    },
 )
-FIELDS = (*UNSERVED, "instructions", "max_output_tokens", "metadata", "reasoning", "stream", "temperature", "text")
+FIELDS = (
+    *UNSERVED,
+    "tools",
+    "tool_choice",
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "reasoning",
+    "stream",
+    "temperature",
+    "text",
+)
 BODIES = st.fixed_dictionaries(
     {"model": st.just("demo"), "input": st.text(min_size=1) | JSON | st.lists(ITEMS, max_size=3)},
     optional=dict.fromkeys(FIELDS, JSON),

@@ -1,0 +1,169 @@
+"""A streamed /v1/responses: a response's events for each event of the chat completion that serves it.
+
+One output item is open at a time, the message or a function call. A stream ends with `response.completed` or
+`response.incomplete`, or after a failure with `response.failed` and then an `error` event, which clients raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from api.openai.asgi import Message, Send
+from api.openai.responses import PART, Item, ResponseObject, WholeResponse
+
+Event = tuple[str, dict[str, Any]]
+
+
+class OpenMessage:
+    """The item that text goes into."""
+
+    def __init__(self, response: ResponseObject, index: int) -> None:
+        self._response, self._index = response, index
+        self._texts: list[str] = []
+        self._where = {"item_id": self.item("in_progress")["id"], "output_index": index, "content_index": 0}
+
+    def item(self, status: str) -> Item:
+        return self._response.message(self._index, status, "".join(self._texts))
+
+    def begin(self) -> Iterator[Event]:
+        yield "response.output_item.added", {"output_index": self._index, "item": self.item("in_progress")}
+        yield "response.content_part.added", {**self._where, "part": {**PART, "text": ""}}
+
+    def more(self, text: str) -> Event:
+        self._texts.append(text)
+        return "response.output_text.delta", {**self._where, "delta": text, "logprobs": []}
+
+    def end(self, status: str) -> Iterator[Event]:
+        text = "".join(self._texts)
+        yield "response.output_text.done", {**self._where, "text": text, "logprobs": []}
+        yield "response.content_part.done", {**self._where, "part": {**PART, "text": text}}
+        yield "response.output_item.done", {"output_index": self._index, "item": self.item(status)}
+
+
+class OpenCall:
+    """The item that a function call's arguments go into. `number`: the chat's index of the call."""
+
+    def __init__(self, response: ResponseObject, index: int, number: int, call_id: str, name: str) -> None:
+        self.number = number
+        self._response, self._index = response, index
+        self._call_id, self._name = call_id, name
+        self._arguments: list[str] = []
+
+    def item(self, status: str) -> Item:
+        return self._response.call(self._index, status, self._call_id, self._name, "".join(self._arguments))
+
+    def begin(self) -> Iterator[Event]:
+        yield "response.output_item.added", {"output_index": self._index, "item": self.item("in_progress")}
+
+    def more(self, arguments: str) -> Event:
+        self._arguments.append(arguments)
+        where = {"item_id": self.item("in_progress")["id"], "output_index": self._index}
+        return "response.function_call_arguments.delta", {**where, "delta": arguments}
+
+    def end(self, status: str) -> Iterator[Event]:
+        item = self.item(status)
+        known = {"item_id": item["id"], "output_index": self._index, "name": self._name}
+        yield "response.function_call_arguments.done", {**known, "arguments": item["arguments"]}
+        yield "response.output_item.done", {"output_index": self._index, "item": item}
+
+
+class StreamedResponse:
+    """A Send for a stream. Refusals before it began pass as they are."""
+
+    def __init__(self, send: Send, response: ResponseObject) -> None:
+        self._send = send
+        self._response = response
+        self._output: list[Item] = []
+        self._open: OpenMessage | OpenCall | None = None
+        self._number = 0
+        self._streams = False
+        self._begun = False
+        self._over = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._streams = message["status"] == 200
+        elif self._streams:
+            events = (event for raw in message["body"].split(b"\n\n") for event in self._events(raw))
+            body = b"".join(self._written(*event) for event in events)
+            if not body and message.get("more_body"):
+                return
+            message = {**message, "body": body}
+        await self._send(message)
+
+    def _written(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        told = orjson.dumps({**fields, "type": kind, "sequence_number": self._number})
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), told)
+
+    def _events(self, raw: bytes) -> Iterator[Event]:
+        if not raw.startswith(b"data: ") or self._over:
+            return
+        if not self._begun:
+            self._begun = True
+            yield "response.created", {"response": self._response.begun()}
+            yield "response.in_progress", {"response": self._response.begun()}
+        if raw == b"data: [DONE]":
+            yield from self._end()
+            return
+        try:
+            chunk = orjson.loads(raw[6:])
+        except orjson.JSONDecodeError:
+            return  # says nothing
+        if chunk.get("error"):
+            yield from self._fail(chunk["error"])
+            return
+        self._response.usage = chunk.get("usage") or self._response.usage
+        for choice in chunk.get("choices", ())[:1]:
+            self._response.finish = choice.get("finish_reason") or self._response.finish
+            yield from self._delta(choice.get("delta") or {})
+
+    def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+        if text := delta.get("content"):
+            if not isinstance(self._open, OpenMessage):
+                yield from self._close("completed")
+                self._open = OpenMessage(self._response, len(self._output))
+                yield from self._open.begin()
+            yield self._open.more(text)
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call, call.get("function") or {})
+
+    def _call(self, call: Mapping[str, Any], function: Mapping[str, Any]) -> Iterator[Event]:
+        number = int(call.get("index") or 0)
+        if not isinstance(self._open, OpenCall) or self._open.number != number:
+            yield from self._close("completed")
+            names = (str(call.get("id") or f"call_{number}"), str(function.get("name") or ""))
+            self._open = OpenCall(self._response, len(self._output), number, *names)
+            yield from self._open.begin()
+        if arguments := function.get("arguments"):
+            yield self._open.more(arguments)
+
+    def _close(self, status: str) -> Iterator[Event]:
+        """The open item, if there is one, is whole or cut short."""
+        if self._open is not None:
+            yield from self._open.end(status)
+            self._output.append(self._open.item(status))
+            self._open = None
+
+    def _end(self) -> Iterator[Event]:
+        self._over = True
+        if self._open is None and not self._output:  # an answer without a word is one all the same
+            self._open = OpenMessage(self._response, 0)
+            yield from self._open.begin()
+        yield from self._close(self._response.status)
+        yield f"response.{self._response.status}", {"response": self._response.ended(self._output)}
+
+    def _fail(self, error: Mapping[str, Any]) -> Iterator[Event]:
+        self._over = True
+        cut = [self._open.item("incomplete")] if self._open is not None else []
+        yield "response.failed", {"response": self._response.failed([*self._output, *cut], error)}
+        yield "error", {**error, "error": error}
+
+
+def as_response(send: Send, echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool) -> Send:
+    """`send` for a request whose client speaks /v1/responses."""
+    response = ResponseObject(echo, request_id, created_at)
+    return StreamedResponse(send, response) if streamed else WholeResponse(send, response)
