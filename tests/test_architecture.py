@@ -124,3 +124,12 @@ def test_backends_know_no_orm_and_no_policies():
 def test_files_stay_readable():
     long = [p for p in files("controller", "workers", "api", "console", "benchmarks") if "migrations" not in p.parts]
     assert [str(p.relative_to(ROOT)) for p in long if p.read_text().count("\n") > 400] == []
+
+
+def test_functions_stay_readable():
+    long = []
+    for path in files("controller", "workers", "api", "console"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
+                long.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert long == []
