@@ -8,12 +8,20 @@ from dataclasses import dataclass, field
 
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role
+from controller.services.role_switches import SWITCHED
 
 STAGES = {
     Role.COLLOCATED: "It prefills and decodes: a request stays there from its prompt to its last token.",
     Role.PREFILL: "It only prefills: each request's KV cache then moves to an instance that decodes.",
     Role.DECODE: "It only decodes: requests come to it with the KV cache that another instance computed.",
 }
+
+
+ROUTED = "What runs there ends where it is. Gateways know within a second; it can be taken back."
+TOLD = (
+    "Nothing new is sent there until what runs there has ended and its engine has switched; its prefix cache is lost. "
+    "The action role_switch ends with a decision; what it could not switch serves on as before."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ def _prospect(
     refused = _refused(row, role, counts, handover)
     if refused:
         return Prospect(role, refused=refused)
-    effects = [STAGES[role], "What runs there ends where it is. Gateways know within a second; it can be taken back."]
+    effects = [STAGES[role], TOLD if row.backend in SWITCHED else ROUTED]
     if role == Role.PREFILL:
         effects.append(f"{_instances(counts[Role.DECODE])} of {row.model.name} would take what it has prefilled.")
     if role == Role.DECODE:
@@ -59,21 +67,32 @@ def _prospect(
 
 
 def _refused(row: Instance, role: Role, counts: Counter[Role], handover: bool) -> str:
-    """What is left must be able to begin every request, and to end every one that is prefilled apart."""
-    model = row.model.name
+    return _engine_cannot(row, role, handover) or _stranded(row, counts + Counter({role: 1}))
+
+
+def _engine_cannot(row: Instance, role: Role, handover: bool) -> str:
     if row.desired_state == Instance.Desired.STOPPED:
         return "It is stopped, or about to be: a stopped instance stays as it was."
     if role != Role.COLLOCATED and not handover:
         return f"A {row.backend} engine cannot hand requests over."
-    after = counts + Counter({role: 1})
+    if row.backend in SWITCHED and Role.COLLOCATED in (row.role, role):
+        return (
+            f"SGLang cannot switch from {row.role} to {role} while it runs: its switch knows prefill and decode only."
+        )
+    return ""
+
+
+def _stranded(row: Instance, after: Counter[Role]) -> str:
+    """What is left must be able to begin every request, and to end every one that is prefilled apart."""
+    model = row.model.name
     if not after[Role.PREFILL] + after[Role.COLLOCATED]:
         return f"It is the last instance of {model} that prefills: nothing could begin any more."
-    if after[Role.PREFILL] and not after[Role.DECODE]:
-        if row.role == Role.DECODE:
-            apart = _instances(after[Role.PREFILL])
-            return f"It is the last that decodes for {apart} of {model} that only prefill: change those first."
-        return f"No instance of {model} decodes for others: what it prefilled could not go on. Make one decode first."
-    return ""
+    if after[Role.DECODE] or not after[Role.PREFILL]:
+        return ""
+    if row.role == Role.DECODE:
+        apart = _instances(after[Role.PREFILL])
+        return f"It is the last that decodes for {apart} of {model} that only prefill: change those first."
+    return f"No instance of {model} decodes for others: what it prefilled could not go on. Make one decode first."
 
 
 def _scaling(row: Instance, role: Role, counts: Counter[Role], policies: Mapping[str, ScalingPolicy]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Weights: the engine is asked first. Present: done. Loading: another look later. Absent: told to load, under a name that
 is stored before it is told; absent although it was told under that name: no source gave them. Sleep and wake-up are
-looked at by `workers.sleeping`.
+looked at by `workers.sleeping`, changes of role by `workers.role_switches`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller.models import Action, Decision, Instance
 from controller.models.fleet import Weights
 from controller.selectors.weights import first_token_at, weight_plan
 from controller.services.actions import action_end, action_keep, action_lease, actions_open
-from workers import sleeping
+from workers import role_switches, sleeping
 from workers.long_calls import LongCalls
 from workers.sglang_sleep import SglangSleepClient
 from workers.sleep_client import SleepClient
@@ -77,6 +77,8 @@ def _look_at(action: Action, utilisation: Mapping[str, float], ask: Asked) -> De
     row = action.instance
     if row.observed_state != Instance.Observed.READY or not row.url:
         return _later(action, f"its process is {row.observed_state}")
+    if action.kind == Action.Kind.ROLE_SWITCH:
+        return role_switches.look_at(action, ask.calls)
     if action.kind == Action.Kind.WEIGHTS_LOAD:
         return _load(action, ask.weights(row.url), utilisation)
     verbs = SglangSleepClient if row.backend == "sglang" else ask.sleep
@@ -159,6 +161,8 @@ def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None
 
 
 def _failed(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
+    if action.kind == Action.Kind.ROLE_SWITCH:
+        return role_switches.give_up(action, reason, error)
     if action.kind != Action.Kind.WEIGHTS_LOAD:
         return sleeping.give_up(action, reason, error)
     attempts = _named(action, said or [])

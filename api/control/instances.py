@@ -24,15 +24,20 @@ from controller.services.instances import (
     instance_drain,
     instance_register,
     instance_remove,
-    instance_set_role,
     instance_stop,
     instance_undrain,
     instance_update,
     instance_wish,
 )
+from controller.services.role_switches import role_ask
 from controller.services.sleeping import LEVELS, sleep_order, wake_order
 
-BACKENDS = ("reference", "vllm")
+BACKENDS = ("reference", "sglang", "vllm")
+NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
+NOT_STARTED = (
+    "cannot be started here because the process provisioner starts reference engines: start its server and register it "
+    "as `static`, with its url."
+)
 PROVISIONERS = ("process", "static")
 SOURCES = ("engine", "host", "disk")
 SOURCES_MAX = 8  # of one order, as engines take it
@@ -94,7 +99,7 @@ class InstanceInput(_InstanceFields):
         elif "url" in attrs:
             raise serializers.ValidationError({"url": ["Its provisioner finds the url; give one for `static` only."]})
         elif attrs["backend"] != "reference":
-            raise serializers.ValidationError({"backend": ["The process provisioner starts reference engines."]})
+            raise serializers.ValidationError({"backend": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
 
 
@@ -238,7 +243,10 @@ class InstanceStop(_InstanceWishView):
 
 
 class InstanceSetRole(ControlView):
-    """From now on only this stage of requests is sent there; what runs there ends where it is."""
+    """From now on only this stage of requests is sent there; what runs there ends where it is.
+
+    An engine that must be told (SGLang) is emptied first: its role changes when its action `role_switch` has ended.
+    """
 
     access: ClassVar = {"POST": IsOperator}
 
@@ -248,7 +256,7 @@ class InstanceSetRole(ControlView):
     def post(self, request: Request, pk: str) -> Response:
         data = self.body(InstanceRole)
         version = stated_version(self.request, data)
-        instance_set_role(actor=self.actor, instance_id=pk, role=data["role"], version=version)
+        role_ask(actor=self.actor, instance_id=pk, role=data["role"], version=version)
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 

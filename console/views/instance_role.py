@@ -15,7 +15,7 @@ from controller.selectors import catalogue
 from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
-from controller.services.instances import instance_set_role
+from controller.services.role_switches import role_ask
 from workers.backends.registry import BACKENDS
 from workers.notices import announce_config
 
@@ -37,14 +37,16 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
         return redirect("instance-role", row.pk)
     actor = Actor.person(request.user.get_username())
     try:
-        instance_set_role(actor=actor, instance_id=row.pk, role=chosen, version=int(version))
+        action = role_ask(actor=actor, instance_id=row.pk, role=chosen, version=int(version))
     except VersionConflict:
         messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
     except ValidationError as error:
         messages.error(request, f"Nothing was done. {' '.join(error.messages)}")
     else:
         announce_config()
-        messages.success(request, f"The role of {row.pk} is {chosen}. Gateways know within a second.")
+        done = f"The role of {row.pk} is {chosen}. Gateways know within a second."
+        ordered = f"{row.pk} switches to {chosen} as soon as what runs there has ended."
+        messages.success(request, done if action is None else ordered)
     return redirect("instance", row.pk)
 
 

@@ -21,6 +21,7 @@ class Action(models.Model):
         FIRST_SERVED = "first_served", "Wait for the first served request"
         SLEEP = "sleep", "Fall asleep"
         WAKE = "wake", "Wake up"
+        ROLE_SWITCH = "role_switch", "Switch role"
 
     class State(models.TextChoices):
         QUEUED = "queued", "Queued"
@@ -62,7 +63,8 @@ class Action(models.Model):
                 name="action_one_open",
             ),
             models.CheckConstraint(
-                condition=Q(kind__in=["weights_load", "first_served", "sleep", "wake"]), name="action_kind_known"
+                condition=Q(kind__in=["weights_load", "first_served", "sleep", "wake", "role_switch"]),
+                name="action_kind_known",
             ),
             models.CheckConstraint(
                 condition=Q(state__in=["queued", "running", "done", "failed"]), name="action_state_known"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from controller.core.snapshot import (
@@ -18,6 +20,7 @@ from controller.core.snapshot import (
 )
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.models import (
+    Action,
     ApiKey,
     ConfigVersion,
     Instance,
@@ -26,7 +29,7 @@ from controller.models import (
     SLOClass,
     Tenant,
 )
-from controller.models.fleet import Weights
+from controller.models.fleet import InstanceQuerySet, Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.selectors.latency_fits import Fits, active_fits
 
@@ -39,7 +42,7 @@ def config_version() -> int:
 def gateway_snapshot() -> GatewaySnapshot:
     """Nine queries. The version is read first: what changes meanwhile makes the next poll read again."""
     version = config_version()
-    instances = list(Instance.objects.serving().select_related("model"))
+    instances = list(_serving())
     fits = active_fits()
     return GatewaySnapshot(
         version=version,
@@ -50,9 +53,15 @@ def gateway_snapshot() -> GatewaySnapshot:
         models=tuple(_model(row) for row in ServedModel.objects.all()),
         instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
-        coming=tuple(_coming(row) for row in _on_their_way()),
+        coming=tuple(_coming(row) for row in (*_on_their_way(), *(row for row in instances if row.switches_role))),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
     )
+
+
+def _serving() -> InstanceQuerySet:
+    """Each with `switches_role`: its engine is being told of another one, and must be empty first."""
+    orders = Action.objects.filter(instance=OuterRef("pk"), kind=Action.Kind.ROLE_SWITCH, state__in=Action.OPEN)
+    return Instance.objects.serving().select_related("model").annotate(switches_role=Exists(orders))
 
 
 def _on_their_way() -> list[Instance]:
@@ -147,6 +156,6 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
     )
 
 
-def _drains(row: Instance) -> bool:
+def _drains(row: Any) -> bool:
     drained = row.desired_state == Instance.Desired.DRAINING or row.observed_state == Instance.Observed.DRAINING
-    return drained or row.weights == Weights.LEAVING
+    return drained or row.weights == Weights.LEAVING or row.switches_role

@@ -12,7 +12,7 @@ from controller.models.fleet import Role
 from controller.scale.roles import SwitchRole, switch
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.instances import instance_set_role
+from controller.services.role_switches import role_ask
 from controller.services.scaling_policies import scaler_lock
 from controller.services.scaling_stages import Stage, stage_of
 
@@ -45,7 +45,7 @@ def given(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Given | No
 
 
 def switch_role(given: Given, *, actor: Actor) -> Decision:
-    """At once and without a restart: what runs there ends where it is. The giver's hold and pause begin anew."""
+    """Without a restart; at once, or when its engine has switched. The giver's hold and pause begin anew."""
     action, decided, giving = given
     decision = decision_record(
         actor=actor,
@@ -56,7 +56,7 @@ def switch_role(given: Given, *, actor: Actor) -> Decision:
         inputs=dict(decided.figures),
         outcome={"instance": action.instance_id, "role": action.role},
     )
-    instance_set_role(actor=actor, instance_id=action.instance_id, role=action.role)
+    role_ask(actor=actor, instance_id=action.instance_id, role=action.role)
     row = ScalerState.objects.filter(policy=giving).first()
     if row is not None:
         anew = {"changed_at": decided.at, "low_since": None, "spare_since": None}

@@ -72,3 +72,10 @@ def test_what_the_scaler_will_make_of_it_is_said():
 def test_a_vllm_server_must_have_been_started_for_it():
     said = of(instance("a", backend="vllm"), instance("b", "decode"))[Role.PREFILL].effects
     assert any("kv_both" in each for each in said)
+
+
+def test_an_engine_that_must_be_told_is_emptied_first_and_never_becomes_collocated():
+    row = instance("a", "prefill", backend="sglang")
+    found = of(row, instance("b", "prefill"), instance("c", "decode"))
+    assert "knows prefill and decode only" in found[Role.COLLOCATED].refused
+    assert any("its engine has switched" in each for each in found[Role.DECODE].effects)

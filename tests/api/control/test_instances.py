@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from api.control.instances import BACKENDS, PROVISIONERS
-from controller.models import Decision, Instance, InstanceInterval
+from controller.models import Action, Decision, Instance, InstanceInterval
 from tests import factories
 from tests.api.control.conftest import ROOT
 from workers.backends.registry import BACKENDS as ADAPTERS
@@ -36,6 +36,25 @@ def test_an_operator_registers_an_endpoint(operator):
     assert answer.status_code == 201, answer.data
     assert answer.data["url"] == "http://gpu-1:8000"
     assert operator.post("/instances", body).status_code == 409
+
+
+def test_an_sglang_server_is_registered_and_not_started(operator):
+    """Its role is one more thing it must be told: an action, and the row follows."""
+    model = factories.served_model()
+    body = {"id": "sg-1", "model": model.name, "backend": "sglang", "role": "prefill"}
+    refused = operator.post("/instances", {**body, "provisioner": "process"})
+    assert refused.status_code == 400
+    assert "SGLang cannot be started here because" in str(refused.data)
+    answer = operator.post("/instances", {**body, "provisioner": "static", "url": "http://sg-1:30000"})
+    assert (answer.status_code, answer.data["role"]) == (201, "prefill")
+    Instance.objects.filter(pk="sg-1").update(observed_state="ready")
+    assert operator.post("/instances/sg-1/set-role", {"role": "collocated"}).status_code == 400
+    ordered = operator.post("/instances/sg-1/set-role", {"role": "decode"})
+    assert (ordered.status_code, ordered.data["role"]) == (200, "prefill")
+    (action,) = Action.objects.all()
+    assert (action.kind, action.params) == ("role_switch", {"role": "decode", "from": "prefill"})
+    assert operator.post("/instances/sg-1/set-role", {"role": "decode"}).status_code == 200
+    assert Action.objects.count() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Roles that an engine must be told of (SGLang's P/D switch): ordered here, carried out by `workers.role_switches`.
+
+While an order is open gateways send nothing new there; its end is the instance's new role, or its old one with the
+reason on the Decision. An engine that broke while it switched is out of the fleet until somebody starts it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from controller.models import Action, Decision, Instance
+from controller.models.fleet import Role, Weights
+from controller.services import change
+from controller.services.actions import Kind, State, action_end, action_order
+from controller.services.actors import Actor
+from controller.services.config import config_raise
+from controller.services.instances import instance_observe, instance_set_role, instance_stop
+
+SWITCHED = ("sglang",)  # backends whose engines must be told
+
+
+def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
+    """Give an instance a role: at once (None) where a role is routing, else the action that has its engine switch.
+
+    Said twice, the same action is returned. Raises DoesNotExist, VersionConflict, ValidationError naming the field.
+    """
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=instance_id)
+        if row.backend not in SWITCHED or row.role == role or role not in Role.values:
+            instance_set_role(actor=actor, instance_id=instance_id, role=role, version=version)
+            return None
+        if version is not None and row.version != version:
+            raise change.VersionConflict(str(row), version, row.version)
+        there = Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).first()
+        if there is not None:
+            if there.params["role"] != role:
+                raise ValidationError({"role": f"{row} is switching to {there.params['role']}."})
+            return there
+        _check(row, role)
+        action = action_order(actor, row, Kind.ROLE_SWITCH, {"role": role, "from": row.role})
+        inputs = {"before": {"role": row.role}, "after": {"role": role}, "action": action.pk}
+        change.audit(actor, "instance", "role_switch_ordered", row, inputs)
+        config_raise()
+    return action
+
+
+def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping[str, Any]) -> Decision | None:
+    """The engine has the role: so has the instance, and requests of that stage."""
+    role = action.params["role"]
+    with transaction.atomic():
+        decision = _end(action, State.DONE, "switched", inputs, outcome)
+        if decision is not None:
+            instance_set_role(actor=Actor(action.actor, action.actor_type), instance_id=action.instance_id, role=role)
+            config_raise()
+    return decision
+
+
+def role_kept(
+    *, action: Action, reason: str, error: str, field: str, restorable: bool, inputs: Mapping[str, Any]
+) -> Decision | None:
+    """It has not switched. `restorable`: requests of its old role go there again; if not, the instance has failed."""
+    outcome = {"error": error, "field": field, "safe_to_restore": restorable, "role": action.params["from"]}
+    with transaction.atomic():
+        decision = _end(action, State.FAILED, reason, inputs, outcome, error)
+        if decision is not None and not restorable:
+            instance_observe(
+                instance_id=action.instance_id, observed_state=Instance.Observed.FAILED, error=f"{reason}: {error}"
+            )
+            instance_stop(actor=Actor(action.actor, action.actor_type), instance_id=action.instance_id)
+        if decision is not None:
+            config_raise()
+    return decision
+
+
+def _end(
+    action: Action, state: str, reason: str, inputs: Mapping[str, Any], outcome: Mapping[str, Any], error: str = ""
+) -> Decision | None:
+    return action_end(
+        action=action,
+        state=state,
+        kind="role_switch" if state == State.DONE else "role_switch_failed",
+        subject=("instance", action.instance_id),
+        reason=reason,
+        inputs=inputs,
+        outcome=outcome,
+        error=error,
+    )
+
+
+def _check(row: Instance, role: str) -> None:
+    if Role.COLLOCATED in (row.role, role):
+        raise ValidationError(
+            {
+                "role": f"SGLang cannot switch from {row.role} to {role} while it runs, because its switch knows "
+                "prefill and decode only: start a server for it and register that."
+            }
+        )
+    if row.desired_state != Instance.Desired.RUNNING:
+        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+    if row.observed_state != Instance.Observed.READY or row.weights != Weights.PRESENT:
+        raise ValidationError({"observed_state": f"{row} is {row.shown_state}: only one that serves can switch."})

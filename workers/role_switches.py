@@ -1,0 +1,111 @@
+"""One look at an instance whose engine shall take another role: wait until it is empty, tell it, record.
+
+Gateways stop sending when the order is written (their configuration says so), what runs there ends, then the adapter
+checks the engine's preconditions, tries the switch dry and does it. That call takes seconds and lives in a thread; one
+that was lost with its worker is made again, for an engine that has the role already says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from controller.core.types import InstanceSpec, Role
+from controller.models import Action, Decision, Instance
+from controller.scale.lifecycle import SETTLE_S
+from controller.services.actions import action_keep
+from controller.services.role_switches import role_kept, role_switched
+from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
+from workers.backends.calls import ask
+from workers.long_calls import LongCalls
+
+TIMEOUT = timedelta(minutes=5)  # for what runs there to end; longer answers are not worth an instance that waits
+MOST_TRIES = 20  # of a call that was made and came to nothing
+LIMITS = Limits(telemetry_s=5.0, control_s=120.0)
+
+Switch = Callable[[InstanceSpec, Role, InstanceSpec | None], None]
+
+
+def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
+    """Raises RoleRefused, EngineError. `peer`: an engine in that role, whose settings it takes over."""
+    settings: Mapping[str, Any] = {}
+    if peer is not None:
+        try:
+            settings = ask(peer, lambda backend: backend.role_settings(), LIMITS)
+        except EngineError:  # without them the engine says itself what it lacks
+            settings = {}
+
+    async def work(backend: Backend) -> None:
+        await backend.set_role(role, settings)
+
+    ask(spec, work, LIMITS)
+
+
+def look_at(action: Action, calls: LongCalls, switch: Switch = switch) -> Decision | None:
+    """The Decision if this look ended it."""
+    call = calls.find(action.pk)
+    if call is None:
+        age = timezone.now() - action.created_at
+        if age > TIMEOUT:
+            return _kept(action, "timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}")
+        if age.total_seconds() < SETTLE_S:  # before that a gateway may not know yet, and send
+            return _later(action)
+        if action.tries >= MOST_TRIES:
+            return _kept(action, "no_effect", f"told {action.tries} times; {action.error}")
+        row = action.instance
+        spec, role, peer = _spec(row), Role(action.params["role"]), _peer(row, action.params["role"])
+        call = calls.begin(action.pk, lambda: switch(spec, role, peer))
+    if not call.done:
+        return _later(action)
+    calls.forget(action.pk)
+    return _answered(action, call.error, call.seconds)
+
+
+def give_up(action: Action, reason: str, error: str) -> Decision | None:
+    """It has become pointless."""
+    return _kept(action, reason, error)
+
+
+def _answered(action: Action, error: Exception | None, seconds: float) -> Decision | None:
+    if error is None:
+        outcome = {"role": action.params["role"], "switch_s": round(seconds, 3)}
+        return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
+    if isinstance(error, RoleRefused):
+        # Not idle is nobody's failure: it is looked at again until the time-out. What was told and refused counts.
+        if error.again:
+            return _later(action, str(error), tries=action.tries + (error.reason != "not_idle"))
+        return _kept(action, error.reason, str(error), error.field, restorable=error.restorable)
+    if isinstance(error, NotSupported):
+        return _kept(action, "not_supported", str(error), error.field)
+    return _later(action, f"{type(error).__name__}: {error}", tries=action.tries + 1)
+
+
+def _kept(action: Action, reason: str, error: str, field: str = "", *, restorable: bool = True) -> Decision | None:
+    return role_kept(
+        action=action, reason=reason, error=error, field=field, restorable=restorable, inputs=_inputs(action)
+    )
+
+
+def _later(action: Action, error: str = "", *, tries: int | None = None) -> Decision | None:
+    """Another look: no Decision yet."""
+    action_keep(action=action, error=error, state=Action.State.RUNNING, tries=action.tries if tries is None else tries)
+
+
+def _inputs(action: Action) -> dict[str, Any]:
+    waited = (timezone.now() - action.created_at).total_seconds()
+    params = action.params
+    return {"from": params["from"], "to": params["role"], "ordered_s": round(waited, 3), "tries": action.tries}
+
+
+def _spec(row: Instance) -> InstanceSpec:
+    return InstanceSpec(row.pk, row.model.name, url=row.url, backend=row.backend, role=Role(row.role))
+
+
+def _peer(row: Instance, role: str) -> InstanceSpec | None:
+    """A serving engine of the same kind and model in that role."""
+    peers = Instance.objects.serving().select_related("model").filter(model=row.model, backend=row.backend, role=role)
+    found = peers.exclude(pk=row.pk).order_by("pk").first()
+    return None if found is None else _spec(found)
