@@ -179,7 +179,7 @@ class Columns:
                 self.goodput[row] = left * seq.value
 
     def ran(self, seqs: Iterable[Seq], frame: int) -> None:
-        self.since[[self.rows[seq] for seq in seqs]] = frame
+        self.since[[self.rows[seq] for seq in seqs if seq in self.rows]] = frame
 
     def synchronise(self, seqs: Sequence[Seq], frame: int) -> None:
         """Exactly these are there. Costs a comparison of counts and ends where nobody came or went unseen."""

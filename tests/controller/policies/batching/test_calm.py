@@ -142,6 +142,9 @@ def test_what_is_past_its_last_moment_is_not_weighed_again_but_not_forgotten():
     assert len(policy.compose(view, 50.0)) == 2
     assert list(policy._columns.hopeless) == [seqs[0]]
     assert [grant.seq.id for grant in policy.compose(view, 50.0)] == ["able", "gone"]
+    run_step(policy, seqs)
+    run_step(policy, seqs[1:])
+    assert policy.spare(seqs, {seqs[1]}) is seqs[0]
     policy.observe(Aborted(seqs[0]), 50.0)
     view.queue.remove(seqs[0])
     assert not policy._columns.hopeless
