@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.db, pytest.mark.slow]
 
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+RESPONSE = {"model": "demo", "input": "Hello", "max_output_tokens": 4}
 LIMIT = 2 << 20
 
 
@@ -99,6 +100,24 @@ def test_it_is_refused_by_name_of_the_field(system, name):
 def test_a_conversation_is_refused_alike(system, change, param):
     answer = post(system, CHAT | change, "chat/completions")
     assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"input": []}, "invalid_value", "input"),
+        ({"input": [{"type": "input_image"}]}, "invalid_value", "input[0].type"),
+        ({"previous_response_id": "resp_1"}, "invalid_value", "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
+        ({"deadline": -30}, "invalid_slo", "deadline"),
+        ({"input": "word " * 40_000}, "context_length_exceeded", "input"),
+    ],
+)
+def test_a_response_is_refused_alike(system, change, code, param):
+    answer = post(system, RESPONSE | change, "responses")
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+    assert queued(system) == 0
 
 
 def test_targets_that_no_engine_can_meet_are_refused_by_field(system):
