@@ -18,10 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from django.utils import timezone
+
 from controller.core.errors import ConfigError
 from controller.models.experiments import label_of
 from controller.selectors import traffic
 from controller.selectors.fleet_model import MOST_INSTANCES, default_model, fleet_today, size_of
+from controller.selectors.kv_today import NOT_MEASURED, apart, kv_today
 from controller.services.experiment_reading import REQUESTS_MAX, read, time_of, trace_named
 
 VARIANTS_MAX = 8  # the page offers four, the API a few more
@@ -60,9 +63,44 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
     workload = spec.get("workload")
     if isinstance(workload, Mapping) and workload.get("kind") == "window":
         spec["workload"], notes = _window(workload)
+    model = next((asked for asked in map(_model_today, [raw, *policies]) if asked is not None), None)
+    if model is not None:
+        notes = [*notes, *with_kv_today(spec, model)]
     bounds(spec)
     read(spec, dry=True)
     return spec, notes
+
+
+def _model_today(asked: Any) -> str | None:
+    """The model whose fleet of today is meant, if one is."""
+    instances = asked.get("instances") if isinstance(asked, Mapping) else None
+    if not isinstance(instances, Mapping) or "fleet" not in instances:
+        return None
+    return str(instances.get("model") or default_model() or "")
+
+
+def with_kv_today(spec: dict[str, Any], model: str) -> list[str]:
+    """Where today's fleet has stages apart: `settings.links` and KV sizes as measured, unless they are given. What to
+    note of it."""
+    fleets = [spec["instances"], *(each["instances"] for each in spec["policies"] if _brings(each))]
+    if not any(map(apart, fleets)):
+        return []
+    settings = spec.get("settings", {})
+    if not isinstance(settings, Mapping) or "links" in settings:
+        return []
+    found = kv_today(model, timezone.now())
+    if found is None:
+        return [NOT_MEASURED]
+    spec["settings"] = {**settings, "links": {"bandwidth_gb_s": found.gb_s}}
+    for fleet in fleets:
+        for group in fleet if isinstance(fleet, list) else [fleet]:
+            if isinstance(group, dict):
+                group.setdefault("kv_bytes_per_token", found.bytes_per_token)
+    return [found.note]
+
+
+def _brings(policy: Any) -> bool:
+    return isinstance(policy, Mapping) and "instances" in policy
 
 
 def _is_list(value: Any) -> bool:

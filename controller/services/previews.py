@@ -12,6 +12,7 @@ from controller.selectors import traffic
 from controller.selectors.edits import Edit, edit_as_json
 from controller.selectors.fleet_model import default_model, fleet_today
 from controller.services.actors import Actor
+from controller.services.experiment_specs import with_kv_today
 from controller.services.experiments import preview_create
 
 WINDOW = timedelta(hours=1)
@@ -34,7 +35,7 @@ def preview_ask(
     if not traffic.rows_of(window).exists():
         raise ConfigError(f"no request for {model} is on record in the last hour", field="workload.since")
     each = {"name": policy, **({"overrides": dict(overrides)} if overrides else {})}
-    spec = {
+    spec: dict[str, Any] = {
         "name": name,
         "instances": fleet_today(model),
         "seeds": [1],
@@ -49,4 +50,4 @@ def preview_ask(
         },
         "policies": [{**each, "label": RECORDED}, {**each, "label": EDITED, "retarget": edit_as_json(edit)}],
     }
-    return preview_create(actor=actor, name=name, spec=spec, notes=[])
+    return preview_create(actor=actor, name=name, spec=spec, notes=with_kv_today(spec, model))

@@ -9,9 +9,10 @@ from django.utils import timezone
 
 from controller.core.errors import ConfigError
 from controller.core.types import Outcome, Role
-from controller.models import Experiment
+from controller.models import Experiment, KvTransfer
 from controller.selectors.edits import ClassEdit, Owners, edit_as_json, edit_of_json
 from controller.selectors.fleet_model import fleet_today, size_of
+from controller.selectors.kv_today import NOT_MEASURED
 from controller.services.experiment_reading import read
 from controller.services.experiment_specs import resolved
 from controller.services.previews import EDITED, RECORDED, preview_ask
@@ -56,6 +57,41 @@ def test_a_preview_on_prefill_and_decode_instances_runs_through_both():
     assert [each.role for each in one.settings.instances] == [Role.DECODE, Role.PREFILL]
     for record in run_once(one, one.contenders[0], None, 1).records:
         assert (record.outcome, record.instance, record.prefill_instance) == (Outcome.OK, "engine-0", "engine-1")
+
+
+def moved(request: str, **fields) -> None:
+    defaults = {
+        "started_at": timezone.now() - timedelta(minutes=1), "request": request, "attempt": 1, "model": "demo",
+        "source": "p", "target": "d", "outcome": "done", "state": "released", "reason": "", "bytes": 400_000,
+        "seconds": 0.002, "tokens": 100, "cached": 50, "measured_by": "engine",
+    }  # fmt: skip
+    KvTransfer.objects.create(**{**defaults, **fields})
+
+
+def test_kv_moves_in_a_preview_as_it_does_between_todays_engines():
+    roles()
+    requests = data.traffic(3, prompt_tokens=100)
+    for number, request in enumerate(requests):
+        moved(request, bytes=400_000 * (number + 1), seconds=0.002)
+    moved(requests[0], outcome="failed", seconds=9.0)
+    moved(requests[0], measured_by="gateway", seconds=9.0)
+    asked = {"instances": {"fleet": "today", "model": "demo"}}
+    spec, notes = resolved({**data.spec(), **asked}, data.no_profile)
+    assert spec["settings"] == {"links": {"bandwidth_gb_s": pytest.approx(0.4)}}
+    assert [group["kv_bytes_per_token"] for group in spec["instances"]] == [8000, 8000]
+    assert notes == ["KV moves at 0.4 GB/s, 8,000 bytes a token: the medians of the last 3 transfers."]
+
+    given = {"settings": {"links": {"bandwidth_gb_s": 25.0}}}
+    spec, notes = resolved({**data.spec(), **asked, **given}, data.no_profile)
+    assert (spec["settings"], notes) == (given["settings"], []), "what was asked for stays"
+
+
+def test_without_transfers_or_roles_nothing_is_made_up():
+    roles()
+    asked = {"instances": {"fleet": "today", "model": "demo"}}
+    spec, notes = resolved({**data.spec(), **asked}, data.no_profile)
+    assert ("settings" in spec, notes) == (False, [NOT_MEASURED])
+    assert resolved(data.spec(), data.no_profile)[1] == []
 
 
 def test_a_fleet_with_roles_grows_and_shrinks_in_one_of_them():
