@@ -85,16 +85,16 @@ def transfers_of_request(request_id: str) -> list[KvTransfer]:
 
 @dataclass(frozen=True, slots=True)
 class TransferSums:
-    """Of an instance's transfers, either way. `seconds` and `overlap_s` are means of those that arrived; None: none."""
+    """Of an instance's transfers, either way. Means and the longest of those that arrived; None: none did."""
 
     sent: int
     received: int
     failed: int  # failed or undone
     sent_bytes: int
     received_bytes: int
-    seconds: float | None
+    mean_s: float | None
     longest_s: float | None
-    overlap_s: float | None
+    mean_overlap_s: float | None
 
 
 def transfer_sums(instance: str, *, now: datetime | None = None) -> TransferSums:
@@ -110,9 +110,9 @@ def transfer_sums(instance: str, *, now: datetime | None = None) -> TransferSums
             failed=Count("pk", filter=~done),
             sent_bytes=Sum("bytes", filter=done & out),
             received_bytes=Sum("bytes", filter=done & into),
-            seconds=Avg("seconds", filter=done),
+            mean_s=Avg("seconds", filter=done),
             longest_s=Max("seconds", filter=done),
-            overlap_s=Avg("overlap_s", filter=done),
+            mean_overlap_s=Avg("overlap_s", filter=done),
         )
     )
     moved = {name: sums[name] or 0 for name in ("sent_bytes", "received_bytes")}

@@ -22,7 +22,7 @@ def transfer(reason="kv_landed", **figures):
 
 
 @pytest.fixture
-def links():
+def links(db):
     """p to d, up; q to d, down; one that was closed."""
     models = dict.fromkeys("pqd", "demo")
     reports = [LinkReport("p", LinkState.UP, 0.001, 1e9, 500, 2), LinkReport("q", LinkState.DOWN, last_error="refused")]
@@ -53,7 +53,7 @@ def test_links_are_read_only_and_paged(viewer, admin):
 
 
 @pytest.fixture
-def moved():
+def moved(db):
     lost = transfer("cut", outcome="failed", state="moving", error="gone")
     records = [
         factories.record(decisions=[lost, transfer(attempt=2)]),

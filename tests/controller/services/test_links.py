@@ -216,8 +216,8 @@ def test_transfers_are_found_by_either_end_and_newest_first():
     assert [row.source for row in kv_transfers(since=at(70))] == ["q"]
     sums = transfer_sums("p", now=at(120))
     assert (sums.sent, sums.received, sums.failed, sums.sent_bytes) == (1, 1, 1, 4096)
-    assert (sums.seconds, sums.overlap_s) == (0.25, 0.1)
-    assert transfer_sums("p", now=at(86_400)).seconds is None
+    assert (sums.mean_s, sums.longest_s, sums.mean_overlap_s) == (0.25, 0.25, 0.1)
+    assert transfer_sums("p", now=at(86_400)).mean_s is None
 
 
 def test_a_day_without_a_partition_gets_one_and_old_ones_go():
