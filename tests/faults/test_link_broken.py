@@ -1,0 +1,216 @@
+"""KV cut half-way and links broken, under load, between real engines: every request ends, and the rows say what was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from django.db import connection, connections
+
+from api.openai.gateway import Gateway, GatewayOptions
+from controller.core.snapshot import ClassConfig, GatewaySnapshot
+from controller.core.types import InstanceSpec, Role
+from controller.models import Decision, InstanceLink
+from controller.selectors.links import kv_transfers, transfers_of_request
+from controller.services.records import records_write
+from tests import factories
+from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
+from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.proxy import ELSEWHERE, Wire
+from workers.links import look
+
+pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+TOKEN = "fleet-secret"
+LAYERS, TOKEN_BYTES, PROMPT = 8, 4096, 100
+WHOLE = LAYERS * TOKEN_BYTES * PROMPT  # bytes of one prompt's KV
+OPTIONS = (
+    *("--profile", "constant:4ms", "--model", "demo", "--max-model-len", "512", "--kv-blocks", "256"),
+    *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(TOKEN_BYTES), "--shutdown-timeout", "0"),
+    *("--no-enable-prefix-caching",),
+)
+ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
+LONGEST_S = 30.0  # of any request, whatever breaks
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineProcess]]:
+    """Others pull from p over a wire that the test may cut."""
+    os.environ["FLEET_TOKEN"] = TOKEN
+    started: dict[str, EngineProcess] = {}
+    try:
+        for name, role in ROLES.items():
+            more = ("--advertise-host", ELSEWHERE) if name == "p" else ()
+            started[name] = EngineProcess(*OPTIONS, "--role", role, *more)
+        yield started
+    finally:
+        del os.environ["FLEET_TOKEN"]
+        for engine in started.values():
+            engine.stop()
+
+
+class Fleet(TestBed):
+    """A gateway before real engines, whose records go to the database."""
+
+    def __init__(self, config: GatewaySnapshot, session: aiohttp.ClientSession) -> None:
+        super().__init__(config)
+        self.gateway = Gateway(GatewayOptions("test"), session, self.sink)
+        self.gateway.monitor.period_s = 0.25
+        self.answers: list[Answer] = []
+        self._serial = 0
+
+    async def one(self) -> Answer:
+        self._serial += 1
+        prompt = [self._serial] * PROMPT
+        client = self.send(completion(prompt=prompt, max_tokens=20, stream=True, ignore_eos=True))
+        await asyncio.wait_for(client.task, LONGEST_S)
+        self.answers.append(client.answer)
+        return client.answer
+
+    @asynccontextmanager
+    async def load(self, rate: float) -> AsyncIterator[None]:
+        """So many a second meanwhile; all are answered before it ends."""
+        stop, tasks = asyncio.Event(), list[asyncio.Task[Answer]]()
+
+        async def feed() -> None:
+            while not stop.is_set():
+                tasks.append(asyncio.create_task(self.one()))
+                await asyncio.sleep(1 / rate)
+
+        feeding = asyncio.create_task(feed())
+        try:
+            yield
+        finally:
+            stop.set()
+            await feeding
+            await asyncio.gather(*tasks)
+
+    async def store(self) -> None:
+        records, self.sink.records = self.sink.records, []
+        await in_database(lambda: records_write(connection=connected(), records=records))
+
+    def ends(self) -> set[tuple[int, bool]]:
+        """Status, and whether the stream came to its end."""
+        return {(answer.status, answer.body.rstrip().endswith(b"[DONE]")) for answer in self.answers}
+
+
+def connected() -> Any:
+    connection.ensure_connection()
+    return connection.connection
+
+
+async def in_database(work: Any) -> Any:
+    def run() -> Any:
+        try:
+            return work()
+        finally:
+            connections.close_all()
+
+    return await asyncio.to_thread(run)
+
+
+@pytest.fixture
+def fleet(engines: dict[str, EngineProcess]) -> GatewaySnapshot:
+    model = factories.served_model(name="demo")
+    for name, role in ROLES.items():
+        factories.instance(model, id=name, role=role, url=engines[name].url)
+    specs = [InstanceSpec(name, "demo", engines[name].url, "reference", Role(role)) for name, role in ROLES.items()]
+    patient = ClassConfig("chat", None, 20.0, 1.0, None, 20.0, 0.95, 1.0, may_defer=True)
+    return replace(snapshot(()), instances=tuple(specs), classes=(patient,), telemetry_period_s=0.25)
+
+
+@asynccontextmanager
+async def running(config: GatewaySnapshot) -> AsyncIterator[Fleet]:
+    """Gateway and looks at the links, as a worker would do them."""
+
+    async def looks() -> None:
+        while True:
+            await in_database(lambda: look(TOKEN))
+            await asyncio.sleep(0.5)
+
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        looking = asyncio.create_task(looks())
+        await until(lambda: states_from("p") == {"up"}, "links before the first request")
+        async with Fleet(config, session) as made:
+            telemetry = asyncio.create_task(made.gateway.monitor.run())
+            yield made
+            for task in (telemetry, looking):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+def states_from(source: str, *targets: str) -> set[str]:
+    rows = InstanceLink.objects.filter(source=source, target__in=targets or ("d", "e"), closed_at__isnull=True)
+    return set(rows.values_list("state", flat=True))
+
+
+def told(kind: str) -> set[str]:
+    """Links that a decision of this kind was about."""
+    return set(Decision.objects.filter(kind=kind).values_list("subject", flat=True))
+
+
+async def until(condition: Any, what: str, within_s: float = 40.0) -> float:
+    """Seconds waited for something in the database."""
+    began = time.monotonic()
+    while not await in_database(condition):
+        assert time.monotonic() - began < within_s, what
+        await asyncio.sleep(0.1)
+    return time.monotonic() - began
+
+
+async def wire_of(engines: dict[str, EngineProcess]) -> Wire:
+    async with aiohttp.ClientSession() as session, session.get(f"{engines['p'].url}/links") as answer:
+        return Wire((await answer.json())["at"]["port"])
+
+
+async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
+    async with await wire_of(engines) as wire, running(fleet) as bed:
+        async with bed.load(rate=8):
+            await asyncio.sleep(1.0)
+            wire.cut(after=WHOLE // 2)
+            give_up_at = time.monotonic() + 20
+            while not wire.cuts:
+                assert time.monotonic() < give_up_at, "nothing went over the wire"
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)
+        assert bed.ends() == {(200, True)}
+        await bed.store()
+        failed = await in_database(lambda: list(kv_transfers(outcome="failed")))
+        (cut,) = failed
+        assert (cut.reason, cut.source, cut.state, cut.measured_by) == ("cut", "p", "moving", "engine")
+        assert 0.4 * WHOLE < cut.bytes <= WHOLE / 2
+        assert "closed" in cut.error
+        tried = await in_database(lambda: transfers_of_request(cut.request))
+        assert [row.outcome for row in tried] == ["failed", "done"]
+        assert (tried[-1].bytes, tried[-1].state) == (WHOLE, "released")
+        say(requests=len(bed.answers), cut_after_bytes=cut.bytes, moved_again_s=round(tried[-1].seconds, 4))
+
+
+async def test_a_link_that_breaks_under_load_hangs_nobody_and_comes_back(engines, fleet, say):
+    async with await wire_of(engines) as wire, running(fleet) as bed:
+        async with bed.load(rate=8):
+            await asyncio.sleep(1.0)
+            await wire.sever()
+            down_s = await until(lambda: states_from("p") == {"down"}, "both links from p down")
+            await until(lambda: told("link_down") == {"p to d", "p to e", "p to q"}, "a decision for each")
+            await asyncio.sleep(1.0)
+            await wire.mend()
+            await until(lambda: not states_from("p") & {"down"}, "answering again")
+            await asyncio.sleep(1.0)
+        up_s = await until(lambda: states_from("p") == {"up"}, "forgiven")
+        assert bed.ends() == {(200, True)}, "prefilled again elsewhere, or moved elsewhere"
+        await bed.store()
+        row = await in_database(lambda: InstanceLink.objects.get(source="p", target="d", closed_at=None))
+        assert (row.state, row.last_error != "", row.failures >= 0) == ("up", True, True)
+        assert {"p to d", "p to e"} <= await in_database(lambda: told("link_up"))
+        done = await in_database(lambda: kv_transfers(outcome="done", source="q").count())
+        assert done > 0
+        say(requests=len(bed.answers), down_s=round(down_s, 2), up_again_s=round(up_s, 2), over_q=done)
