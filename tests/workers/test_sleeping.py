@@ -178,7 +178,7 @@ def killed(when, verb):
 
 def test_what_cannot_sleep_is_refused_with_the_field(vllm, row):
     for fields, field in (
-        ({"backend": "sglang"}, "backend"),
+        ({"backend": "fake"}, "backend"),
         ({"observed_state": "starting"}, "observed_state"),
         ({"weights": "absent"}, "weights"),
         ({"desired_state": "draining"}, "desired_state"),
