@@ -92,6 +92,7 @@ def _kept(action: Action, reason: str, error: str, field: str = "", *, restorabl
 def _later(action: Action, error: str = "", *, tries: int | None = None) -> Decision | None:
     """Another look: no Decision yet."""
     action_keep(action=action, error=error, state=Action.State.RUNNING, tries=action.tries if tries is None else tries)
+    return None
 
 
 def _inputs(action: Action) -> dict[str, Any]:

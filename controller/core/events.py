@@ -58,8 +58,8 @@ class Failed(NamedTuple):
 
 
 class PrefillSent(NamedTuple):
-    """The dispatcher sent the request to a prefill instance. `paired`: it begins when its decode stage is placed, both at
-    once (SGLang's bootstrap); `prefill_s` is then how long it is expected to take."""
+    """The dispatcher sent the request to a prefill instance. `paired`: it begins when its decode stage is placed, both
+    at once (SGLang's bootstrap); `prefill_s` is then how long it is expected to take."""
 
     request: Request
     instance_id: str
