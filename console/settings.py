@@ -167,7 +167,7 @@ SPECTACULAR_SETTINGS = {
         "TenantState": "controller.models.Tenant.State",
         "LinkState": "controller.models.Link.State",
         "InstanceLinkState": "controller.models.links.STATES",
-        "RequestOutcome": "controller.core.types.Outcome",
+        "RequestOutcome": "controller.models.records.OUTCOMES",
         "KvTransferOutcome": "controller.models.links.OUTCOME_CHOICES",
         "KvTransferState": "controller.models.links.REACHED_CHOICES",
         "SimulationState": "controller.models.Experiment.State",

@@ -12,6 +12,8 @@ from django.db.models import Q
 
 from controller.core.types import Outcome
 
+OUTCOMES = [(outcome.value, outcome.value) for outcome in Outcome]
+
 
 class RequestRecord(models.Model):
     """core.records.RequestRecord as stored, columns in the order of its FIELDS. Names, no foreign keys: history."""
@@ -23,7 +25,7 @@ class RequestRecord(models.Model):
     model = models.CharField(max_length=120)
     priority = models.IntegerField(null=True)
     instance = models.CharField(max_length=64, blank=True)
-    outcome = models.CharField(max_length=16, choices=[(outcome.value, outcome.value) for outcome in Outcome])
+    outcome = models.CharField(max_length=16, choices=OUTCOMES)
     error_code = models.CharField(max_length=64, blank=True)
     http_status = models.IntegerField()
     streamed = models.BooleanField()
