@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db.models import FloatField, Func
+from django.db.models import FloatField, Func, Value
 from django.db.models.functions import Cast
 
 from controller.core.types import LatencyCoefficients
@@ -13,6 +13,7 @@ from controller.predict.latency import LatencyModel
 from controller.selectors.latency_fits import active_fits
 
 POINTS = 300
+COLUMNS = ("prompt_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "prefill_instance", "prefilled_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +39,36 @@ def profile_of(instance: Instance) -> LatencyProfile | None:
 
 
 def measurements(instance_id: str, limit: int = POINTS) -> list[Measured]:
-    """Of its newest served requests, by the indexes on either instance and time: two queries.
+    """Of its newest served requests, by the indexes on either instance and time. One query.
 
     Where two engines shared a request, prefill is the one's and decode the other's: the first token's time holds the
-    KV cache's way and belongs to neither.
+    KV cache's way and belongs to neither. A prefill apart is measured for answers in one piece too: its instance has
+    said when it was through.
     """
-    return [*_answered(instance_id, limit), *_prefilled(instance_id, limit)]
+    served = RequestRecord.objects.filter(outcome="ok").order_by("-arrived_at")
+    answered = served.filter(instance=instance_id, ttft_s__isnull=False)
+    seen = answered.annotate(prefilled_s=Value(None, FloatField())).values_list(*COLUMNS)[:limit]
+    prefilled = served.filter(prefill_instance=instance_id).exclude(prefill_instance="")
+    apart = prefilled.annotate(prefilled_s=Cast(_PrefilledAt("decisions"), FloatField())).values_list(*COLUMNS)[:limit]
+    rows = seen.union(apart, all=True)
+    return [point for point in (_point(instance_id, *row) for row in rows) if point is not None]
 
 
-def _answered(instance_id: str, limit: int) -> list[Measured]:
-    rows = RequestRecord.objects.filter(instance=instance_id, outcome="ok", ttft_s__isnull=False)
-    values = rows.order_by("-arrived_at").values_list(
-        "prompt_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "prefill_instance"
-    )
-    return [
-        Measured(prompt, output, None if elsewhere else max(0.0, ttft - (queue or 0.0)), tpot)
-        for prompt, output, queue, ttft, tpot, elsewhere in values[:limit]
-    ]
-
-
-def _prefilled(instance_id: str, limit: int) -> list[Measured]:
-    """Also of answers in one piece: the prefill instance has said when it was through."""
-    rows = RequestRecord.objects.filter(prefill_instance=instance_id, outcome="ok").exclude(prefill_instance="")
-    ended = rows.annotate(prefilled_s=Cast(_PrefilledAt("decisions"), FloatField())).order_by("-arrived_at")
-    values = ended.values_list("prompt_tokens", "output_tokens", "queue_s", "prefilled_s")
-    return [
-        Measured(prompt, output, max(0.0, at - (queue or 0.0)), None)
-        for prompt, output, queue, at in values[:limit]
-        if at is not None
-    ]
+def _point(
+    instance_id: str,
+    prompt: int,
+    output: int,
+    queue_s: float | None,
+    ttft_s: float | None,
+    tpot_s: float | None,
+    prefiller: str,
+    prefilled_s: float | None,
+) -> Measured | None:
+    sent = queue_s or 0.0
+    if prefiller == instance_id:
+        return None if prefilled_s is None else Measured(prompt, output, max(0.0, prefilled_s - sent), None)
+    whole = not prefiller and ttft_s is not None
+    return Measured(prompt, output, max(0.0, (ttft_s or 0.0) - sent) if whole else None, tpot_s)
 
 
 def prefill_line(profile: LatencyProfile, lengths: list[int]) -> list[float]:

@@ -41,7 +41,7 @@ def search(
     }
     rows = RequestRecord.objects.filter(**{name: value for name, value in exact.items() if value is not None})
     if instance is not None:
-        rows = rows.filter(served_by(instance))
+        rows = rows.filter(served_by(instance) if _prefilled_any(instance) else Q(instance=instance))
     if after is not None:
         at, last = after
         older = RequestRecord.objects.filter(arrived_at__lt=at) | RequestRecord.objects.filter(
@@ -54,6 +54,11 @@ def search(
 def served_by(instance: str) -> Q:
     """It decoded them, or computed their KV for another one: two indexes."""
     return Q(instance=instance) | Q(prefill_instance=instance)
+
+
+def _prefilled_any(instance: str) -> bool:
+    """One look into a small index. Without it every search for an instance would pay for two that most do not need."""
+    return RequestRecord.objects.filter(prefill_instance=instance).exclude(prefill_instance="").exists()
 
 
 def until_model(model: str) -> datetime | None:
