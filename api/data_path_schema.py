@@ -48,16 +48,26 @@ METADATA: Fragment = {
 COMMON: Fragment = {
     "model": {"type": "string", "description": "A served model's public name or one of its aliases."},
     "stream": {"type": "boolean", "default": False},
-    "max_tokens": {"type": "integer", "minimum": 1},
     **SLO_FIELDS,
     "metadata": METADATA,
 }
+MAX_TOKENS: Fragment = {"max_tokens": {"type": "integer", "minimum": 1}}
 
 RESPONSE_HEADERS: Fragment = {
     "x-slackline-request-id": {"description": "Id of the request's record.", "schema": {"type": "string"}},
     "x-slackline-class": {"description": "SLO class applied; empty if none.", "schema": {"type": "string"}},
     "x-slackline-instance": {"description": "The engine that served it.", "schema": {"type": "string"}},
     "x-slackline-queue-ms": {"description": "Time in the gateway's queue, milliseconds.", "schema": {"type": "number"}},
+    "x-request-id": {"description": "The same id under OpenAI's name.", "schema": {"type": "string"}},
+}
+QUOTA_HEADERS: Fragment = {
+    f"x-ratelimit-{name}-{what}": {"description": meaning.format(what), "schema": {"type": kind}}
+    for what in ("requests", "tokens")
+    for name, kind, meaning in (
+        ("limit", "integer", "The tenant's quota of {} a minute; absent without one."),
+        ("remaining", "integer", "What is left of the quota of {} at this gateway."),
+        ("reset", "string", "Time until the quota of {} is whole again, such as `1.250s`."),
+    )
 }
 RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
@@ -88,29 +98,33 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "engine_failed": "The engine failed during the answer. It comes as the last event of a stream that began 200."
     },
     503: {
-        "no_capacity": "No instance serves this model at the moment, or no retry on another was possible.",
+        "no_capacity": "No instance serves this model and none comes in time, or no retry on another was possible.",
         "shutting_down": "The gateway is shutting down; send it again.",
     },
     504: {"waiting_time_exceeded": "Not sent to an engine within `waiting_time`."},
 }
 
 
-def _body(required: list[str], properties: Fragment) -> Fragment:
+def _body(
+    required: list[str],
+    properties: Fragment,
+    rest: str = "OpenAI's body plus the SLO fields, each optional. Fields not named here pass to the engine.",
+) -> Fragment:
     schema = {
         "type": "object",
         "required": ["model", *required],
         "properties": {**COMMON, **properties},
         "additionalProperties": True,
-        "description": "OpenAI's body plus the SLO fields, each optional. Fields not named here pass to the engine.",
+        "description": rest,
     }
     return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
-def _ok(description: str) -> Fragment:
-    stream = {"schema": {"type": "string", "description": "Server-sent events, ended by `data: [DONE]`."}}
+def _ok(description: str, events: str) -> Fragment:
+    stream = {"schema": {"type": "string", "description": events}}
     whole = {"schema": {"type": "object", "additionalProperties": True}}
     content = {"application/json": whole, "text/event-stream": stream}
-    return {"description": description, "headers": RESPONSE_HEADERS, "content": content}
+    return {"description": description, "headers": RESPONSE_HEADERS | QUOTA_HEADERS, "content": content}
 
 
 def _errors(statuses: tuple[int, ...]) -> Fragment:
@@ -120,18 +134,24 @@ def _errors(statuses: tuple[int, ...]) -> Fragment:
         text = "; ".join(f"`{code}`: {meaning}" for code, meaning in ERROR_CODES[status].items())
         answers[str(status)] = {"description": text, "content": {"application/json": {"schema": schema}}}
         if status in (429, 503):
-            answers[str(status)]["headers"] = RETRY_AFTER
+            answers[str(status)]["headers"] = RETRY_AFTER | (QUOTA_HEADERS if status == 429 else {})
     return answers
 
 
-def _generation(operation: str, summary: str, body: Fragment) -> Fragment:
+def _generation(
+    operation: str,
+    summary: str,
+    body: Fragment,
+    answer: str = "The completion, whole or streamed.",
+    events: str = "Server-sent events, ended by `data: [DONE]`.",
+) -> Fragment:
     post = {
         "operationId": operation,
         "summary": summary,
         "tags": ["data path"],
         "security": [{"apiKey": []}],
         "requestBody": body,
-        "responses": {"200": _ok("The completion, whole or streamed."), **_errors(tuple(ERROR_CODES))},
+        "responses": {"200": _ok(answer, events), **_errors(tuple(ERROR_CODES))},
         "servers": [GATEWAY_SERVER],
     }
     return {"post": post}
@@ -156,7 +176,13 @@ PROMPT: Fragment = {
     "oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}],
 }
 
+INPUT: Fragment = {
+    "description": "Text, or messages of text, function calls and their output.",
+    "oneOf": [{"type": "string"}, MESSAGES],
+}
+
 CHAT: Fragment = {
+    **MAX_TOKENS,
     "messages": MESSAGES,
     "max_completion_tokens": {
         "type": "integer",
@@ -165,12 +191,35 @@ CHAT: Fragment = {
     },
 }
 
+RESPONSE: Fragment = {
+    "input": INPUT,
+    "instructions": {"type": "string"},
+    "max_output_tokens": {"type": "integer", "minimum": 1},
+    "text": {"type": "object", "description": "`format`: text, json_object or json_schema."},
+    "reasoning": {"type": "object", "description": "`effort`, for models that reason."},
+    "tools": {"type": "array", "description": "Functions, for engines that call them.", "items": {"type": "object"}},
+}
+RESPONSE_REST = (
+    "OpenAI's body plus the SLO fields, each optional. What needs stored state, tools other than functions, or more "
+    "than text is refused with `invalid_value` naming the field: previous_response_id, conversation, store (true), "
+    "background (true), prompt, max_tool_calls, include, top_logprobs, truncation (but disabled), service_tier (but "
+    "auto and default). Fields not named here pass to the engine."
+)
+
 PATHS: Fragment = {
     "/v1/chat/completions": _generation(
         "data_path_chat_completions", "Chat completion under an SLO", _body(["messages"], CHAT)
     ),
     "/v1/completions": _generation(
-        "data_path_completions", "Text completion under an SLO", _body(["prompt"], {"prompt": PROMPT})
+        "data_path_completions", "Text completion under an SLO", _body(["prompt"], {**MAX_TOKENS, "prompt": PROMPT})
+    ),
+    "/v1/responses": _generation(
+        "data_path_responses",
+        "Response under an SLO, served as a chat completion",
+        _body(["input"], RESPONSE, RESPONSE_REST),
+        "The response object, whole or as events. Nothing is stored: its id finds nothing later.",
+        "Events of the Responses API, ended by `response.completed`, `response.incomplete`, or `response.failed` and "
+        "then `error`.",
     ),
     "/v1/models": _models(),
 }

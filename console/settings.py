@@ -172,6 +172,7 @@ SPECTACULAR_SETTINGS = {
         "KvTransferState": "controller.models.links.REACHED_CHOICES",
         "SimulationState": "controller.models.Experiment.State",
         "ComponentState": "api.control.health.STATES",
+        "WeightSource": "api.control.instances.SOURCES",
     },
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "api.schema.add_data_path"],
 }
