@@ -25,20 +25,20 @@ INSERT INTO latency_profile (model_id, device_kind, tp, role, coefficients, fit_
 SELECT id, 'a100', 1, 'collocated',
   '{"prefill_a": 0.01, "prefill_b": 2e-5, "prefill_c": 1e-9, "decode_a": 0.01, "decode_b": 1e-8, "decode_c": 1e-4}',
   '{"prefill": 0.04}', 500, 'benchmark', now(), true FROM served_model;
-INSERT INTO scaling_policy (model_id, role, min_instances, max_instances, warm, upper, lower, sustain_s, cooldown_s, interval_s,
-  enabled, version, created_at, updated_at)
-SELECT id, 'collocated', 2, 200, 0, 0.8, 0.3, 15, 10, 1, true, 1, now(), now() FROM served_model;
+INSERT INTO scaling_policy (model_id, role, min_instances, max_instances, warm, sleep_level, upper, lower, sustain_s, cooldown_s,
+  interval_s, enabled, version, created_at, updated_at)
+SELECT id, 'collocated', 2, 200, 0, 0, 0.8, 0.3, 15, 10, 1, true, 1, now(), now() FROM served_model;
 INSERT INTO scaling_sample (policy_id, at, load, ready, starting, draining, mind, low_for_s, cooldown_left_s)
 SELECT p.id, now() - n * interval '5 s', 0.5 + 0.4 * sin(n / 40.0), 100, 0, 0, 'steady', 0, 0
 FROM scaling_policy p, generate_series(0, 17280) n;
 
 -- Instances, the devices they hold, what they cost.
 INSERT INTO instance (id, model_id, host_id, backend, provisioner, url, role, device_kind, tp, max_num_seqs, unit_cost, spec,
-  desired_state, observed_state, weights, generation, observed_generation, desired_at, observed_at, ready_at, error, version,
+  desired_state, observed_state, weights, sleep_level, generation, observed_generation, desired_at, observed_at, ready_at, error, version,
   created_at, updated_at)
 SELECT 'engine-' || lpad(n::text, 3, '0'), m[1 + n %% 2], h[1 + n %% 25], 'vllm', 'static',
   'http://10.0.' || n / 250 || '.' || n %% 250 || ':8000', 'collocated', 'a100', 1, 64, 1.0, '{}', 'running',
-  CASE WHEN n %% 40 = 7 THEN 'unreachable' WHEN n %% 25 = 3 THEN 'starting' ELSE 'ready' END, 'present', 1, 1, now() - interval '2 days',
+  CASE WHEN n %% 40 = 7 THEN 'unreachable' WHEN n %% 25 = 3 THEN 'starting' ELSE 'ready' END, 'present', 0, 1, 1, now() - interval '2 days',
   now(), now() - interval '2 days', '', 1, now() - interval '2 days', now()
 FROM generate_series(0, %(instances)s - 1) n, (SELECT array_agg(id ORDER BY id) m FROM served_model) a, (SELECT array_agg(id ORDER BY id) h FROM host) b;
 INSERT INTO instance_device (instance_id, device_id, held_from)
