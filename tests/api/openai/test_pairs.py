@@ -234,3 +234,18 @@ async def test_other_kinds_of_decode_engines_are_not_asked() -> None:
             answer = await bed.ask(STREAMED)
             assert answer.headers["x-slackline-instance"] == "z"
         assert not bed.backend("a").calls
+
+
+async def test_a_paused_server_is_sent_nothing() -> None:
+    """It would hold what it gets until it goes on."""
+    async with fleet(c="null", s="null") as bed:
+        bed.servers["s"].paused = True
+        bed.gateway.monitor.probe("s")
+        await until(lambda: not bed.gateway.runtime.dispatcher._fleet.workers["s"].takes, 30)
+        for _ in range(4):
+            assert (await bed.ask(STREAMED)).headers["x-slackline-instance"] == "c"
+        bed.servers["s"].paused = False
+        bed.gateway.monitor.probe("s")
+        await until(lambda: bed.gateway.runtime.dispatcher._fleet.workers["s"].takes, 30)
+        clients = [bed.send(STREAMED) for _ in range(6)]
+        assert "s" in {(await client.done()).headers["x-slackline-instance"] for client in clients}
