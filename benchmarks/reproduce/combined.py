@@ -61,8 +61,8 @@ def compare(
 
 
 REASONS = {  # found by counting what was missed, by class and by target
-    "HyperFlexis": "by less than one request in a hundred, all by TTFT and all of the class with the most work a request: "
-    "in a burst that the fleet can just carry, an order by earnings per second lets the costly ones go last",
+    "HyperFlexis": "by less than one request in a hundred, all by TTFT and all of the classes with the most work a "
+    "request: in a burst that the fleet can just carry, an order by earnings per second lets the costly ones go last",
     "FlowPrefill": "the dispatcher's own check comes before the engine's, which makes it again with newer figures",
     "Kairos": "TTFT is met more often in every run, TPOT less: which of the few longest prompts meet in the one decode "
     "engine decides (one policy's TPOT attainment differs by 10 to 40 points between seeds), and both decode alike",
