@@ -174,7 +174,7 @@ def test_a_transfer_that_takes_too_long_is_undone_and_goes_elsewhere(moving):
     due = 2.5 if moving else 1.0
     assert made.handle([], due - 0.01).wake_at == due
     reply = made.handle([ev.Woke()], due)
-    assert of(reply, ev.Abort) == [ev.Abort("a", "d0")]
+    assert of(reply, ev.Abort) == [ev.Abort("a", "d0", "moving_timeout" if moving else "placed_timeout")]
     assert places(reply) == [("a", "d1")]
     assert made.handle([ev.TransferDone("a", "d0")], due + 0.1).actions == [ev.Abort("a", "d0")]  # too late
     assert made.state_of("a") is not State.COMMITTED
@@ -219,7 +219,7 @@ def test_a_dead_target_is_replaced_and_a_dead_source_means_prefill_again(state):
         if gone == "d0":
             assert places(reply) == [("a", "d1")]
         else:
-            assert of(reply, ev.Abort) == [ev.Abort("a", "d0")]
+            assert of(reply, ev.Abort) == [ev.Abort("a", "d0", "kv_lost")]
             assert [a.decision.reason for a in of(reply, ev.PrefillAgain)] == ["kv_lost"]
             assert made.state_of("a") is None
             assert all(each.waiting == each.running == 0 for each in made.fleet(0.2))
