@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
+import pytest
 
 from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import completion, until
@@ -249,3 +251,32 @@ async def test_a_paused_server_is_sent_nothing() -> None:
         await until(lambda: bed.gateway.runtime.dispatcher._fleet.workers["s"].takes, 30)
         clients = [bed.send(STREAMED) for _ in range(6)]
         assert "s" in {(await client.done()).headers["x-slackline-instance"] for client in clients}
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whatever_breaks_every_request_is_answered_and_nothing_is_left(seed: int) -> None:
+    """One prefill and one decode engine die at random moments, others refuse for a while."""
+    rng = random.Random(seed)
+    async with fleet(p="prefill", q="prefill", d="decode", e="decode") as bed:
+        for server in bed.servers.values():
+            server.pace_s = 0.002
+        clients = []
+        breaks = [rng.choice("pq"), rng.choice("de")]
+        for index in range(24):
+            clients.append(bed.send(completion(stream=rng.random() < 0.7, max_tokens=rng.randint(1, 6))))
+            if index in (6, 14):
+                await bed.servers[breaks.pop()].die()
+            flaky = bed.servers[rng.choice("pqde")]
+            flaky.refuse = rng.choice((0, 0, 500, 503))
+            await asyncio.sleep(rng.random() * 0.02)
+        for server in bed.servers.values():
+            server.refuse = 0
+        await asyncio.wait([client.task for client in clients], timeout=60)
+        answers = [await client.done() for client in clients]
+        assert len(bed.sink.records) == 24
+        assert {answer.status for answer in answers} <= {200, 502, 503}
+        assert sum(answer.status == 200 for answer in answers) >= 12
+        await idle(*(server for server in bed.servers.values() if server.alive))
+        assert not bed.gateway.runtime.flights
+        assert bed.outstanding() == 0
+        assert bed.gateway.runtime.handoff.migrator.waiting() == 0

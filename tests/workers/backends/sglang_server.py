@@ -85,6 +85,10 @@ class SglangServer:
         self._runners: list[web.AppRunner] = []
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def alive(self) -> bool:
+        return bool(self._runners)
+
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> SglangServer:
