@@ -42,12 +42,13 @@ def scroll_to(page, share):
 
 
 def covered(page):
-    """Whether every place in view has its row: no gap at the edges of the box."""
+    """Whether every place in view has its row: no gap below the head or at the lower edge of the box."""
     return page.evaluate(
         """() => { const box = document.querySelector("[data-scroll]").getBoundingClientRect();
+             const head = document.querySelector("[data-head]").getBoundingClientRect();
              const rows = [...document.querySelectorAll("[data-rows] tr:not(.space)")];
              const [first, last] = [rows[0], rows.at(-1)].map((row) => row.getBoundingClientRect());
-             return first.top <= box.top + 60 && last.bottom >= box.bottom - 60; }"""
+             return first.top <= Math.max(head.bottom, box.top + head.height) + 2 && last.bottom >= box.bottom - 60; }"""
     )
 
 

@@ -78,6 +78,8 @@ function update(element, row) {
   cell(element, "left").hidden = !row.left;
   if (row.left) {
     element.row = null;
+    put(cell(element, "start"), "");
+    cell(element, "paused").hidden = true;
     if (canAct) cell(element, "select").disabled = true;
     return;
   }
@@ -140,7 +142,7 @@ function tickRow(element) {
   meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
   put(cell(element, "waited"), ms(Math.max(0, now() - row.arrived_at)));
   const start = cell(element, "start");
-  put(start, row.start_at === null ? DASH : `in ${ms(Math.max(0, row.start_at - now()))}`);
+  put(start, row.paused ? "" : row.start_at === null ? DASH : `in ${ms(Math.max(0, row.start_at - now()))}`);
   start.classList.toggle("miss", row.start_at !== null && row.start_at > row.due_at);
   start.title = row.start_at === null ? "" : `about ${clock(new Date(row.start_at * 1000))}`;
 }
