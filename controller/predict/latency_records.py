@@ -13,6 +13,7 @@ steps pay the larger constant once.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ ROUNDS = 4
 OUTLIER = 0.06  # share of the elapsed time
 COLUMNS = 5
 LEAST_INTERVALS = 10
+MOST_ERROR = 0.25  # median; beyond, the rows that are left explain only themselves
 
 
 class Served(NamedTuple):
@@ -63,7 +65,8 @@ def _row(of: Served, everyone: Sequence[Served]) -> Row:
 
 
 def fit_records(rows: Sequence[tuple[Row, float]], outlier: float = OUTLIER) -> LatencyCoefficients:
-    """Raises ConfigError with too few rows to fit, or where they leave a step no time."""
+    """Raises ConfigError with too few rows to fit, or where they leave a step no time or contradict one another: such
+    records can still correct a profile (`latency_refit`)."""
     if len(rows) < LEAST_INTERVALS:
         raise ConfigError(f"a fit needs at least {LEAST_INTERVALS} decoded requests, got {len(rows)}", field="records")
     used = list(rows)
@@ -76,6 +79,9 @@ def fit_records(rows: Sequence[tuple[Row, float]], outlier: float = OUTLIER) -> 
     a, context, batch, linear, quadratic = found
     if a + batch <= 0 or a + linear <= 0:
         raise ConfigError("the records leave a step no time: they cover one load only", field="records")
+    typical = statistics.median(abs(_predicted(row, found) - seconds) / seconds for row, seconds in rows)
+    if typical > MOST_ERROR:
+        raise ConfigError(f"the records contradict one another by {typical:.0%}: refit a profile", field="records")
     return LatencyCoefficients(a, linear, quadratic, a, context, batch)
 
 

@@ -1,17 +1,18 @@
 """A profile's step times corrected by the records of served requests, for records of any quality.
 
 `latency_records.fit_records` asks the records alone, which needs clean ones. Where a machine pauses and tokens come in
-bunches, the regressors of a loaded engine hardly span (steps, batch and context grow together), a division by measured
-times trusts the shortest intervals most, and coefficients go to nothing. Here a profile gives the shape, and the
-records five factors on it (step constant, context, batch, prompt tokens, their squares):
+bunches, a division by measured times trusts the shortest intervals most; and the longer an interval lasted, for
+whatever reason, the more prompts of others it holds, so that their tokens explain every pause, and the steps nothing.
+Here a profile gives the shape, and the records decide as much about it as they can:
 
-- an interval weighs by its *expected* time (the variance of a sum of steps grows with their number), so that the fit
-  explains the total time and no measurement error can become a weight;
-- Huber's loss: an interval with a stall in it has a bounded say;
-- a ridge holds each factor to the common one, as strong as the scatter of the records asks: residual variance over
-  DEVIATION squared. Clean records decide all five factors, noisy ones move the whole profile;
-- no factor below LEAST of the common one, and a column that the profile lacks gets FLOOR of the total time first: a
-  step has a constant, and a token and a sequence cost something. The quadratic term alone may be absent.
+- one factor on the whole, so that the fit explains the total time. An interval weighs by its *expected* time (the
+  variance of a sum of steps grows with their number; no measurement error becomes a weight), and one with a stall in it
+  has a bounded say (Huber's loss);
+- five factors (step constant, context, batch, prompt tokens, their squares), held to the common one by a ridge as
+  strong as the scatter asks (residual variance over DEVIATION squared), only where they leave no more scatter than
+  CLEAN and at most HALF of what one factor leaves: where the profile's shape is wrong, and the machine is quiet enough
+  to tell. None falls below LEAST of the common factor, and a column that the profile lacks gets FLOOR of the total time
+  first: a token and a sequence cost something. The quadratic term alone may be absent.
 
 Cost: rows x rounds x 25.
 """
@@ -31,6 +32,7 @@ HUBER = 3.0  # standard deviations at which an interval's say ends
 DEVIATION = 0.3  # expected between the factors, as a share of the common one
 LEAST = 0.1
 FLOOR = 0.01
+CLEAN, HALF = 0.1, 0.5  # median relative error of five factors: at most, and as a share of that of one
 TO_SIGMA = 1.4826  # median absolute deviation of a normal distribution
 SQUARES = 4
 
@@ -45,9 +47,12 @@ def refit_profile(rows: Sequence[tuple[Row, float]], profile: LatencyCoefficient
         )
     shape = _shape(rows, profile)
     parts = [([value * k for value, k in zip(row, shape, strict=True)], seconds) for row, seconds in rows]
-    factors = [_level(parts)] * COLUMNS
+    common = factors = [_level(parts)] * COLUMNS
     for _ in range(ROUNDS):
+        common = [_weighed(parts, common)[2]] * COLUMNS
         factors = _improved(parts, factors)
+    if _error(parts, factors) > min(CLEAN, HALF * _error(parts, common)):
+        factors = common
     a, context, batch, linear, quadratic = (k * factor for k, factor in zip(shape, factors, strict=True))
     prefill_a = profile.prefill_a * factors[0] if profile.prefill_a > 0 else a
     return LatencyCoefficients(prefill_a, linear, quadratic, a, context, batch)
@@ -70,15 +75,33 @@ def _level(parts: Sequence[tuple[Sequence[float], float]]) -> float:
     return sum(seconds for _, seconds in parts) / sum(sum(part) for part, _ in parts)
 
 
-def _improved(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> list[float]:
-    """One round of iteratively reweighted least squares, with x - LEAST x level >= 0 in place of x >= 0."""
-    expected = [sum(x * k for x, k in zip(part, factors, strict=True)) for part, _ in parts]
+def _expected(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> list[float]:
+    return [sum(x * k for x, k in zip(part, factors, strict=True)) for part, _ in parts]
+
+
+def _error(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> float:
+    """Median, as a share of the expected time."""
+    expected = _expected(parts, factors)
+    return statistics.median(abs(seconds / e - 1) for (_, seconds), e in zip(parts, expected, strict=True))
+
+
+def _weighed(
+    parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]
+) -> tuple[list[float], float, float]:
+    """Huber's weights around a fit, the standard deviation of a second's work, and the common factor they give."""
+    expected = _expected(parts, factors)
     scatter = [abs(seconds - e) / e**0.5 for (_, seconds), e in zip(parts, expected, strict=True)]
     sigma = max(TO_SIGMA * statistics.median(scatter), 1e-9)
-    weights = [min(1.0, HUBER * sigma / max(z, 1e-12)) / e for z, e in zip(scatter, expected, strict=True)]
-    level = sum(w * e * s for w, e, (_, s) in zip(weights, expected, parts, strict=True)) / sum(
-        w * e * sum(part) for w, e, (part, _) in zip(weights, expected, parts, strict=True)
+    say = [min(1.0, HUBER * sigma / max(z, 1e-12)) for z in scatter]
+    level = sum(w * seconds for w, (_, seconds) in zip(say, parts, strict=True)) / sum(
+        w * sum(part) for w, (part, _) in zip(say, parts, strict=True)
     )
+    return [w / e for w, e in zip(say, expected, strict=True)], sigma, level
+
+
+def _improved(parts: Sequence[tuple[Sequence[float], float]], factors: Sequence[float]) -> list[float]:
+    """One round of iteratively reweighted least squares, with x - LEAST x level >= 0 in place of x >= 0."""
+    weights, sigma, level = _weighed(parts, factors)
     ridge, least = (sigma / (DEVIATION * level)) ** 2, LEAST * level
     matrix = [[ridge if i == j else 0.0 for j in range(COLUMNS)] for i in range(COLUMNS)]
     right = [ridge * (level - least)] * COLUMNS
