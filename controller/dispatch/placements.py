@@ -146,11 +146,17 @@ class TpotBudget:
 
 @MIGRATIONS.register("tpot_grouped")
 class TpotGrouped(TpotBudget):
-    """`tpot_budget` that keeps like with like: asked first are instances whose tightest TPOT is the request's own, then
-    idle ones, then the others by the difference, so that one tight request does not hold every instance to its pace.
-    Ours; the same cost."""
+    """`tpot_budget` that looks first at who has the least time for its whole answer (TPOT x tokens after the first): by
+    TPOT, as in the paper, a short answer waits behind long ones of a tighter pace although it has less. (By when it
+    is due, the first token's time added, loses more in overload, as earliest deadline first does.) And it keeps like
+    with like: asked first are instances whose tightest TPOT is the request's own, then idle ones, then the others by
+    the difference, so that one tight request does not hold every instance to its pace. Ours; the same cost."""
 
     name: ClassVar[str] = "tpot_grouped"
+
+    def order(self, stage: Prefilled) -> Order:
+        request = stage.request
+        return (request.targets.tpot_s * max(1, request.output_tokens - 1), request.arrival, request.id)
 
     def rank(self, stage: Prefilled, workers: Sequence[Worker]) -> list[Worker]:
         own = stage.request.targets.tpot_s

@@ -411,3 +411,11 @@ def test_grouping_keeps_loose_ones_away_from_tight_ones():
         ("tight2", "d0"),
         ("loose2", "d1"),
     ]
+
+
+def test_who_has_the_least_time_for_its_answer_is_placed_first_whatever_its_pace():
+    """60 tokens at 0.5 s have 30 s, 9 at 0.9 s have 8: with one place the second gets it."""
+    long, short = done("long", output=61, tpot=0.5), done("short", output=10, tpot=0.9)
+    for name, first in (("tpot_grouped", "short"), ("tpot_budget", "long")):
+        made = migrator(decoders=1, migration={"name": name}, slots=1)
+        assert places(made.handle([long, short], 0.0)) == [(first, "d0")]
