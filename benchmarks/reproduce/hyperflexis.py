@@ -24,9 +24,12 @@ instances attains 90 %. Requests never give up: a late answer is a miss, not an 
 (eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
 
 *hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
-stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. SCORPIO is read from its
-public scheduler, once as published (it refuses, and paces answers by credits) and once at the best of its settings;
-ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description.
+stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. SCORPIO is read from
+its public scheduler: *behind round robin* as the paper put it (sec. 7.4: one on each worker, which sees its own queue
+alone; answers paced by credits; put off rather than refused, since its latencies and costs lie above all others' in the
+paper, as they only can where all is answered), and twice stronger than that, with one queue for both workers: *as
+published* (it refuses) and *at its best* of all settings. ALADDIN and the annealer are built from abstracts, summaries
+and HyperFlexis' description.
 """
 
 

@@ -56,6 +56,13 @@ MODELS = {
     )
 }
 
+
+@dataclass(frozen=True, slots=True)
+class Apart(Contender):
+    """A scheduler of one engine on each, behind round robin: every n-th request is its own, and nobody sees another
+    engine's queue."""
+
+
 CREDITS = {"batching": "credit_based"}
 CONTENDERS = {
     "round robin": Contender("round robin", "round_robin"),
@@ -63,6 +70,9 @@ CONTENDERS = {
     "SCORPIO as published": Contender("SCORPIO as published", "scorpio", {}, CREDITS),
     "SCORPIO at its best": Contender(
         "SCORPIO at its best", "scorpio", {"admission": {"refuse": False, "margin_s": 0.2}}
+    ),
+    "SCORPIO behind round robin": Apart(
+        "SCORPIO behind round robin", "scorpio", {"admission": {"refuse": False}}, CREDITS
     ),
     "hyperflexis (as printed)": Contender("hyperflexis (as printed)", "hyperflexis"),
     "slackline": Contender("slackline", "slackline"),
@@ -116,8 +126,26 @@ class Point:
 
 def run(settings: SimulationSettings, contender: Contender, requests: Sequence[Demand]) -> SimulationResult:
     own = contender.settings(settings)
+    if isinstance(contender, Apart):
+        return _run_apart(own, contender, requests)
     migrator = contender.build_migrator() if own.disaggregated else None
     return Simulation(own, contender.build(), requests, migrator=migrator).run()
+
+
+def _run_apart(settings: SimulationSettings, contender: Apart, requests: Sequence[Demand]) -> SimulationResult:
+    """The workers' runs as one: all of them are provisioned until the last answer of any."""
+    workers, in_order = len(settings.instances), sorted(requests, key=lambda demand: (demand.at, demand.id))
+    alone = [
+        Simulation(replace(settings, instances=(each,)), contender.build(), in_order[index::workers]).run()
+        for index, each in enumerate(settings.instances)
+    ]
+    ended = max(result.ended_at for result in alone)
+    return SimulationResult(
+        contender.policy_set,
+        records=[record for result in alone for record in result.records],
+        instances=[use._replace(provisioned_s=ended) for result in alone for use in result.instances],
+        ended_at=ended,
+    )
 
 
 def attainment(result: SimulationResult) -> float:

@@ -1,11 +1,13 @@
 """The parts of HyperFlexis' reproduction: what is compared, how a point is measured, how headlines are read off."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.reproduce import hyperflexis, hyperflexis_multitask
 from benchmarks.reproduce.claims import Section
 from benchmarks.reproduce.hyperflexis_mapping import by_table, mapping_of
-from benchmarks.reproduce.hyperflexis_multitask import PUBLISHED, ROUND_ROBIN, SCALING, SCORPIO, best_ratio
+from benchmarks.reproduce.hyperflexis_multitask import BEHIND, PUBLISHED, ROUND_ROBIN, SCALING, SCORPIO, best_ratio
 from benchmarks.reproduce.hyperflexis_setting import (
     CONTENDERS,
     MODELS,
@@ -44,7 +46,7 @@ def test_every_headline_of_figure_3_becomes_a_claim_for_each_of_ours():
     lines = {label: curve(0.9, 0.8) for label in CONTENDERS} | {
         SCALING.format(label): curve(1.0, 1.0) for label in OURS
     }
-    lines |= {against: curve(0.9, 0.2) for against in (ROUND_ROBIN, SCORPIO, PUBLISHED)}
+    lines |= {against: curve(0.9, 0.2) for against in (ROUND_ROBIN, SCORPIO, PUBLISHED, BEHIND)}
     found = {mix: {"Qwen7B": lines} for mix in MIXES}
     made = hyperflexis_multitask.claims(found, "", (1,))
     factors = {c.claim: c for c in made}
@@ -53,6 +55,25 @@ def test_every_headline_of_figure_3_becomes_a_claim_for_each_of_ours():
     equal = factors["slackline, 4-task: attainment over round robin, times"]
     assert (equal.theirs, equal.ours, equal.reached) == (2.60, 4.0, True)
     assert all(claim.reason for claim in made if not claim.reached)
+
+
+@with_data
+def test_behind_round_robin_each_worker_has_every_second_request_and_its_own_queue():
+    requests = of_mix(FOUR, 40.0, 20)(1)
+    settings = fleet(MODELS["Qwen7B"])
+    result = run(settings, CONTENDERS[BEHIND], requests)
+    assert sorted(record.id for record in result.records) == sorted(demand.id for demand in requests)
+    assert len(result.instances) == 2
+    assert result.cost == pytest.approx(2 * result.ended_at)
+    assert result.ended_at >= max(record.at + record.e2e_s for record in result.records)
+    first = requests[::2]
+    alone = run(
+        replace(settings, instances=settings.instances[:1]),
+        replace(CONTENDERS["SCORPIO as published"], overrides={"admission": {"refuse": False}}),
+        first,
+    )
+    seen = {record.id: record.e2e_s for record in result.records}
+    assert {record.id: record.e2e_s for record in alone.records} == {each.id: seen[each.id] for each in first}
 
 
 @with_data
