@@ -14,7 +14,7 @@ from api.control.documented import LISTED, operation
 from api.permissions import IsViewer
 from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, Start, starts, times_by_way
 
-MOST = 200
+MOST = 100
 
 
 class StartsQuery(serializers.Serializer):

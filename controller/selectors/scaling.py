@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 
-from django.db.models import OuterRef, Q, Subquery
+from django.db.models import CharField, OuterRef, Q, QuerySet, Subquery, Value
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
+from controller.selectors.weights import LONGEST_WAIT
 
 STARTS_SHOWN = 20
+SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
@@ -30,7 +32,7 @@ class Start:
     source: str  # who provides it: process, static, kubernetes; and whether it was warm or asleep
     wished_at: datetime
     ready_s: float | None
-    served_s: float | None  # first token of its first request
+    served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
     weights: str = ""  # engine, host or disk, where an action brought them
     load_s: float | None = None
     cold: bool = False  # a process of its own, started for this wish
@@ -88,10 +90,7 @@ def events(*, subject: str | None = None, since: datetime | None = None, limit: 
 
 
 def starts(limit: int = STARTS_SHOWN) -> list[Start]:
-    """The newest instances. One query; each first request is two looks into indexes: it decoded it, or prefilled it."""
-    seen = RequestRecord.objects.filter(ttft_s__isnull=False).order_by("arrived_at")
-    first = seen.filter(instance=OuterRef("pk"))
-    handed = seen.filter(prefill_instance=OuterRef("pk")).exclude(prefill_instance="")
+    """The newest instances. Two queries: what is known of them, and the first token of each."""
     loads = Action.objects.filter(
         instance=OuterRef("pk"), kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE
     ).order_by("-id")
@@ -100,10 +99,6 @@ def starts(limit: int = STARTS_SHOWN) -> list[Start]:
         Instance.objects.exclude(weights=Weights.ABSENT)
         .order_by("-created_at")
         .annotate(
-            first_arrived=Subquery(first.values("arrived_at")[:1]),
-            first_ttft_s=Subquery(first.values("ttft_s")[:1]),
-            handed_arrived=Subquery(handed.values("arrived_at")[:1]),
-            handed_ttft_s=Subquery(handed.values("ttft_s")[:1]),
             taken_at=Subquery(loads.values("created_at")[:1]),
             loaded_at=Subquery(loads.values("ended_at")[:1]),
             scale_out=Subquery(loads.values("params__scale_out")[:1]),
@@ -111,32 +106,61 @@ def starts(limit: int = STARTS_SHOWN) -> list[Start]:
             watched=Subquery(watched.values("decision__outcome")[:1]),
         )
     )
-    return [_start(row) for row in rows[:limit]]
+    found = list(rows[:limit])
+    tokens = _first_tokens({row.pk: _wished(row) for row in found})
+    return [_start(row, tokens.get(row.pk)) for row in found]
 
 
-def _start(row: Any) -> Start:
-    """`row`: an Instance as annotated above."""
+def _taken(row: Any) -> bool:
+    """It was warm or asleep, and a scale-out took it."""
     asked = row.scale_out or {}
-    taken = asked.get("warm") or asked.get("woken")
-    wished = row.taken_at if taken else row.created_at
+    return bool(asked.get("warm") or asked.get("woken"))
+
+
+def _wished(row: Any) -> datetime:
+    wished: datetime = row.taken_at if _taken(row) else row.created_at
+    return wished
+
+
+def _start(row: Any, first_token: datetime | None) -> Start:
+    """`row`: an Instance as annotated above."""
+    asked, wished = row.scale_out or {}, _wished(row)
     ready = row.loaded_at or row.ready_at
     served = None
     if asked.get("woken"):  # what it served before it slept does not count
         served = (row.watched or {}).get("first_served_s")
-    elif (first_token := _first_token(row)) is not None:
+    elif first_token is not None:
         served = max(0.0, (first_token - wished).total_seconds())
     ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
     how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ""
     loaded = row.loaded or {}
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
-    cold = not taken and row.provisioner != "static"
+    cold = not _taken(row) and row.provisioner != "static"
     return Start(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold)
 
 
-def _first_token(row: Any) -> datetime | None:
-    """Of the first request that it had a part in, as its client saw it."""
-    seen = ((row.first_arrived, row.first_ttft_s), (row.handed_arrived, row.handed_ttft_s))
-    return min((at + timedelta(seconds=ttft_s) for at, ttft_s in seen if at is not None), default=None)
+def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
+    """When a client first got a token of each instance's, decoded or prefilled there, by id.
+
+    One query of short ones with the ids and times written out: an instance without requests is then known to have none,
+    where a look with its id as a parameter reads whole partitions in search of one.
+    """
+    looks = [look for id, at in wished.items() for look in _looks(id, at)]
+    if not looks:
+        return {}
+    found: dict[str, datetime] = {}
+    for id, arrived, ttft_s in looks[0].union(*looks[1:], all=True):
+        at = arrived + timedelta(seconds=ttft_s)
+        found[id] = min(at, found.get(id, at))
+    return found
+
+
+def _looks(id: str, wished: datetime) -> list[QuerySet[RequestRecord]]:
+    window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
+    near = RequestRecord.objects.filter(ttft_s__isnull=False, **window).order_by("arrived_at")
+    mine = (near.filter(instance=id), near.filter(prefill_instance=id).exclude(prefill_instance=""))
+    whose = Value(id, CharField())
+    return [rows.annotate(whose=whose).values_list("whose", "arrived_at", "ttft_s")[:1] for rows in mine]
 
 
 def times_by_way(started: Sequence[Start]) -> list[WayTimes]:

@@ -23,7 +23,7 @@ def test_starts_and_their_medians(viewer):
     assert (way["way"], way["count"], way["served"], way["served_s"]) == ("process, cold", 1, 0, None)
 
 
-@pytest.mark.parametrize("limit", ["0", "201", "many"])
+@pytest.mark.parametrize("limit", ["0", "101", "many"])
 def test_a_wrong_limit_is_refused_by_name(viewer, limit):
     answer = viewer.get("/starts", limit=limit)
     assert answer.status_code == 400
