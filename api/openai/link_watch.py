@@ -31,10 +31,10 @@ class LinkWatch:
                 self._tell(seen)
 
     def keep(self, instance_ids: Sequence[str]) -> None:
-        """Those that are there. What was told of one that was not there before is forgotten by who heard it."""
+        """Those that are there now. Who hears of an instance that it has gone forgets its links: they are news again."""
         there = set(instance_ids)
-        came, self._there = there - self._there, there
-        self._told = {pair: seen for pair, seen in self._told.items() if pair[1] in there and came.isdisjoint(pair)}
+        left, self._there = self._there - there, there
+        self._told = {pair: seen for pair, seen in self._told.items() if left.isdisjoint(pair)}
 
 
 def _news(before: LinkSeen, after: LinkSeen) -> bool:
