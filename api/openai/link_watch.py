@@ -31,7 +31,7 @@ class LinkWatch:
                 self._tell(seen)
 
     def keep(self, instance_ids: Sequence[str]) -> None:
-        """Those that are there now. Who hears of an instance that it has gone forgets its links: they are news again."""
+        """Those that are there now. Who hears that an instance has gone forgets its links: they are news again."""
         there = set(instance_ids)
         left, self._there = self._there - there, there
         self._told = {pair: seen for pair, seen in self._told.items() if left.isdisjoint(pair)}
