@@ -251,6 +251,7 @@ def test_a_worker_killed_while_it_wakes_from_level_two(vllm, row, verb, after):
 def test_another_workers_reload_is_left_to_it(vllm, row):
     put_to_sleep(row, 2)
     action = wake_order(actor=OLGA, instance_id="v1")
+    vllm.wake_up(["weights"])
     mark = {"by": "elsewhere:1", "at": timezone.now().timestamp()}
     Action.objects.filter(pk=action.pk).update(params={**action.params, "stage": "reload", "reload": mark})
     assert looks(2) == []
