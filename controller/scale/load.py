@@ -25,13 +25,15 @@ LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop."""
+    """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop; `turns`:
+    though not ours it may be given another role, for its engine says itself what it can."""
 
     id: str
     state: str  # starting | ready | draining
     utilisation: float = 0.0
     outstanding: int = 0
     fixed: bool = False
+    turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

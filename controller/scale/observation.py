@@ -21,12 +21,14 @@ LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacit
 
 
 class Row(NamedTuple):
-    """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop."""
+    """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop; `turns`:
+    it may change its role all the same."""
 
     id: str
     desired: str
     observed: str
     fixed: bool
+    turns: bool = False
 
 
 def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:
@@ -94,4 +96,4 @@ def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
 
 def _member(row: Row, seen: InstanceMessage | None, todo: int) -> Member:
     state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
-    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed)
+    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.turns)

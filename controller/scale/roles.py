@@ -28,14 +28,14 @@ def spare(config: ScalingConfig, seen: FleetObservation) -> Member | None:
     """The instance that a stage can do without: the one with least to do, if the rest stays below `upper`.
 
     None while one of its instances starts or drains (the last change has not shown yet), at the minimum, on stale
-    telemetry, and where all are somebody else's.
+    telemetry, and where all are somebody else's and do not turn.
     """
     ready = seen.having("ready")
     if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
         return None
     if seen.load * len(ready) / (len(ready) - 1) > config.upper:
         return None
-    ours = [member for member in ready if not member.fixed]
+    ours = [member for member in ready if member.turns or not member.fixed]
     return min(ours, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 

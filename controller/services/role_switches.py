@@ -12,7 +12,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import transaction
 
-from controller.models import Action, Decision, Instance
+from controller.models import Action, Decision, Instance, ServedModel
 from controller.models.fleet import Role, Weights
 from controller.services import change
 from controller.services.actions import Kind, State, action_end, action_order
@@ -46,6 +46,12 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
         change.audit(actor, "instance", "role_switch_ordered", row, inputs)
         config_raise()
     return action
+
+
+def roles_ordered(model: ServedModel) -> dict[str, str]:
+    """By instance of the model, the role that its engine is being told of."""
+    orders = Action.objects.filter(instance__model=model, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN)
+    return {name: params["role"] for name, params in orders.values_list("instance_id", "params")}
 
 
 def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping[str, Any]) -> Decision | None:

@@ -31,7 +31,6 @@ from controller.services.instances import instance_drain, instance_stop, instanc
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
 from controller.services.scaling_roles import Given, given, switch_role
 from controller.services.scaling_stages import (
-    NO_DEVICE,
     Stage,
     like,
     loads_apart,
@@ -70,8 +69,8 @@ def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) ->
 
 
 def _with_switches(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Stage:
-    """Without a free device the other stage may still give one of its instances."""
-    if stage.seen.startable or stage.seen.held_by != NO_DEVICE or given(stage, fleet, now) is None:
+    """Where nothing can be started the other stage may still give one of its instances."""
+    if stage.seen.startable or given(stage, fleet, now) is None:
         return stage
     return stage._replace(seen=replace(stage.seen, startable=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from controller.scale.observation import Row, observe
 from controller.scale.warm import WarmInstance
 from controller.selectors.topology import room_for
 from controller.services.actions import LOADABLE
+from controller.services.role_switches import SWITCHED, roles_ordered
 from controller.services.scaling_policies import scaling_config
 from controller.services.sleeping import can_sleep, failed_lately
 
@@ -40,8 +41,9 @@ class Stage(NamedTuple):
 
 
 def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -> Stage:
-    rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model, role=policy.role))
-    rows.sort(key=lambda row: row.pk)
+    turning = roles_ordered(policy.model)
+    rows = list(Instance.objects.live().select_related("model", "host").filter(model=policy.model))
+    rows = sorted((row for row in rows if turning.get(row.pk, row.role) == policy.role), key=lambda row: row.pk)
     wanted = [row for row in rows if row.desired_state == Instance.Desired.RUNNING]
     pool = [row for row in wanted if row.weights == Weights.ABSENT]
     serving = [row for row in rows if row.weights in SERVING]
@@ -50,7 +52,10 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     room = room_for(pattern) if pattern is not None else None
     makeable = pattern is not None and room != 0
     startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
-    known = [Row(row.pk, row.desired_state, _state(row), _fixed(row, policy)) for row in serving]
+    known = [
+        Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, policy), row.backend in SWITCHED)
+        for row in serving
+    ]
     seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
     if pattern is not None and room == 0:
         seen = replace(seen, held_by=NO_DEVICE)
@@ -77,10 +82,11 @@ def _fixed(row: Instance, policy: ScalingPolicy) -> bool:
     return row.provisioner not in STARTABLE and not (policy.sleep_level and can_sleep(row))
 
 
-def _state(row: Instance) -> str:
-    """An engine whose weights are on their way answers its provisioner, and is no capacity yet."""
+def _state(row: Instance, turning: Mapping[str, str]) -> str:
+    """An engine whose weights or whose role are on their way answers its provisioner, and is no capacity yet."""
     ready = row.observed_state == Instance.Observed.READY
-    return Instance.Observed.STARTING if ready and row.weights in COMING else row.observed_state
+    coming = row.weights in COMING or row.pk in turning
+    return Instance.Observed.STARTING if ready and coming else row.observed_state
 
 
 def warm_of(row: Instance) -> WarmInstance:

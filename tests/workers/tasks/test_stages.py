@@ -8,11 +8,12 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from controller.models import Decision, Instance, InstanceInterval, ScalerState
+from controller.models import Action, Decision, Instance, InstanceInterval, ScalerState
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe, instance_wish
 from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
+from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -128,3 +129,29 @@ def test_while_the_other_stage_ticks_it_is_not_asked(stages):
     Instance.objects.filter(role="prefill").exclude(pk="p1").update(desired_state="stopped", observed_state="stopped")
     ScalerState.objects.filter(policy=prefill).update(state={"ticks": 50})
     assert "switched" in tick(prefill, messages).outcome
+
+
+def test_servers_of_others_turn_where_their_engine_can_be_told(stages):
+    """Nothing can be started for them; the decode stage gives one, which counts as starting until it has switched."""
+    prefill, decode = stages
+    Instance.objects.update(backend="sglang", provisioner="static")
+    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    tick(decode, messages)
+    decision = tick(prefill, messages)
+    assert decision.outcome == {"switched": {"instance": "d2", "from": "decode"}}
+    (action,) = Action.objects.all()
+    assert (action.kind, action.instance_id, action.params["role"]) == ("role_switch", "d2", "prefill")
+    assert roles()["d2"] == "decode", "until its engine has switched"
+    now = time.time()
+    told = {each.id: each.state for each in stage_of(prefill, messages, now).seen.members}
+    assert told == {"p1": "ready", "d2": "starting"}
+    assert {each.id for each in stage_of(decode, messages, now).seen.members} == {"d1", "d3"}
+
+
+def test_other_servers_of_others_stay_what_they_are(stages):
+    prefill, decode = stages
+    Instance.objects.update(backend="vllm", provisioner="static")
+    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
+    tick(decode, messages)
+    assert tick(prefill, messages).reason == "nothing_to_start"
+    assert roles() == {"p1": "prefill", "d1": "decode", "d2": "decode", "d3": "decode"}
