@@ -69,6 +69,7 @@ class ServerConfig:
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
+    group: Any = None  # its other ranks (`workers.engine.torch_group.RankGroup`)
 
 
 def parse(argv: Sequence[str] | None = None) -> ServerConfig:

@@ -66,6 +66,7 @@ class Engine:
         self.closing = False
         self.refusing = False  # paused in a mode that does not queue
         self.failed = False  # a defect: nothing can be served any more
+        self.failure = "a defect"  # what it was
         self.on_device = False  # a step runs there now
         self._busy_s = 0.0  # of steps that have left the device
         self._busy_from = 0.0  # since when the step that is there runs
@@ -187,6 +188,7 @@ class Engine:
         """The executor is broken: end everything."""
         logger.error("the executor failed", exc_info=error)
         if not self.failed:
+            self.failure = str(error) or type(error).__name__
             self._die()
 
     def _die(self) -> None:

@@ -15,7 +15,10 @@ DEFAULT_KV_GIB = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """`kv_blocks`: what `--kv-cache-gib` holds. `threads`: of one operator on the CPU (None: torch decides)."""
+    """`kv_blocks`: what `--kv-cache-gib` holds. `threads`: of one operator on the CPU (None: torch decides).
+
+    `ranks`: processes that share the model, each with its part of every layer and of the KV cache.
+    """
 
     folder: Path
     config: ModelConfig
@@ -23,6 +26,7 @@ class ModelOptions:
     dtype: str
     threads: int | None
     kv_blocks: int
+    ranks: int = 1
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +36,20 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", choices=["cpu", "cuda"], help="torch: where the model runs (%(default)s)")
     add("--dtype", default="auto", choices=["auto", *DTYPES], help="torch: of weights and KV (config.json's)")
     add("--threads", type=int, help="torch: CPU threads of one operator")
-    add("--kv-cache-gib", type=float, default=DEFAULT_KV_GIB, help="torch: KV cache size (%(default)s)")
+    add("--kv-cache-gib", type=float, default=DEFAULT_KV_GIB, help="torch: KV cache size of a rank (%(default)s)")
+    add("--tensor-parallel", type=int, default=1, help="torch: ranks (processes) that share the model (%(default)s)")
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions | None:
     """None for the emulated executor. Raises ConfigError naming the option."""
+    if args.tensor_parallel < 1:
+        raise ConfigError(f"must be at least 1, got {args.tensor_parallel}", "tensor_parallel")
     if args.executor == "emulated":
+        if args.tensor_parallel > 1:
+            raise ConfigError("needs --executor torch", "tensor_parallel")
         return None
+    if args.tensor_parallel > 1 and args.role != "collocated":
+        raise ConfigError("KV of several ranks cannot be moved: the role must be collocated", "tensor_parallel")
     if not args.model:
         raise ConfigError("the torch executor needs the folder of a model", "model")
     if args.threads is not None and args.threads < 1:
@@ -48,8 +59,11 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
         raise ConfigError(f"{folder} is not a folder", "model")
     config = read_config(folder)
     dtype = config.dtype if args.dtype == "auto" else args.dtype
-    block = config.kv_bytes_per_token(ELEMENT_BYTES[dtype]) * max(1, args.block_size)
+    ranks = args.tensor_parallel
+    if config.kv_heads % ranks:
+        raise ConfigError(f"kv_heads={config.kv_heads} cannot be split over {ranks} ranks", "tensor_parallel")
+    block = config.kv_bytes_per_token(ELEMENT_BYTES[dtype]) * max(1, args.block_size) // ranks
     blocks = int(args.kv_cache_gib * (1 << 30)) // block
     if blocks < 1:
         raise ConfigError(f"{args.kv_cache_gib} GiB hold no block of {block} bytes", "kv_cache_gib")
-    return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks)
+    return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks, ranks)

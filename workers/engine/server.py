@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, Literal
 
 import uvicorn
 
@@ -61,7 +62,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     _attach_executor(engine, config, timer, loop)
     served = Served(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
     kv, handover = config.kv, None
-    if kv.token:
+    if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
         handover = Handover(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
@@ -89,7 +90,14 @@ def _weight_store(config: ServerConfig) -> WeightStore:
     memory = WeightMemory(config.program.model.slots(), present=given.present)
     if not given.present:
         memory.release()
-    return TorchWeights(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s)
+    own = TorchWeights(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s)
+    if config.group is None:
+        return own
+    if not given.present:
+        config.group.ask("release", False)
+    from workers.engine.torch_rank_weights import RankWeights
+
+    return RankWeights(own, config.group)
 
 
 def _kv_store(config: ServerConfig) -> KvStore:
@@ -102,16 +110,21 @@ def _kv_store(config: ServerConfig) -> KvStore:
 
 
 def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop) -> None:
-    boundary = config.preemption.boundary if config.preemption else "none"
-    stops = boundary if boundary in ("operator", "layer") else None
+    stops = _stops(config)
     if config.torch is not None:
         from workers.engine.torch_serving import attach_torch
 
-        attach_torch(engine, config.program, loop, stops)
+        attach_torch(engine, config.program, loop, stops, config.group)
         return
     assert config.profile is not None
-    boundaries = ComposedBoundaries(boundary, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
+    boundaries = ComposedBoundaries(stops, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
     engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries))
+
+
+def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
+    """Where a running step may be left; None: nowhere."""
+    boundary = config.preemption.boundary if config.preemption else "none"
+    return "operator" if boundary == "operator" else "layer" if boundary == "layer" else None
 
 
 async def serve(config: ServerConfig) -> int:
@@ -168,7 +181,7 @@ class Stop:
         asyncio.get_running_loop().call_later(self._grace_s, self._engine.abort_all)
 
     def give_up(self) -> None:
-        logger.error("the engine failed and ends")
+        logger.error("the engine failed and ends: %s", self._engine.failure)
         self._server.should_exit = True
 
 
@@ -201,21 +214,19 @@ def with_model(config: ServerConfig) -> ServerConfig:
     if config.torch is None:
         return config
     try:
-        from workers.engine.torch_serving import load_program, measure
+        from workers.engine.torch_serving import load_program, load_ranks, measure
     except ImportError as error:
         raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
     options, engine = config.torch, config.engine
     tokenizer = model_tokenizer(options.folder, options.config.vocab_size)
-    program = load_program(
-        *(options.folder, options.config),
-        device=options.device,
-        dtype=options.dtype,
-        blocks=engine.kv_blocks,
-        block_size=engine.block_size,
-        threads=options.threads,
-        load=config.weights.present,
-    )
+    group: Any = None
+    same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": config.weights.present}
+    if options.ranks > 1:
+        program, group = load_ranks(options, **same, boundary=_stops(config))
+    else:
+        place: dict[str, Any] = {"device": options.device, "dtype": options.dtype, "threads": options.threads}
+        program = load_program(options.folder, options.config, **place, **same)
     profile = config.profile
     if profile is None and config.preemption is not None:
-        profile = measure(program, config.model, engine.max_model_len)
-    return replace(config, tokenizer=tokenizer, program=program, profile=profile)
+        profile = measure(program, config.model, engine.max_model_len, group)
+    return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from controller.core.steps import Sampled, Sink, Step, StepDone, Suspended
 from workers.engine.torch_batch import segments_of
+from workers.engine.torch_group import RankGroup
 from workers.engine.torch_pool import ExecutionPool
 from workers.engine.torch_ranks import Ranks
 from workers.engine.torch_task import Boundary, Program, Task
@@ -21,7 +22,7 @@ class TorchExecutor:
     """`post` runs a callback on the driver's thread (an event loop's `call_soon_threadsafe`); `fail` is called there
     when an operator raised: the step is lost and no other will run.
 
-    `boundary`: where a step may be suspended (None: nowhere).
+    `boundary`: where a step may be suspended (None: nowhere). `group`: the other tensor-parallel ranks, if any.
     """
 
     def __init__(
@@ -33,31 +34,42 @@ class TorchExecutor:
         *,
         boundary: Boundary | None = None,
         ranks: Ranks | None = None,
+        group: RankGroup | None = None,
     ) -> None:
+        self._group = group
         self._program, self._sink, self._post, self._fail = program, sink, post, fail
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
             cuda=program.model.device.type == "cuda",
-            ranks=ranks,
+            ranks=ranks or (group.ranks if group else None),
         )
 
     def start(self, step: Step) -> None:
-        self._pool.submit(Task(step.id, self._program, segments_of(step, self._eos)))
+        segments = segments_of(step, self._eos)
+        if self._group is not None:
+            self._group.run(step.id, segments)
+        self._pool.submit(Task(step.id, self._program, segments))
 
     def suspend(self, step_id: int) -> None:
         self._pool.preempt(step_id)
 
     def resume(self, step_id: int) -> None:
+        if self._group is not None:
+            self._group.resume(step_id)
         self._pool.resume(step_id)
 
     def discard(self, step_id: int) -> None:
+        if self._group is not None:
+            self._group.discard(step_id)
         self._pool.discard(step_id)
 
     def close(self) -> None:
         self._closed = True
         self._pool.close()
+        if self._group is not None:
+            self._group.close()
 
     # ---- the pool's thread ----------------------------------------------------------------------------------------
 
@@ -70,7 +82,8 @@ class TorchExecutor:
         self._tell(lambda: self._sink(Suspended(task.id, task.seconds)))
 
     def _broken(self, error: Exception) -> None:
-        self._tell(lambda: self._fail(error))
+        cause = error if self._group is None else self._group.cause(error)
+        self._tell(lambda: self._fail(cause))
 
     def _tell(self, call: Callable[[], None]) -> None:
         if not self._closed:

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 import torch
 
 from workers.engine.torch_ranks import Alone, Ranks
-from workers.engine.torch_task import Boundary, Task
+from workers.engine.torch_task import Boundary, Task, advance_together
 
 
 class ExecutionPool:
@@ -48,9 +48,8 @@ class ExecutionPool:
         self._lock = threading.Lock()
         self._running: Task | None = None
         self._aside: dict[int, Task] = {}
-        self._signal = False
-        self._closed = False
-        self._ranks.wanted = lambda: self._signal
+        self._signal = self._closed = False
+        self._ranks.wanted = lambda: self._signal or self._closed
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
         self._worker.start()
@@ -114,6 +113,8 @@ class ExecutionPool:
         if self._boundary is None:
             while not task.over:
                 task.advance()
+        elif self._ranks.world > 1:  # a sum is waited for, so nothing is queued behind it on a device
+            advance_together(task, self._boundary, self._ranks)
         else:
             self._run_checked(task, self._boundary)
         if self._cuda:
@@ -128,17 +129,13 @@ class ExecutionPool:
         (self._ended if task.over else self._suspended)(task)
 
     def _run_checked(self, task: Task, boundary: Boundary) -> None:
-        ranks, queued = self._ranks, deque[torch.cuda.Event]()
+        queued = deque[torch.cuda.Event]()
         while not task.over:
-            sums = ranks.sums
             if task.advance() < boundary:
                 continue
             if self._cuda:
                 self._wait_behind(queued)
-            if ranks.world > 1:
-                if ranks.stop and ranks.sums > sums:
-                    return
-            elif self._signal or self._closed:
+            if self._signal or self._closed:
                 return
 
     def _wait_behind(self, queued: deque[torch.cuda.Event]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -15,12 +17,15 @@ from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Sink, Step
 from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
 from workers.engine.engine import Engine
+from workers.engine.model_options import ModelOptions
 from workers.engine.profiles import Profile
 from workers.engine.torch_batch import segments_of
 from workers.engine.torch_cache import KVCache
 from workers.engine.torch_config import ModelConfig
 from workers.engine.torch_executor import TorchExecutor
+from workers.engine.torch_group import Part, RankGroup, RankLost
 from workers.engine.torch_model import Model
+from workers.engine.torch_ranks import Alone, Ranks
 from workers.engine.torch_task import Boundary, Program, Task
 from workers.engine.torch_weights import load_weights
 
@@ -41,8 +46,9 @@ def load_program(
     block_size: int,
     threads: int | None = None,
     load: bool = True,
+    ranks: Ranks | None = None,
 ) -> Program:
-    """Without `load` the weights are left as they are found in memory.
+    """Without `load` the weights are left as they are found in memory. `ranks`: of whose model this is one part.
 
     Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit.
     """
@@ -50,24 +56,65 @@ def load_program(
         torch.set_num_threads(threads)
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no CUDA device is available", "device")
-    place, kind = torch.device(device), getattr(torch, dtype)
-    began = time.monotonic()
-    model = Model(config, place, kind)
+    mine = ranks or Alone()
+    if device == "cuda" and torch.cuda.device_count() < mine.world:
+        raise ConfigError(f"{mine.world} ranks need as many CUDA devices", "tensor_parallel")
+    place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
+    kind, began = getattr(torch, dtype), time.monotonic()
+    model = Model(config, place, kind, mine)
     size = load_weights(model.slots(), folder) if load else 0
-    cache = KVCache(config, blocks, block_size, place, kind)
+    cache = KVCache(config, blocks, block_size, place, kind, mine.world)
     seconds = time.monotonic() - began
     held = cache.memory.nbytes / 1e6
     logger.info("loaded %.1f MB from %s in %.2f s; KV cache %.1f MB, %s", size / 1e6, folder, seconds, held, dtype)
     return Program(model, cache)
 
 
+def load_ranks(
+    options: ModelOptions, *, blocks: int, block_size: int, load: bool, boundary: str | None
+) -> tuple[Program, RankGroup]:
+    """The first of several ranks, and the others, each a process. Raises as load_program does, and RankLost."""
+    world = options.ranks
+    threads = options.threads or (max(1, (os.cpu_count() or 1) // world) if options.device == "cpu" else None)
+    same: dict[str, Any] = {
+        "device": options.device,
+        "dtype": options.dtype,
+        "blocks": blocks,
+        "block_size": block_size,
+    }
+
+    def part(rank: int, port: int) -> Part:
+        return Part(
+            rank, world, port, options.folder, options.config, **same, threads=threads, load=load, boundary=boundary
+        )
+
+    group = RankGroup(part, world, options.device)
+    program = load_program(options.folder, options.config, **same, threads=threads, load=load, ranks=group.ranks)
+    group.answers()
+    logger.info("%d tensor-parallel ranks: this process and %s", world, ", ".join(map(str, group.pids)))
+    return program, group
+
+
 def attach_torch(
-    engine: Engine, program: Program, loop: asyncio.AbstractEventLoop, boundary: Literal["operator", "layer"] | None
+    engine: Engine,
+    program: Program,
+    loop: asyncio.AbstractEventLoop,
+    boundary: Literal["operator", "layer"] | None,
+    group: RankGroup | None = None,
 ) -> None:
     """`boundary` None: steps run whole."""
     sink: Sink = engine.handle
     where = BOUNDARIES[boundary] if boundary else None
-    engine.attach(TorchExecutor(program, sink, loop.call_soon_threadsafe, engine.fail, boundary=where))
+    post = loop.call_soon_threadsafe
+    engine.attach(TorchExecutor(program, sink, post, engine.fail, boundary=where, group=group))
+    if group is not None:
+        group.lost = lambda error: _lost(engine, loop, error)
+
+
+def _lost(engine: Engine, loop: asyncio.AbstractEventLoop, error: RankLost) -> None:
+    """From the thread that watches the ranks."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended: so has the engine
+        loop.call_soon_threadsafe(engine.fail, error)
 
 
 # ---- how long steps take ------------------------------------------------------------------------------------------
@@ -79,9 +126,12 @@ class _Scratch:
 
     program: Program
     tokens: int  # that the cache holds
+    group: RankGroup | None
 
     def seconds(self, step: Step) -> float:
         task = Task(0, self.program, segments_of(step))
+        if self.group is not None:
+            self.group.run(0, segments_of(step))
         began = time.perf_counter()
         while not task.over:
             task.advance()
@@ -96,13 +146,13 @@ class _Scratch:
 
 
 @torch.inference_mode()
-def measure(program: Program, name: str, longest: int) -> Profile:
+def measure(program: Program, name: str, longest: int, group: RankGroup | None = None) -> Profile:
     """Time prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
 
     Each is run twice and the second counts. The cache must be unused; it is left with garbage that no block names.
     """
     capacity = program.cache.memory.shape[2] * program.cache.block_size
-    scratch = _Scratch(program, capacity)
+    scratch = _Scratch(program, capacity, group)
     prefills = [n for n in PREFILL_LENGTHS if n <= min(longest, capacity)] or [min(longest, capacity)]
     prefill = [PrefillSample(n, n * n, _prefill_s(scratch, n)) for n in prefills]
     context = min(DECODE_CONTEXT, longest, capacity)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workers.engine.torch_batch import Pass, Segment, build
 from workers.engine.torch_cache import KVCache
 from workers.engine.torch_model import Model, Operator
+from workers.engine.torch_ranks import Ranks
 from workers.engine.torch_sampling import sample
 
 
@@ -81,3 +82,11 @@ class Task:
         if wanted:
             tokens = sample(p.logits, [draw for _, draw in wanted])
             self.sampled = [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
+
+
+def advance_together(task: Task, boundary: Boundary, ranks: Ranks) -> None:
+    """Run until the task is over or one of several ranks wants to stop: then all of them do, behind the same sum."""
+    while not task.over:
+        sums = ranks.sums
+        if task.advance() >= boundary and ranks.stop and ranks.sums > sums:
+            return

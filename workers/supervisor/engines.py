@@ -24,7 +24,7 @@ WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
     *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
-    *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib"),
+    *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "emulated_load_s", "emulated_weight_bytes"),
 )
 BLOCK_SIZE = 16  # the engine's default

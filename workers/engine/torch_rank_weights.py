@@ -1,0 +1,53 @@
+"""Weights of an engine with several tensor-parallel ranks: all of them have theirs, or none has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from workers.engine.torch_group import RankGroup, RankLost
+from workers.engine.torch_weight_store import TorchWeights
+from workers.engine.weights import LoadFailed, Source
+
+
+class RankWeights:
+    """From the disk or from the copies in host memory, each rank its own part. Not from or to another engine: its ranks
+    would have to be split the same way, and each would need a way to its counterpart."""
+
+    def __init__(self, own: TorchWeights, group: RankGroup) -> None:
+        self._own, self._group = own, group
+
+    @property
+    def present(self) -> bool:
+        return self._own.present
+
+    @property
+    def nbytes(self) -> int:
+        """Of this rank: the others have as much each, but for what all of them keep whole."""
+        return self._own.nbytes
+
+    @property
+    def has_host_copy(self) -> bool:
+        return self._own.has_host_copy
+
+    async def load(self, source: Source) -> int:
+        if source.kind == "engine":
+            raise LoadFailed("an engine of several tensor-parallel ranks cannot take weights from another engine")
+        ask = asyncio.to_thread(self._group.ask, "load", source.kind)
+        own, others = await asyncio.gather(self._own.load(source), ask, return_exceptions=True)
+        if isinstance(own, int) and isinstance(others, list):
+            return own + sum(others)
+        self._own.memory.release()
+        with contextlib.suppress(RankLost):  # then the engine ends anyway
+            await asyncio.to_thread(self._group.ask, "release", None)
+        error = own if isinstance(own, BaseException) else others
+        raise error if isinstance(error, LoadFailed) else LoadFailed(str(error))
+
+    async def release(self, keep_host_copy: bool) -> None:
+        await asyncio.gather(
+            asyncio.to_thread(self._group.ask, "release", keep_host_copy), self._own.release(keep_host_copy)
+        )
+
+    async def send(self, host: str, port: int) -> list[list[Any]]:
+        raise LoadFailed("an engine of several tensor-parallel ranks does not send its weights")
