@@ -48,7 +48,8 @@ def covered(page):
              const head = document.querySelector("[data-head]").getBoundingClientRect();
              const rows = [...document.querySelectorAll("[data-rows] tr:not(.space)")];
              const [first, last] = [rows[0], rows.at(-1)].map((row) => row.getBoundingClientRect());
-             return first.top <= Math.max(head.bottom, box.top + head.height) + 2 && last.bottom >= box.bottom - 60; }"""
+             const top = Math.max(head.bottom, box.top + head.height);
+             return first.top <= top + 2 && last.bottom >= box.bottom - 60; }"""
     )
 
 
