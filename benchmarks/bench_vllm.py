@@ -17,31 +17,21 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import (
-    CONTEXT_TOKENS,
-    MAX_NUM_SEQS,
-    MODEL_NAME,
-    EngineFailed,
-    prefer,
-    stop_on_sigterm,
-    vllm_missing,
-    vllm_servers,
-)
+from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.journal import Journal
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.machine import machine_name
-from benchmarks.profiled import estimated_knee, profile_vllm
+from benchmarks.profiled import estimated_knee
 from benchmarks.scoring import Score, summary
-from benchmarks.stack import ClassSpec, Fleet, Stack
 from benchmarks.trials import Bench, note
+from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst
 
@@ -50,8 +40,6 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm"
 KNEES = RESULTS / "knees.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
-# Load generator and gateway go before the servers: in service they share no core with them, and a late clock is no clock.
-CLIENT_ABOVE = 8
 QUICK_BUDGET_S = 14.5 * 60
 QUICK_RUN_OVERHEAD_S = 6.0  # starting a gateway and waiting for idle engines
 QUICK_DRAIN_S = 18.0  # of a burst, on average over the policies
@@ -253,24 +241,13 @@ def main() -> int:
         return 1
     stop_on_sigterm()
     prefer(os.getpid(), above=CLIENT_ABOVE)
-    with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # PostgreSQL runs as another user
-        try:
-            with vllm_servers(2, folder / "logs") as servers:
-                urls = [server.url for server in servers]
-                profile = profile_vllm(urls, RESULTS / "profile.json", quick or arguments.resume)
-                tasks = [task for mix in MIXES.values() for task in mix]
-                classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in tasks]
-                fleet = Fleet(
-                    MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profile.coefficients, CONTEXT_TOKENS,
-                    profile.kv_capacity_tokens,
-                )  # fmt: skip
-                with Stack(folder / "data", fleet) as stack:
-                    report = measure(Bench(stack), arguments, quick, started)
-        except EngineFailed as error:
-            print(f"bench-vllm: {error}", file=sys.stderr)
-            return 1
+    tasks = [task for mix in MIXES.values() for task in mix]
+    try:
+        with vllm_pair(tasks, RESULTS / "profile.json", quick or arguments.resume) as (stack, _):
+            report = measure(Bench(stack), arguments, quick, started)
+    except EngineFailed as error:
+        print(f"bench-vllm: {error}", file=sys.stderr)
+        return 1
     print(table(report["by_load"]))
     print(json.dumps(report))
     return 0

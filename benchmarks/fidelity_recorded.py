@@ -123,7 +123,7 @@ def recorded(path: Path = RECORDINGS) -> list[dict[str, Any]]:
         held = [index for index in range(len(rows)) if index not in used]
         target_s = percentile([rows[index].ttft_s for index in held], 0.5)
         real = seen([rows[index].ttft_s for index in held], target_s)
-        found = compare([real], seen([simulated[index] for index in held], target_s))
+        found = compare([real], [seen([simulated[index] for index in held], target_s)])
         what = f"{recording.model} on {recording.gpu}, {len(held)} of {len(rows)}"
         entries.append(
             {"what": what, "ttft_target_s": target_s, "latency": latency._asdict(), "calibrated_on": len(used), **found}

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from controller.core.errors import ConfigError
 
-ROUNDS = 30
-SMOOTHING = 0.05  # of each neighbour, a round
+ROUNDS = 60
+SMOOTHING = 0.02  # of each neighbour, a round
 SLOWEST, FASTEST = 0.02, 4.0  # a speed beyond is what the intervals leave open, not the machine
 
 

@@ -1,0 +1,34 @@
+"""Two real vLLM servers, profiled, behind PostgreSQL and Redis: what bench-vllm and fidelity run on."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, vllm_servers
+from benchmarks.profiled import Profiled, profile_vllm
+from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.workloads import Task
+
+# Load generator and gateway go before the servers: in service they share no core with them, and a late clock is none.
+CLIENT_ABOVE = 8
+
+
+@contextlib.contextmanager
+def vllm_pair(tasks: Sequence[Task], kept_profile: Path, quick: bool) -> Iterator[tuple[Stack, Profiled]]:
+    """A class a task. `quick`: the profile on file counts, where there is one. Raises EngineFailed."""
+    with tempfile.TemporaryDirectory(prefix="slackline-vllm-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL runs as another user
+        with vllm_servers(2, folder / "logs") as servers:
+            urls = [server.url for server in servers]
+            profiled = profile_vllm(urls, kept_profile, quick)
+            classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in tasks]
+            fleet = Fleet(
+                MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profiled.coefficients, CONTEXT_TOKENS,
+                profiled.kv_capacity_tokens,
+            )  # fmt: skip
+            with Stack(folder / "data", fleet) as stack:
+                yield stack, profiled
