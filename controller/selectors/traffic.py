@@ -19,7 +19,6 @@ from django.db.models import F, Q, QuerySet, Sum
 from controller.core.records import ENGINE_REJECTED
 from controller.core.types import Outcome, Targets
 from controller.models import AttainmentMinute, RequestRecord
-from controller.selectors.distinct import distinct
 from controller.selectors.edits import SLODecision
 
 REQUESTS_MAX = 50_000  # of one replay
@@ -190,13 +189,3 @@ def busiest_model(since: datetime, until: datetime) -> str | None:
     rows = AttainmentMinute.objects.filter(minute__gte=since.replace(second=0, microsecond=0), minute__lt=until)
     found = rows.values("model").annotate(count=Sum("finished")).order_by("-count", "model").first()
     return found["model"] if found else None
-
-
-def known_classes(since: datetime) -> list[str]:
-    """Of the roll-up since then."""
-    rows = AttainmentMinute.objects.filter(minute__gte=since).values_list("slo_class", flat=True)
-    return sorted(set(rows.order_by().distinct()))
-
-
-def known_tenants() -> list[str]:
-    return distinct(RequestRecord, "tenant")
