@@ -224,3 +224,35 @@ def test_down_stops_it(system):
     assert down.wait(timeout=60) == 0
     system.process.wait(timeout=5)
     assert system.mine() == []
+
+
+def test_a_request_before_the_first_engine_is_up_waits_for_it():
+    """The gateway listens seconds before an engine can serve: nobody is told of an outage, nor that all is ready."""
+    folder = tempfile.mkdtemp(prefix="slackline-first-")
+    os.chmod(folder, 0o755)
+    fresh = System(folder)
+    fresh.process = fresh.command("up")
+    try:
+        health = {}
+
+        def listening():
+            try:
+                health.update(requests.get(f"{fresh.gateway}/healthz", timeout=2).json())
+            except requests.RequestException:
+                return False
+            return health["status"] == "ok"
+
+        fresh.until(listening, READY_WITHIN_S)
+        assert "up" not in health["instances"].values()
+        assert "is ready" not in fresh.output.read_text()
+        headers = {"Authorization": f"Bearer {fresh.key()}"}
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "waiting_time": 90}
+        answer = requests.post(f"{fresh.gateway}/v1/completions", json=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert float(answer.headers["x-slackline-queue-ms"]) > 100
+    finally:
+        fresh.process.send_signal(signal.SIGINT)
+        fresh.process.wait(timeout=60)
+        for left in fresh.mine():
+            left.kill()
+        shutil.rmtree(folder, ignore_errors=True)
