@@ -57,7 +57,7 @@ async def test_telemetry_and_fleet_are_read_back(pair: tuple[LiveState, LiveStat
 async def test_topics_are_watched_for_a_while(pair: tuple[LiveState, LiveState]) -> None:
     first, _ = pair
     assert await first.watched([LIVE_OVERVIEW, LIVE_DECISIONS]) == set()
-    await asyncio.to_thread(live.mark_watched, LIVE_OVERVIEW)
+    await first.amark_watched(LIVE_OVERVIEW)
     assert await first.watched([LIVE_OVERVIEW, LIVE_DECISIONS]) == {LIVE_OVERVIEW}
 
 

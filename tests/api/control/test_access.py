@@ -72,6 +72,8 @@ RULES = {
     ("post", "/instances" + NO_SUCH + "/stop"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/desired-state"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/set-role"): OPERATORS,
+    ("post", "/instances" + NO_SUCH + "/sleep"): OPERATORS,
+    ("post", "/instances" + NO_SUCH + "/wake"): OPERATORS,
     ("post", "/instances" + NO_SUCH + "/load"): OPERATORS,
     ("get", "/starts"): PEOPLE,
     ("get", "/actions"): PEOPLE,
