@@ -150,8 +150,8 @@ def test_a_viewer_finds_no_way_to_change_an_instance(visit, trouble):
     trouble.expected = ("403",)
     page = visit("viewer", "/fleet/instances/engine-1/")
     for name in ("Drain", "Stop", "Set role", "Put to sleep"):
-        expect(page.get_by_role("button", name=name)).to_have_count(0)
-        expect(page.get_by_role("link", name=name)).to_have_count(0)
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+        expect(page.get_by_role("link", name=name, exact=True)).to_have_count(0)
     page.goto("/fleet/instances/engine-1/role/")
     expect(page.locator("body")).to_contain_text("This needs the role operator")
 
