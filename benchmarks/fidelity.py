@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from benchmarks.bench_vllm import known_knees
 from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.fidelity_compare import Seen, compare, table, worst
-from benchmarks.fidelity_live import RealRun, measured, overhead_s, refitted, seen, simulated
+from benchmarks.fidelity_live import RealRun, measured, overhead_s, read_at_once, refitted, seen, simulated
 from benchmarks.fidelity_recorded import RECORDINGS, recorded
 from benchmarks.journal import Journal
 from benchmarks.machine import machine_name
@@ -143,6 +143,9 @@ def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> 
         "latency": {"profiled": profile._asdict(), "refitted": refit._asdict()},
         "machine_speed": {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]},
         "dropped_runs": bench.dropped,
+        "read_at_once": round(
+            max(read_at_once(run, load.arrivals(SEED)) for (load, _), of in real.items() for run in of), 4
+        ),
         "by_model": by_model,
         **worst(by_model[FIGURE]),
     }

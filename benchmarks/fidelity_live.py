@@ -95,6 +95,17 @@ def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
     return RealRun(run.requests, run.ended, run.largest_gap_s, way, notes={"prefill_alone_s": alone})
 
 
+def read_at_once(run: RealRun, plan: Sequence[Arrival]) -> float:
+    """Share of the answers of several tokens whose tokens were all read at one moment: the load generator, or the
+    gateway, was late by a whole answer, and first tokens say little of the engines. 0..1."""
+    ended = [
+        (first, last)
+        for arrival, (first, last, ok, _) in zip(plan, run.requests, strict=True)
+        if ok and arrival.output_tokens > 1
+    ]
+    return sum(first == last for first, last in ended) / len(ended) if ended else 0.0
+
+
 def _decoded(run: RealRun, plan: Sequence[Arrival]) -> dict[str, list[tuple[Served, Row]]]:
     """By engine: finished requests whose tokens came one after the other, with what was done between first and last."""
     by_engine: dict[str, list[Served]] = {}

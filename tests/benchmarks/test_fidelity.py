@@ -10,7 +10,7 @@ import pytest
 from benchmarks import fidelity
 from benchmarks.engines import MAX_NUM_SEQS
 from benchmarks.fidelity_compare import Seen, compare, table, worst
-from benchmarks.fidelity_live import SPEED_PERIOD_S, RealRun, refitted, seen, simulated
+from benchmarks.fidelity_live import SPEED_PERIOD_S, RealRun, read_at_once, refitted, seen, simulated
 from benchmarks.fidelity_recorded import ENGINES, RECORDINGS, Row, calibrate, read, recorded
 from benchmarks.profiled import Profiled, estimated_knee
 from benchmarks.stack import ClassSpec, Fleet
@@ -184,3 +184,11 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     arguments.resume = True
     assert fidelity.measure(bench, PROFILE, arguments)["by_model"] == report["by_model"]
     assert len(ran) == 10
+
+
+def test_answers_that_were_read_at_one_moment_are_counted():
+    plan = sustained(MIXES["4-task"], 10.0, 1, 4.0)
+    rows = [[a.at + 1, a.at + (1 if i % 4 == 0 else 2), True, "e"] for i, a in enumerate(plan)]
+    share = read_at_once(RealRun(rows, 9.0), plan)
+    assert share == pytest.approx(0.25, abs=0.03)
+    assert read_at_once(RealRun([[None, None, False, ""] for _ in plan], 9.0), plan) == 0.0
