@@ -19,7 +19,7 @@ from workers.backends.vllm import VllmBackend
 
 pytestmark = pytest.mark.vllm
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "def parse(text):"}]
 
 
@@ -71,6 +71,25 @@ def test_chat(client: Client):
     body = client.post(CHAT, messages=MESSAGES, max_tokens=6, ignore_eos=True).json()
     assert body["object"] == "chat.completion"
     assert body["usage"]["completion_tokens"] == 6
+
+
+def test_response(client: Client):
+    answer = client.post(RESPONSES, input="def parse(text):", max_output_tokens=6, ignore_eos=True, target_ttft=30)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["object"], body["status"], body["usage"]["output_tokens"]) == ("response", "incomplete", 6)
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["content"][0]["text"]
+
+
+def test_streamed_response(client: Client):
+    options = {"max_output_tokens": 6, "ignore_eos": True, "stream": True, "instructions": "Go on."}
+    found = [json.loads(item) for item in events(client.post(RESPONSES, input="def parse(text):", **options))]
+    assert found[-1]["type"] == "response.incomplete"
+    text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+    response = found[-1]["response"]
+    assert response["output"][0]["content"][0]["text"] == text
+    assert response["usage"]["output_tokens"] == 6
 
 
 def test_streamed_chat(client: Client):
