@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
@@ -170,6 +170,33 @@ def sweep(model: Model, mix: str, rate: float, per_task: int, seeds: Sequence[in
     return Table(f"SCORPIO's sweep: {model.name}, {mix}, {rate:.1f} requests/s", columns, rows)
 
 
+THRESHOLDS: tuple[dict[str, float], ...] = (
+    {"upper": 0.8, "lower": 0.3, "sustain_s": 5.0},
+    {"upper": 1.0, "lower": 0.5, "sustain_s": 2.0},
+    {"upper": 1.2, "lower": 0.6, "sustain_s": 1.0},
+    {"upper": 1.5, "lower": 0.6, "sustain_s": 1.0},
+)
+
+
+def thresholds(model: Model, rates: Mapping[str, float], per_task: int, seeds: Sequence[int]) -> Table:
+    """When to add and to give back: what the scaler's settings were taken from. `rates`: 90 % points by mix."""
+    times = (1.0, 2.0, 4.5)
+    rows: list[list[Value]] = []
+    for mix, rate in rates.items():
+        for changes in THRESHOLDS:
+            elastic = fleet(model, elastic=growing(model, **changes))
+            points = [
+                measure(elastic, CONTENDERS["slackline"], of_mix(MIXES[mix], rate * factor, per_task), seeds)
+                for factor in times
+            ]
+            shown = (f"{point.attainment:.3f}, {point.e2e_s:.1f} s, {point.cost:.0f}" for point in points)
+            rows.append([mix, changes["upper"], changes["lower"], changes["sustain_s"], *shown])
+    columns = ["mix", "adds above", "gives back below", "for, s", *(f"{factor:g} x" for factor in times)]
+    return Table(
+        f"Scaler's thresholds, slackline on 2 to 4: attainment, mean latency, cost; {model.name}", columns, rows
+    )
+
+
 def slots_table(model: Model, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
     """What the paper leaves open and matters most: how many sequences an engine takes at once."""
     rows: list[list[Value]] = []
@@ -238,5 +265,8 @@ def reproduce(
     made_tables.append(
         slots_table(MODELS[models[-1] if len(models) == 1 else "Qwen32B"], per_task, seeds[:1], progress)
     )
+    rates = {mix: knees[models[-1], mix] for mix in ("4-task", "2-task")}
+    made_tables.append(thresholds(MODELS[models[-1]], rates, per_task, seeds[:1]))
+    progress("the scaler's thresholds")
     setting = f"{per_task} a task, Poisson"
     return claims(found, setting, seeds), made_tables, plots
