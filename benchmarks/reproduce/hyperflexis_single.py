@@ -173,7 +173,9 @@ def table_2(
             )
             times = [seconds for result in point.results if (seconds := time_to_scale(result)) is not None]
             label = f"device, {warm} warm" if warm else f"device, the process too ({START_S:g} s)"
-            rows.append([name, label, statistics.median(times or [0.0]), point.attainment, point.e2e_s, point.cost])
+            rows.append(
+                [name, label, statistics.median(times) if times else None, point.attainment, point.e2e_s, point.cost]
+            )
         progress(f"Table 2: {name}")
     theirs = statistics.fmean([MODELS["Llama70B"].load_s["disk"] / MODELS["Llama70B"].load_s["device"]])
     reason = (
