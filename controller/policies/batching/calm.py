@@ -43,7 +43,7 @@ import numpy as np
 from controller.core.errors import ConfigError
 from controller.core.steps import Aborted, Added, EngineEvent, Seq, SeqState, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.calm_columns import Column, Columns, Pace, Standings, margin_goodput
+from controller.policies.batching.calm_columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.batching.filling import grant
 from controller.policies.preemption.base import Standing
@@ -356,7 +356,7 @@ class Calm:
         if self.frame != frame:
             self._cutoff.tick(self.frame)
             if self._frame_steps:
-                found = self._frame_s / self._frame_steps
+                found = max(LEAST_S, self._frame_s / self._frame_steps)  # a driver may not say how long steps take
                 self._token_s = found if self._token_s is None else self._token_s + SMOOTHING * (found - self._token_s)
                 self._fast_s = min(found, FORGETTING * self._fast_s)
             self._frame_s, self._frame_steps = 0.0, 0
