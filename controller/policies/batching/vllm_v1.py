@@ -61,7 +61,7 @@ class VllmV1:
             tokens = min(seq.remaining, cap, budget)
             grants.append(Grant(seq, tokens))
             budget -= tokens
-        known, room = now, engine.max_num_seqs - len(running)
+        known, room = math.inf, engine.max_num_seqs - len(running)
         if running and self._ended == now:  # no idle gap: this step was composed when the last one began
             known, room = self._began, room - self._ended_in_step
         for seq in engine.waiting():
