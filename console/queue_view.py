@@ -84,8 +84,9 @@ def as_row(mirror: QueueMirror, request_id: str) -> dict[str, Any]:
 def predicted_start(shown: Shown) -> float | None:
     """When its turn comes if the gateway goes on as over the last ten seconds and nobody overtakes it. Epoch seconds.
 
-    None for what is held back, and while nothing of its model was served.
+    None for what is held back, for what cannot make it any more (served last, from what is spare, or never), and while
+    nothing of its model was served.
     """
-    if shown.row["paused"] or shown.rate <= 0:
+    if shown.row["paused"] or shown.row["hopeless"] or shown.rate <= 0:
         return None
     return round(shown.at + (shown.ahead + 1) / shown.rate, 1)

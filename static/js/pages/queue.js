@@ -144,7 +144,8 @@ function tickRow(element) {
   const start = cell(element, "start");
   put(start, row.paused ? "" : row.start_at === null ? DASH : `in ${ms(Math.max(0, row.start_at - now()))}`);
   start.classList.toggle("miss", row.start_at !== null && row.start_at > row.due_at);
-  start.title = row.start_at === null ? "" : `about ${clock(new Date(row.start_at * 1000))}`;
+  const spare = row.hopeless ? "too late to make it: served last, from what is spare" : "";
+  start.title = row.start_at === null ? spare : `about ${clock(new Date(row.start_at * 1000))}`;
 }
 
 function tick() {
