@@ -104,3 +104,14 @@ def test_wrong_settings_name_their_field(build, field):
     with pytest.raises(ConfigError) as caught:
         build()
     assert caught.value.field == field
+
+
+def test_a_warm_instance_takes_the_role_of_the_stage_that_asks():
+    """Its process is of no role: both of the pool go to prefill here, in the seconds that weights take."""
+    result = run(rush(700, 2), start_s=20.0, warm=2)
+    warm = [each for each in result.scaled_out if each.warm]
+    assert [each.up_at - each.asked_at for each in warm] == pytest.approx([0.89] * 2)
+    by_id = {use.id: use.role for use in result.instances}
+    assert {by_id[each.id] for each in warm} == {"prefill"}
+    assert all(record.outcome is Outcome.OK for record in result.records)
+    assert len(result.records) == 300
