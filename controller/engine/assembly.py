@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from controller.core.steps import Chunk, Seq, Step
+from controller.core.steps import Chunk, Seq, SeqState, Step
+
+
+def decodes_alone(step_id: int, grants: Sequence[tuple[Seq, int]], block_size: int) -> Step | None:
+    """The step of `grants` if they are decodes of sequences that run and have their blocks: nearly always, where many
+    decode. None: compose it one by one. A simulation spends its time here."""
+    if not grants or not grants[-1][0].decoding:
+        return None
+    context, running = 0, SeqState.RUNNING
+    for seq, _ in grants:
+        computed, output = seq.computed, seq.output_tokens
+        if (
+            not output
+            or seq.prompt_tokens + output - computed != 1
+            or computed >= len(seq.blocks) * block_size
+            or seq.state is not running
+            or seq.scheduled_at is None
+        ):
+            return None
+        context += computed + 1
+    return Step(step_id, (), tuple([seq for seq, _ in grants]), context)
 
 
 def assemble(step_id: int, planned: Mapping[Seq, int], now: float) -> Step:

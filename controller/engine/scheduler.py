@@ -37,7 +37,7 @@ from controller.core.steps import (
     StepsDone,
 )
 from controller.engine import leaps
-from controller.engine.assembly import assemble
+from controller.engine.assembly import assemble, decodes_alone
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
@@ -312,6 +312,11 @@ class EngineScheduler:
         planned: dict[Seq, int] = {}
         preempted = held = self._evicted = False
         grants = self.batching.compose(self, now)
+        alone = decodes_alone(self.totals.steps + 1, grants, self.config.block_size)
+        if alone is not None:
+            self.totals.steps += 1
+            self.totals.step_tokens += len(alone.decodes)
+            return alone
         wanted = {seq for seq, _ in grants} if self._pausing else set()
         running, size = SeqState.RUNNING, self.config.block_size
         for seq, tokens in grants:

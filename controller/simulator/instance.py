@@ -54,7 +54,7 @@ class Instance:
         self._pausing = isinstance(self.engine.batching, Pausing)
         self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
         self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
-        self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that pause
+        self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
         self._step: Step | None = None
         self._started = 0.0
         self._ends: list[float] = []
@@ -90,23 +90,19 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        self._track(step, started, now)
+        self._track(step, started)
         self.step_ends.extend(ends)
         if self.watch is not None:
             self.watch(self.id, step, len(ends), self._started, now)
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
-    def _track(self, step: Step, started: Sequence[Seq], now: float) -> None:
+    def _track(self, step: Step, started: Sequence[Seq]) -> None:
         """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
-        if self._pausing:
+        if self._pausing or not self._steady:
             for seq in step.decodes:
                 if seq not in self._flowing and seq.state is not SeqState.FINISHED:
                     self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
             self._flowing = {*started, *step.decodes}
-        elif not self._steady:
-            for seq in (*started, *step.decodes):
-                if seq.state is not SeqState.FINISHED:
-                    self.tracks[seq.id].add(now)
         elif self._landing:
             for seq in self._landing.intersection(step.decodes):
                 if seq.state is not SeqState.FINISHED:
@@ -210,7 +206,7 @@ class Instance:
         if not done or done == len(self._ends) or self._step is None:
             return
         step, at = self._step, self._ends[done - 1]
-        self._track(step, (), at)
+        self._track(step, ())
         if self.watch is not None:
             self.watch(self.id, step, done, self._started, at)
         self.step_ends.extend(self._ends[:done])

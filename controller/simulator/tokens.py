@@ -29,7 +29,7 @@ class Track:
         self.open_at = step
 
     def add(self, at: float) -> None:
-        """One token of a policy that is not steady."""
+        """One token of an engine whose steps have pauses."""
         if self.times is None:
             self.times = array("d")
         self.times.append(at)

@@ -1,15 +1,15 @@
 """Kairos' choice of decodes (Alg. 3), for an engine that asks in every step of 30 ms.
 
-`choose` is the algorithm. `Standing` gives the same answer bit for bit (a test holds one to the other) at about half
-the cost: what a step cannot change is kept from one step to the next. While all advance together nobody overtakes, so
-the order is kept too; who is there is compared, not asked again.
+`choose` is the algorithm. `Standing` gives the same answer bit for bit (a test holds one to the other) for less the more
+sequences there are: who is there is compared, not asked again; their order is kept while nobody overtakes; the profile
+is written out; and the scan ends where only longer sequences follow, which would be refused for the same reason.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from controller.core.steps import Seq
 from controller.policies.batching.base import Grant
@@ -18,17 +18,40 @@ PROFILED_RUNS = 100
 NOTHING: Mapping[int, tuple[float, int]] = {}
 
 
+class Profile(Protocol):
+    def parts(self, batch: int) -> tuple[float, float, float]:
+        """base, slope, fixed: a step of `batch` takes base + slope x longest + fixed seconds, added in this order; the
+        slope is not negative."""
+        ...
+
+
+class Known(NamedTuple):
+    """Of one size of batch: (mean, count) by bucket of what was observed, and the profile's parts."""
+
+    row: Mapping[int, tuple[float, int]]
+    base: float
+    slope: float
+    fixed: float
+
+
 class StepTable:
     """Mean step seconds by (batch, length). What was never observed is the profile's."""
 
     def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
         self.profile = profile
         self.bucket = bucket
-        self.rows: dict[int, dict[int, tuple[float, int]]] = {}
+        self._rows: dict[int, dict[int, tuple[float, int]]] = {}
+        self._known: list[Known] = []
+
+    def known(self, profile: Profile, batch: int) -> list[Known]:
+        """By size of the batch, to `batch` at least; the table's own list."""
+        for size in range(len(self._known), batch + 1):
+            self._known.append(Known(self._rows.setdefault(size, {}), *profile.parts(size)))
+        return self._known
 
     def row(self, batch: int) -> Mapping[int, tuple[float, int]]:
         """(mean, count) by bucket of what was observed of steps of `batch`."""
-        return self.rows.get(batch, NOTHING)
+        return self._rows.get(batch, NOTHING)
 
     def seconds(self, batch: int, length: int) -> float:
         entry = self.row(batch).get(length // self.bucket)
@@ -36,7 +59,7 @@ class StepTable:
 
     def observe(self, batch: int, length: int, seconds: float) -> None:
         """One more sample of a step of `batch` sequences, the longest of `length` tokens."""
-        row, key = self.rows.setdefault(batch, {}), length // self.bucket
+        row, key = self._rows.setdefault(batch, {}), length // self.bucket
         mean, count = row.get(key, (self.profile(batch, length), PROFILED_RUNS))
         row[key] = (mean + (seconds - mean) / (count + 1), count + 1)
 
@@ -77,62 +100,77 @@ class Standing:
     def __init__(self) -> None:
         self.prompting = True  # somebody who runs has still to prefill
         self._running: list[Seq] = []
-        self._seqs: list[Seq] = []
-        self._grants: list[Grant] = []
-        self._prompts: list[int] = []
-        self._firsts: list[float] = []
-        self._tpots: list[float] = []
-        self._outputs: list[int] = []
-        self._lengths: list[int] = []
+        self._seqs: Sequence[Seq] = ()
+        self._prompts: Sequence[int] = ()
+        self._firsts: Sequence[float] = ()
+        self._tpots: Sequence[float] = ()
+        self._outputs: Sequence[int] = ()
+        self._ids: Sequence[str] = ()
+        self._lengths: Sequence[int] = ()
 
     def update(self, running: Sequence[Seq]) -> None:
         """`running` as they are now; a sequence that has begun to decode does so until it leaves."""
         if self.prompting or self._running != running:
             self._running = list(running)
-            self._seqs = [seq for seq in running if seq.decoding]
+            self._sort(running)
             self.prompting = len(self._seqs) < len(self._running)
-            self._sort()
             return
-        outputs, before = [seq.output_tokens for seq in self._seqs], self._outputs
-        if not outputs:
-            return
-        ahead = outputs[0] - before[0]
-        if outputs == [output + ahead for output in before]:
-            self._outputs = outputs
-            self._lengths = [length + ahead for length in self._lengths]
-        else:
-            self._sort()
+        self._outputs = [seq.output_tokens for seq in self._seqs]
+        self._lengths = [prompt + output for prompt, output in zip(self._prompts, self._outputs, strict=True)]
+        keys = list(zip(self._lengths, self._ids, strict=True))
+        if keys != sorted(keys):
+            self._sort(self._seqs)
 
-    def _sort(self) -> None:
-        rows = sorted((seq.prompt_tokens + seq.output_tokens, seq.id, at) for at, seq in enumerate(self._seqs))
-        seqs = self._seqs = [self._seqs[at] for _, _, at in rows]
-        self._lengths = [length for length, _, _ in rows]
-        self._grants = [Grant(seq, 1) for seq in seqs]
-        self._firsts = [seq.first_token_at or 0.0 for seq in seqs]
-        self._tpots = [seq.tpot_s for seq in seqs]
-        self._outputs = [seq.output_tokens for seq in seqs]
+    def _sort(self, seqs: Sequence[Seq]) -> None:
+        rows = [
+            (length, seq.id, output, seq.prompt_tokens, seq.tpot_s, seq.first_token_at or 0.0, seq)
+            for seq in seqs
+            if (output := seq.output_tokens) and (length := seq.prompt_tokens + output) - seq.computed == 1  # decoding
+        ]
+        rows.sort()  # ids are unique: nothing after them is compared
+        columns = zip(*rows, strict=True) if rows else ((),) * 7
+        self._lengths, self._ids, self._outputs, self._prompts, self._tpots, self._firsts, self._seqs = columns
 
-    def choose(self, table: StepTable, now: float, reserve: str) -> list[Grant]:
-        """As `choose`, with its look-ups (StepTable.seconds) and eq. 2 (slack) written out."""
-        lengths, bucket, profile, rows = self._lengths, table.bucket, table.profile, table.rows
-        buckets = [length // bucket for length in lengths]
-        batch, least = len(lengths) if reserve == "active" else 1, math.inf
-        row = rows.get(batch, NOTHING)
-        for at, length, output, tpot_s, first_at in zip(
-            buckets, lengths, self._outputs, self._tpots, self._firsts, strict=True
-        ):
-            entry = row.get(at)
-            left = tpot_s * output - (now - first_at) - (profile(batch, length) if entry is None else entry[0])
-            if left < least:  # noqa: PLR1730 (a call for each sequence and step costs more than the rest)
-                least = left
-        joined: list[int] = []
+    def choose(self, table: StepTable, profile: Profile, now: float, reserve: str) -> list[Grant]:
+        """As `choose`, where `table` starts from `profile`."""
+        lengths = self._lengths
+        buckets = [length // table.bucket for length in lengths]
+        least = self._least(table, profile, now, len(lengths) if reserve == "active" else 1, buckets)
+        joined: list[Seq] = []
         count, throughput = 1, 0.0
-        for index, at in enumerate(buckets):
-            entry = rows.get(count, NOTHING).get(at)
-            step = profile(count, lengths[index]) if entry is None else entry[0]
+        known = table.known(profile, len(lengths) + 1)
+        row, base, slope, fixed = known[1]
+        for at, length, seq in zip(buckets, lengths, self._seqs, strict=True):
+            entry = row.get(at)
+            step = base + slope * length + fixed if entry is None else entry[0]
             if step <= least and count / step > throughput:
-                joined.append(index)
+                joined.append(seq)
                 throughput = count / step
                 count += 1
-        grants = self._grants
-        return [grants[index] for index in joined] if 0 < len(joined) < len(grants) else grants.copy()
+                row, base, slope, fixed = known[count]
+            elif entry is None and not any(
+                bucket > at and seen[0] <= least and count / seen[0] > throughput for bucket, seen in row.items()
+            ):
+                break  # what follows is longer: the profile refuses it too, and what was observed
+        return [Grant(seq, 1) for seq in joined or self._seqs]
+
+    def _least(self, table: StepTable, profile: Profile, now: float, batch: int, buckets: Sequence[int]) -> float:
+        """The smallest slack (eq. 2)."""
+        base, slope, fixed = profile.parts(batch)
+        columns = zip(self._tpots, self._outputs, self._firsts, self._lengths, strict=True)
+        if not (row := table.row(batch)):
+            return min(
+                [
+                    tpot_s * output - (now - first_at) - (base + slope * length + fixed)
+                    for tpot_s, output, first_at, length in columns
+                ],
+                default=math.inf,
+            )
+        least = math.inf
+        for at, (tpot_s, output, first_at, length) in zip(buckets, columns, strict=True):
+            entry = row.get(at)
+            reserved_s = base + slope * length + fixed if entry is None else entry[0]
+            left = tpot_s * output - (now - first_at) - reserved_s
+            if left < least:  # noqa: PLR1730 (a call for each sequence and step costs more than the rest)
+                least = left
+        return least

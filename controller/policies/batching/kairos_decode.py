@@ -55,8 +55,13 @@ class KairosDecodeConfig:
 
     def step_s(self, batch: int, longest: int) -> float:
         """Profiled seconds of a decode step."""
+        base, slope, fixed = self.parts(batch)
+        return base + slope * longest + fixed
+
+    def parts(self, batch: int) -> tuple[float, float, float]:
+        """Of `step_s`: base + slope x longest + fixed."""
         lengths = batch if self.profile == "equal" else 1
-        return self.decode_a + lengths * self.decode_b * longest + batch * self.decode_c
+        return self.decode_a, lengths * self.decode_b, batch * self.decode_c
 
 
 @BATCHINGS.register("kairos_decode")
@@ -72,7 +77,7 @@ class KairosDecode:
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         standing = self._standing
         standing.update(engine.running)
-        grants = standing.choose(self.table, now, self.config.reserve)[: engine.token_budget]
+        grants = standing.choose(self.table, self.config, now, self.config.reserve)[: engine.token_budget]
         waiting = prompts(engine) if standing.prompting else queued(engine)
         return grants + fill(engine, waiting, engine.token_budget - len(grants))
 
