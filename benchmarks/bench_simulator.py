@@ -3,7 +3,8 @@
 The load: prompt and output lengths of the Azure 2023 conversation trace (a shipped sample, or the whole file with
 --trace), Poisson arrivals at 80 % of the fleet's goodput rate (90 % attainment of TTFT 2 s, TPOT 100 ms; found by
 bisection first, not timed), 8 instances of Llama-3.1-70B on 4 H100s each, continuous batching with chunked prefill,
-the default policy set. Every case runs in a process of its own, so that its peak memory is its own.
+the default policy set; and the same with Kairos' choice of decodes in every step, which no leap shortens. Every case
+runs in a process of its own, so that its peak memory is its own.
 
 Prints a table, then one line of JSON with `seconds`, `cpu_seconds` and `peak_mb` by case. The bar is 60 s and 2 GB for
 100,000 requests on one core. FULL=1 adds 1,000,000 requests. --count runs one case of that size alone.
@@ -33,7 +34,7 @@ PROFILE = ROOT / "workers/engine/profiles.json#llama-3.1-70b-h100-tp4"
 INSTANCES = 8
 LOAD = 0.8
 KNEE_REQUESTS = 4000
-BAR_SECONDS, BAR_MB = 60.0, 2048.0
+BAR_REQUESTS, BAR_SECONDS, BAR_MB = 100_000, 60.0, 2048.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Case:
     batching: str = "chunked_prefill"
 
 
-CASES = (Case("10k", 10_000), Case("100k", 100_000))
+CASES = (Case("10k", 10_000), Case("100k", 100_000), Case("100k kairos", 100_000, "kairos_decode"))
 FULL_CASES = (*CASES, Case("1m", 1_000_000))
 
 
@@ -137,9 +138,9 @@ def main() -> int:
     print(table(found))
     keys = ("seconds", "cpu_seconds", "peak_mb")
     summary: dict[str, Any] = {key: {name: row[key] for name, row in found.items()} for key in keys}
-    bar = found["100k"]
+    bars = [found[case.name] for case in cases if case.requests == BAR_REQUESTS]
     summary |= {
-        "reached": bar["seconds"] <= BAR_SECONDS and bar["peak_mb"] <= BAR_MB,
+        "reached": all(bar["seconds"] <= BAR_SECONDS and bar["peak_mb"] <= BAR_MB for bar in bars),
         "rate": round(rate, 2),
         "instances": INSTANCES,
         "trace": trace.name,
