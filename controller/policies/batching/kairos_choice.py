@@ -1,8 +1,8 @@
 """Kairos' choice of decodes (Alg. 3), for an engine that asks in every step of 30 ms.
 
-`choose` is the algorithm. `Standing` gives the same answer bit for bit (a test holds one to the other) for less the more
-sequences there are: who is there is compared, not asked again; their order is kept while nobody overtakes; the profile
-is written out; and the scan ends where only longer sequences follow, which would be refused for the same reason.
+`choose` is the algorithm. `Standing` gives the same answer bit for bit (a test holds one to the other) for less the
+more sequences there are: who is there is compared, not asked again; their order is kept while nobody overtakes; the
+profile is written out; and the scan ends where only longer ones follow, which would be refused for the same reason.
 """
 
 from __future__ import annotations
