@@ -58,7 +58,7 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
 def test_what_waits_is_held_back_and_given_a_priority(visit, stack):
     page = visit("operator", "/queue/")
     sent = stack.send(60, slo_class="analytics", max_tokens=300)
-    last = page.locator("[data-rows] tr:not(.space)").last
+    last = page.locator("[data-rows] tr:not(.space)").filter(has_text="analytics").last
     expect(last).to_be_visible()
     page.get_by_role("button", name="Hold the picture").click()
     chosen = last.locator('[data-cell="id"]').inner_text()
