@@ -10,7 +10,8 @@ from django.core.management import call_command
 
 from api.data_path_schema import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
 from api.openai.errors import KINDS
-from api.openai.flight import CHAT, COMPLETIONS
+from api.openai.flight import CHAT, COMPLETIONS, RESPONSES
+from api.openai.responses_request import NOT_SERVED
 from api.openai.schemas import OUR_FIELDS
 from controller.slo.classes import SloError, parse_asked
 
@@ -59,11 +60,15 @@ def test_the_data_path_is_described_as_the_gateway_speaks():
 def test_the_data_paths_limits_are_the_gateways(document):
     paths = yaml.safe_load(document)["paths"]
     bodies = {}
-    for path in (CHAT, COMPLETIONS):
+    for path in (CHAT, COMPLETIONS, RESPONSES):
         post = paths[path]["post"]
         bodies[path] = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
         assert set(post["responses"]) == {"200", *(str(kind.status) for kind in KINDS.values())}
     assert "max_completion_tokens" in bodies[CHAT]
+    assert "max_tokens" not in bodies[RESPONSES]
+    said = paths[RESPONSES]["post"]["requestBody"]["content"]["application/json"]["schema"]["description"]
+    others = {"messages", "max_tokens", "max_completion_tokens", "stream_options"}  # of other endpoints, or harmless
+    assert [field for field in NOT_SERVED.keys() - others if field not in said] == []
     for field in ("target_ttft", "target_tbt", "deadline", "waiting_time"):
         for value in (0, 1):
             described = bodies[CHAT][field]
