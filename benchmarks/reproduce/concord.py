@@ -133,10 +133,20 @@ def _headline(head: Mapping[str, Sequence[Figures]], seeds: Sequence[int]) -> li
                "" if autellix >= 5.3 else "the factor grows with the load (see the plot over rates): least attained "
                "service finishes single requests and starves programs, and here singles are two thirds of requests"),
         _claim("6.3", "per cent below the oracle (theirs 3 to 9)", 9.0, oracle, oracle <= 9.0, seeds,
-               "predictions are a noise model with an error of our choosing"),
+               "" if oracle <= 9.0 else FORESIGHT),
     ]  # fmt: skip
 
 
+FIXED = (
+    "the share of a program's deadline that later stages take is a fixed factor (history) on their tokens, best "
+    "for 2 and 4 programs/s together: at 1 and 1.5 programs/s, where tokens come faster, it gives up programs "
+    "that could have made it. Within 1 % counts as equal"
+)
+FORESIGHT = (
+    "the oracle knows lengths and graphs, and gives up what is lost as soon as it is; with bounds that hold nine "
+    "times in ten CALM does so later, and what it has worked on till then is wasted. The errors are a noise model"
+    " of our choosing"
+)
 QUIET = "the lowest five minutes are those in which the trace is quiet: where all is served in time nobody is ahead"
 
 
@@ -196,7 +206,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
                "smaller batch, since every sequence is slower in a larger one, and leaves late requests until nobody "
                "else needs the time; at the paper's load, which is not given, nobody may be late"),
         _claim("6.3", "per cent below the oracle: most over the rates (theirs 9)", 9.0, max(below), max(below) <= 9.0,
-               [6]),
+               [6], "" if max(below) <= 9.0 else FORESIGHT),
     ]  # fmt: skip
     wins = sum(
         grid[CONCORD.name][rate][0].tokens_per_s
@@ -205,7 +215,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
     )
     found.append(
         _claim("6.5", "rates at which goodput is the highest of all, per cent", 100.0, 100 * wins / len(rates),
-               wins == len(rates), [6], "within 1 % counts as equal: at light load all serve everything")
+               wins == len(rates), [6], "" if wins == len(rates) else FIXED)
     )  # fmt: skip
     saved = [value for name in (LTR.name, AUTELLIX.name, SARATHI.name) for value in savings(grid, name)]
     if saved:
