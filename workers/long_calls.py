@@ -1,7 +1,7 @@
 """Calls to engines that take minutes, in threads of this process: a task asks what became of one and goes on.
 
 The thread ends with its process. Whoever looks next then makes the call again, so only calls that may be made twice
-belong here.
+one after the other belong here. While one is under way its process leaves a mark at each look, for other workers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+FRESH_S = 15.0  # another worker's call that was heard of so lately goes on
 
 
 @dataclass(slots=True)
@@ -48,6 +51,16 @@ class LongCalls:
 def this_process() -> str:
     """Whose calls they are, for other workers to read."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def call_mark() -> dict[str, Any]:
+    """That this process' call was under way just now, to be stored with what it is for."""
+    return {"by": this_process(), "at": time.time()}
+
+
+def goes_on_elsewhere(mark: Mapping[str, Any] | None) -> bool:
+    """Another process has said so lately."""
+    return mark is not None and mark["by"] != this_process() and time.time() - mark["at"] < FRESH_S
 
 
 def _make(held: Call, call: Callable[[], None]) -> None:

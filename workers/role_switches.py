@@ -1,8 +1,9 @@
 """One look at an instance whose engine shall take another role: wait until it is empty, tell it, record.
 
 Gateways stop sending when the order is written (their configuration says so), what runs there ends, then the adapter
-checks the engine's preconditions, tries the switch dry and does it. That call takes seconds and lives in a thread; one
-that was lost with its worker is made again, for an engine that has the role already says so.
+checks the engine's preconditions, tries the switch dry and does it. That call takes seconds and lives in a thread of
+one worker, which leaves its mark; one that was lost with its worker is made again, for an engine that has the role
+already says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from controller.services.actions import action_keep
 from controller.services.role_switches import role_kept, role_switched
 from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
 from workers.backends.calls import ask
-from workers.long_calls import LongCalls
+from workers.long_calls import Call, LongCalls, call_mark, goes_on_elsewhere
 
 TIMEOUT = timedelta(minutes=5)  # for what runs there to end; longer answers are not worth an instance that waits
 MOST_TRIES = 20  # of a call that was made and came to nothing
@@ -46,21 +47,22 @@ def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
 
 def look_at(action: Action, calls: LongCalls, switch: Switch = switch) -> Decision | None:
     """The Decision if this look ended it."""
-    call = calls.find(action.pk)
-    if call is None:
+    if calls.find(action.pk) is None:
         age = timezone.now() - action.created_at
+        # Before SETTLE_S a gateway may not know yet, and send.
+        if age.total_seconds() < SETTLE_S or goes_on_elsewhere(action.params.get("call")):
+            return _later(action, action.error)
         if age > TIMEOUT:
             return _kept(action, "timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}")
-        if age.total_seconds() < SETTLE_S:  # before that a gateway may not know yet, and send
-            return _later(action)
         if action.tries >= MOST_TRIES:
             return _kept(action, "no_effect", f"told {action.tries} times; {action.error}")
-        row = action.instance
-        spec, role, peer = _spec(row), Role(action.params["role"]), _peer(row, action.params["role"])
-        call = calls.begin(action.pk, lambda: switch(spec, role, peer))
+    call = _call(action, calls, switch)
+    if call is None:
+        return None
     if not call.done:
         return _later(action)
     calls.forget(action.pk)
+    action.params = {name: value for name, value in action.params.items() if name != "call"}
     return _answered(action, call.error, call.seconds)
 
 
@@ -91,8 +93,23 @@ def _kept(action: Action, reason: str, error: str, field: str = "", *, restorabl
 
 def _later(action: Action, error: str = "", *, tries: int | None = None) -> Decision | None:
     """Another look: no Decision yet."""
-    action_keep(action=action, error=error, state=Action.State.RUNNING, tries=action.tries if tries is None else tries)
+    tries = action.tries if tries is None else tries
+    action_keep(action=action, error=error, state=Action.State.RUNNING, tries=tries, params=action.params)
     return None
+
+
+def _call(action: Action, calls: LongCalls, switch: Switch) -> Call | None:
+    """The one under way here, or a new one; marked, so that no other worker makes it meanwhile. None: the action is
+    somebody else's by now."""
+    there = calls.find(action.pk)
+    if there is not None and there.done:
+        return there
+    kept = action_keep(action=action, release=False, params={**action.params, "call": call_mark()})
+    if there is not None or not kept:
+        return there
+    row = action.instance
+    spec, role, peer = _spec(row), Role(action.params["role"]), _peer(row, action.params["role"])
+    return calls.begin(action.pk, lambda: switch(spec, role, peer))
 
 
 def _inputs(action: Action) -> dict[str, Any]:

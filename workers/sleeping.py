@@ -19,7 +19,7 @@ from django.utils import timezone
 from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.services.actions import action_end, action_keep
-from workers.long_calls import LongCalls, this_process
+from workers.long_calls import LongCalls, call_mark, goes_on_elsewhere
 from workers.sleep_client import NoSleepMode, SleepClient
 from workers.weights import EngineAway, EngineRefuses
 
@@ -27,7 +27,6 @@ DRAIN_S = 60.0  # from the order; then what still runs there is aborted
 MOST_TRIES = 3
 ANSWER_S = 3.0  # after that an engine that is neither moving nor where it should be is told again
 LOOK_S = 2.0
-FRESH_S = 15.0  # another worker's call that was heard of so lately goes on
 TIMEOUT = timedelta(minutes=20)
 SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
 
@@ -127,9 +126,9 @@ def _wake_empty(action: Action, engine: SleepClient, calls: LongCalls, awake: bo
 
 def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     """In a thread of one worker; others see by its mark that it still waits."""
-    call, held = calls.find(action.pk), action.params.get("reload")
+    call = calls.find(action.pk)
     if call is None:
-        if held and held["by"] != this_process() and time.time() - held["at"] < FRESH_S:
+        if goes_on_elsewhere(action.params.get("reload")):
             return _later(action)
         if not _mark(action):
             return None
@@ -183,8 +182,7 @@ def _to(action: Action, stage: str, **params: Any) -> Next | None:
 
 
 def _mark(action: Action) -> bool:
-    mark = {"by": this_process(), "at": time.time()}
-    return action_keep(action=action, release=False, params={**action.params, "reload": mark})
+    return action_keep(action=action, release=False, params={**action.params, "reload": call_mark()})
 
 
 def _age(action: Action) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -9,17 +11,18 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, Role
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
+from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM, Actor
 from controller.services.role_switches import role_ask
 from tests import factories
 from tests.workers.backends.sglang_server import Job, SglangServer, serving
 from workers.actions import look
 from workers.backends.base import EngineError, RoleRefused
-from workers.long_calls import LongCalls
-from workers.role_switches import TIMEOUT, switch
+from workers.long_calls import FRESH_S, LongCalls, this_process
+from workers.role_switches import TIMEOUT, Switch, look_at, switch
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
@@ -42,6 +45,12 @@ def settle() -> None:
 
 def look_once() -> list[Decision]:
     return look([], calls=LongCalls(threads=False))
+
+
+def look_with(call: Switch, calls: LongCalls | None = None) -> Decision | None:
+    action = action_lease(action_id=Action.objects.get().pk)
+    assert action is not None
+    return look_at(action, calls or LongCalls(threads=False), call)
 
 
 def test_an_idle_engine_switches_with_the_graphs_of_a_peer() -> None:
@@ -141,6 +150,60 @@ def test_a_lost_answer_is_asked_for_again() -> None:
         mine.mode = "prefill"
         (decision,) = look_once()
         assert (decision.kind, mine.asked) == ("role_switch", [])
+
+
+def test_another_workers_call_is_left_to_it() -> None:
+    """Two workers take turns at the looks: only the one whose call it is makes it."""
+    mine = server("prefill")
+    calls: list[Role] = []
+
+    def slow(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
+        calls.append(role)
+
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        settle()
+        mark = {"by": "another:1", "at": time.time()}
+        wished = Action.objects.get().params
+        Action.objects.update(params={**wished, "call": mark})
+        assert look_with(slow) is None
+        assert calls == [], "its call goes on"
+        Action.objects.update(created_at=timezone.now() - TIMEOUT - timedelta(seconds=1))
+        assert look_with(slow) is None, "and is not given up on while it does"
+        settle()
+        mark["at"] -= FRESH_S
+        Action.objects.update(params={**wished, "call": mark})
+        decision = look_with(slow)
+        assert decision is not None
+        assert (decision.kind, calls) == ("role_switch", ["decode"])
+
+
+def test_a_call_under_way_carries_the_mark_of_its_worker_and_an_ended_one_none() -> None:
+    release = threading.Event()
+    calls = LongCalls()
+
+    def busy(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
+        release.wait(10.0)
+        raise RoleRefused("not_idle", "num_running_reqs 1", again=True)
+
+    mine = server("prefill")
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        settle()
+        assert look_with(busy, calls) is None
+        action = Action.objects.get()
+        assert (action.params["call"]["by"], action.lease_until) == (this_process(), None)
+        call = calls.find(action.pk)
+        assert call is not None
+        release.set()
+        give_up_at = time.monotonic() + 5.0
+        while not call.done and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        assert look_with(busy, calls) is None
+        action.refresh_from_db()
+        assert (action.error, "call" in action.params) == ("num_running_reqs 1", False), "anybody may try next"
 
 
 def test_engines_that_take_either_stage_need_no_switch() -> None:

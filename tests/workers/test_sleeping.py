@@ -16,7 +16,7 @@ from tests import factories
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers import sleep_client, sleeping
 from workers.actions import look
-from workers.long_calls import LongCalls
+from workers.long_calls import FRESH_S, LongCalls
 from workers.sleep_client import SleepClient
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -256,7 +256,7 @@ def test_another_workers_reload_is_left_to_it(vllm, row):
     Action.objects.filter(pk=action.pk).update(params={**action.params, "stage": "reload", "reload": mark})
     assert looks(2) == []
     assert "collective_rpc" not in vllm.verbs
-    mark["at"] -= sleeping.FRESH_S
+    mark["at"] -= FRESH_S
     Action.objects.filter(pk=action.pk).update(params={**action.params, "stage": "reload", "reload": mark})
     assert [decision.kind for decision in looks()] == ["instance_awake"]
 
