@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+INT64 = 2**63  # JSON here and the database hold less
+
 
 class LinkState(StrEnum):
     CONNECTING = "connecting"  # no answer yet
@@ -58,9 +60,11 @@ def moved_from_json(raw: Any) -> KvMoved | None:
     if not isinstance(raw, Mapping):
         return None
     try:
-        return KvMoved(**{name: type(default)(raw[name]) for name, default in _MOVED.items() if name in raw})
-    except (TypeError, ValueError):
+        found = {name: type(default)(raw[name]) for name, default in _MOVED.items() if name in raw}
+    except (TypeError, ValueError, OverflowError):
         return None
+    too_large = any(isinstance(value, int) and abs(value) >= INT64 for value in found.values())
+    return None if too_large else KvMoved(**found)
 
 
 _MOVED: Mapping[str, Any] = KvMoved()._asdict()

@@ -18,6 +18,7 @@ COLUMNS = (
     "layers", "tokens", "cached", "seconds", "overlap_s", "measured_by",
 )  # fmt: skip
 ERROR_LENGTH = 1_000
+SMALLINT_MAX, INT_MAX, BIGINT_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
 _COPY = sql.SQL("COPY kv_transfer ({}) FROM STDIN").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
 
 
@@ -46,7 +47,7 @@ def transfers_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
         yield (
             datetime.fromtimestamp(began, UTC),
             record.id[:64],
-            min(32_767, _whole(figures.get("attempt")) or 1),
+            max(1, _whole(figures.get("attempt"), SMALLINT_MAX) or 1),
             record.model[:120],
             _text(figures.get("source"), 64),
             _text(figures.get("instance"), 64),
@@ -54,7 +55,8 @@ def transfers_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
             figures["state"],
             _text(step.get("reason"), 64),
             _text(figures.get("error"), ERROR_LENGTH),
-            *(_whole(figures.get(name)) for name in ("bytes", "layers", "tokens", "cached")),
+            _whole(figures.get("bytes"), BIGINT_MAX),
+            *(_whole(figures.get(name), INT_MAX) for name in ("layers", "tokens", "cached")),
             max(0.0, _number(figures.get("seconds"))),
             None if figures.get("overlap_s") is None else _number(figures["overlap_s"]),
             _text(figures.get("measured_by"), 8),
@@ -65,8 +67,9 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _whole(value: Any, most: int) -> int | None:
+    """What an engine counted, as far as the column holds it."""
+    return max(0, min(most, int(value))) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _text(value: Any, length: int) -> str:

@@ -75,3 +75,5 @@ def test_reports_survive_json_and_keys_of_newer_engines():
     assert moved_from_json({"bytes": 5, "seconds": 1, "what": 2}).bytes == 5
     assert moved_from_json("x") is None
     assert moved_from_json({"bytes": "many"}) is None
+    for beyond in (float("inf"), 1e30, -1e30, 2**63):  # no journal holds it
+        assert moved_from_json({"bytes": beyond}) is None

@@ -205,6 +205,17 @@ def test_odd_figures_cost_no_batch():
     assert (row.seconds, row.bytes, row.attempt, row.error, len(row.source)) == (0.0, None, 32_767, "a?b", 64)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_counts_that_no_column_holds_cost_no_batch(sign):
+    odd = step(
+        bytes=sign * 2**63, layers=sign * 10**12, tokens=sign * 10**12, cached=sign * 2**31, attempt=sign * 2**31
+    )
+    assert write(factories.record(decisions=[odd])) == 1
+    row = KvTransfer.objects.get()
+    expected = (2**63 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1, 32_767) if sign > 0 else (0, 0, 0, 0, 1)
+    assert (row.bytes, row.layers, row.tokens, row.cached, row.attempt) == expected
+
+
 def test_transfers_are_found_by_either_end_and_newest_first():
     write(
         factories.record(arrived_at=START.timestamp(), decisions=[step()]),
