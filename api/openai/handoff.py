@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 NO_ROOM = 503  # the decode engine has no blocks now: it may have some soon
 SHORTEST_WAKE_S = 0.0005
 MAX_PREFILLS = 3  # of one request whose KV was lost
+OF_INSTANCES = (ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry)
 
 
 class Host(Protocol):
@@ -79,7 +80,8 @@ class Handoff:
 
     @property
     def active(self) -> bool:
-        return bool(self._roles)
+        """Are there instances of a role, or requests that were begun while there were?"""
+        return bool(self._roles) or self.migrator.busy
 
     def prefills(self, instance_id: str) -> bool:
         return self._roles.get(instance_id) is Role.PREFILL
@@ -107,10 +109,13 @@ class Handoff:
             self._roles[instance_id] = role
 
     def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action], now: float) -> None:
-        """After each pass of the dispatcher: the same events, and what it sent to prefill instances."""
-        if not self.active:
+        """After each pass of the dispatcher: the same events, and what it sent to prefill instances.
+
+        Without roles only what is said of instances: the migrator has to know them all when there are some again.
+        """
+        news = [*events] if self.active else [event for event in events if isinstance(event, OF_INSTANCES)]
+        if not news and not self.active:
             return
-        news: list[ev.Event] = [*events]
         for action in actions:
             if isinstance(action, ev.Send):
                 paired = self._pairs.takes(action.instance_id)
@@ -190,8 +195,9 @@ class Handoff:
             self._act(action)
 
     def _woke(self) -> None:
+        """Behind what has happened: a first token that was seen just now comes before its time-out."""
         self._wake = None
-        self._pass([ev.Woke()], self._host.clock())
+        self._host.push(ev.Woke())
 
     def _act(self, action: ev.Action) -> None:
         if isinstance(action, ev.FreeKv):

@@ -78,6 +78,11 @@ class Migrator:
         """The decode instances as they are believed to be."""
         return [worker.view(now) for worker in self._roster.workers.values() if worker.spec.role is Role.DECODE]
 
+    @property
+    def busy(self) -> bool:
+        """Is any decode stage known of, from the sending of its prefill to its end?"""
+        return bool(self._transfers)
+
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
         return len(self._waiting) + len(self._hopeless)

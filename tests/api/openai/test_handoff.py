@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from api.openai import status
+from controller.core import events as ev
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
+from controller.dispatch.transfers import State
 from tests.api.openai.gateways import TestBed, completion, snapshot, until
 from workers.backends.fake import Script
 
@@ -184,6 +186,49 @@ async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
         assert answer.status == 200
         assert not bed.gateway.runtime.handoff.active
         assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1
+
+
+async def test_a_request_between_two_stages_ends_when_the_last_role_is_taken_away() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        migrator = bed.gateway.runtime.handoff.migrator
+        migrator.config = replace(migrator.config, hold_s=0.1)
+        bed.backend("p", Script(first_delay_s=0.05))
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("p").calls)
+        bed.gateway.configure(fleet(p="collocated", d="collocated"))
+        answer = await client.done()
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert not bed.gateway.runtime.handoff.active
+
+
+async def test_roles_that_were_taken_away_are_forgotten() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.gateway.configure(fleet(p="collocated", d="collocated"))
+        await asyncio.sleep(0)
+        bed.gateway.configure(fleet(p="prefill", d="collocated", e="decode"))
+        await bed.gateway.monitor.settle(1)
+        await asyncio.sleep(0)
+        runtime = bed.gateway.runtime
+        assert [each.id for each in runtime.handoff.migrator.fleet(runtime.clock())] == ["e"]
+
+
+async def test_a_first_token_at_the_moment_of_the_time_out_counts() -> None:
+    """What was pushed before the wake-up is heard before it, or a stream that began would be sent twice."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        handoff = bed.gateway.runtime.handoff
+        bed.backend("d", Script(hang_after=0))
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("d").running == 1)
+        await asyncio.sleep(0)
+        (name,) = bed.gateway.runtime.flights
+        assert handoff.migrator.state_of(name) is State.MOVING
+        handoff.migrator.config = replace(handoff.migrator.config, moving_timeout_s=1e-9)
+        bed.gateway.runtime.push(ev.TransferDone(name, "d"))
+        handoff._woke()
+        await asyncio.sleep(0.01)
+        assert handoff.migrator.state_of(name) is State.COMMITTED
+        assert bed.backend("d").running == 1
+        await client.hang_up()
 
 
 async def test_decode_instances_are_told_as_serving() -> None:
