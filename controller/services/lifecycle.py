@@ -13,7 +13,7 @@ from django.utils import timezone
 from controller.models import Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
 from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
-from controller.selectors.topology import room_for
+from controller.selectors.topology import free_among, usable_devices
 from controller.services.actions import weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
@@ -94,8 +94,10 @@ def instance_replace(*, step: Replace) -> Decision | None:
 
 
 def _without_device(row: Instance) -> bool:
-    """Its own devices are free once it has failed; one that held none (an older row) finds none where all are held."""
-    return not row.holdings.filter(released_at__isnull=True).exists() and room_for(row) == 0
+    """Too few for another one like it, although its own are free once it has failed."""
+    usable = list(usable_devices(row.host, row.device_kind)) if row.host else []
+    own = row.holdings.filter(released_at__isnull=True, device__in=usable).count()
+    return bool(usable) and len(free_among(usable)) + own < row.tp
 
 
 def instance_end_drain(*, step: StopWanted) -> Decision | None:

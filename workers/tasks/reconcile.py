@@ -13,6 +13,7 @@ from pathlib import Path
 
 from celery import shared_task
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import Error
 
 from controller.core.errors import ConfigError
@@ -59,7 +60,7 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
     for step in steps:
         try:
             take(step, by_name)
-        except (Error, ConfigError):  # the other instances must not wait for this one
+        except (Error, ConfigError, ValidationError):  # the other instances must not wait for this one
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
     lifecycle.instances_seen(ids=_running(seen.values()))
     return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ValidationError
 
-from controller.models import Decision, Instance
+from controller.models import Decision, Device, Instance
 from controller.scale.lifecycle import Replace
 from controller.selectors.topology import places, room_for
 from controller.services.instances import (
@@ -103,6 +103,16 @@ def test_what_held_none_is_not_replaced_where_all_are_held():
     assert decision.outcome == {"held": "no_device"}
     assert Instance.objects.live().count() == 1
     assert Decision.objects.filter(kind="instance_replaced").count() == 1
+
+
+def test_what_held_more_than_there_is_for_another_is_not_replaced():
+    """The kind of one of its devices was described anew since."""
+    host = machine(2)
+    row = wish(host, device_kind="a100", tp=2)
+    Device.objects.filter(host=host, index=1).update(kind="h100")
+    decision = instance_replace(step=Replace(row.pk, "exited", "gone"))
+    assert decision.outcome == {"held": "no_device"}
+    assert (free(host), Instance.objects.live().count()) == (2, 0)
 
 
 def test_moved_to_another_host_it_holds_there():

@@ -4,6 +4,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controller.models import Decision, Instance, InstanceInterval
@@ -142,6 +143,17 @@ def test_a_process_nobody_wants_is_stopped(look, fake, one):
 
 def test_one_instance_in_trouble_does_not_hold_the_others_up(look, fake, one, policy, monkeypatch):
     instance_wish(actor=SYSTEM, id="a0", model=policy.model, provisioner="nowhere")
+    look()
+    assert "e1" in fake.started
+
+
+def test_a_step_that_is_refused_does_not_hold_the_others_up(look, fake, one, policy, monkeypatch):
+    def refuse(*, step):
+        raise ValidationError({"host": "0 of 1 devices free"})
+
+    monkeypatch.setattr(reconcile.lifecycle, "instance_replace", refuse)
+    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    fake.becomes("a0", "exited", exit_code=1)
     look()
     assert "e1" in fake.started
 
