@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.openai.responses_items import chat_messages, chat_tools
-from api.openai.schemas import Parsed, flag, integer, load, parse_body, wrong
+from api.openai.schemas import Parsed, dump, flag, integer, load, parse_body, wrong
 from controller.core.snapshot import ModelConfig
 
 # Fields that would change the answer if it could be given: the values that ask for nothing, and why others fail.
@@ -41,6 +41,7 @@ def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig]) -> Par
     body = load(raw)
     _refuse_unserved(body)
     echo = _echo(body)
+    dump({"response": echo})  # what cannot be repeated is refused now, not in the answer
     parsed = parse_body(_as_chat(body), models, chat=True, shown="input")
     return parsed._replace(keep_usage=True, echo=echo)
 

@@ -106,15 +106,18 @@ class StreamedResponse:
             self._begun = True
             yield "response.created", {"response": self._response.begun()}
             yield "response.in_progress", {"response": self._response.begun()}
-        if raw == b"data: [DONE]":
-            yield from self._end()
-            return
         try:
-            chunk = orjson.loads(raw[6:])
+            yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
+        except (ValueError, KeyError, TypeError, AttributeError):  # else the client would wait for ever
+            yield from self._fail({"code": "engine_failed", "message": "The engine's answer cannot be read."})
+
+    def _chunk(self, raw: bytes) -> Iterator[Event]:
+        try:
+            chunk = orjson.loads(raw)
         except orjson.JSONDecodeError:
             return  # says nothing
-        if chunk.get("error"):
-            yield from self._fail(chunk["error"])
+        if error := chunk.get("error"):
+            yield from self._fail(error if isinstance(error, dict) else {"message": str(error)})
             return
         self._response.usage = chunk.get("usage") or self._response.usage
         for choice in chunk.get("choices", ())[:1]:
@@ -122,7 +125,7 @@ class StreamedResponse:
             yield from self._delta(choice.get("delta") or {})
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        if text := delta.get("content"):
+        if text := _text(delta.get("content")):
             if not isinstance(self._open, OpenMessage):
                 yield from self._close("completed")
                 self._open = OpenMessage(self._response, len(self._output))
@@ -138,7 +141,7 @@ class StreamedResponse:
             names = (str(call.get("id") or f"call_{number}"), str(function.get("name") or ""))
             self._open = OpenCall(self._response, len(self._output), number, *names)
             yield from self._open.begin()
-        if arguments := function.get("arguments"):
+        if arguments := _text(function.get("arguments")):
             yield self._open.more(arguments)
 
     def _close(self, status: str) -> Iterator[Event]:
@@ -161,6 +164,12 @@ class StreamedResponse:
         cut = [self._open.item("incomplete")] if self._open is not None else []
         yield "response.failed", {"response": self._response.failed([*self._output, *cut], error)}
         yield "error", {**error, "error": error}
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise TypeError("no text")
 
 
 def as_response(send: Send, echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool) -> Send:

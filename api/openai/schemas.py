@@ -71,7 +71,7 @@ def parse_body(body: dict[str, Any], models: Mapping[str, ModelConfig], *, chat:
     for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
         body.pop(field, None)
     body["model"] = model.name
-    head = orjson.dumps(body)[:-1]
+    head = dump(body)[:-1]
     parsed = Parsed(model, head, streamed, keep_usage, tokens, chars, max_tokens, asked, workflow, stage)
     _fits(parsed, shown)
     return parsed
@@ -86,6 +86,14 @@ def load(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ApiError("invalid_json", "The body must be a JSON object.")
     return body
+
+
+def dump(body: Mapping[str, Any]) -> bytes:
+    """The inverse of `load`. Raises ApiError: JSON is read that is nested deeper than what is written may be."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise ApiError("invalid_json", f"The body is nested too deeply: {error}") from None
 
 
 def wrong(field: str, what: str) -> ApiError:

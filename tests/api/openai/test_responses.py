@@ -217,6 +217,20 @@ async def test_a_whole_answer_that_cannot_be_read_is_an_error() -> None:
     assert (answer.status, answer.error["code"]) == (502, "engine_failed")
 
 
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        *("5", '{"choices": 7}', '{"choices": [[]]}', '{"choices": [{"delta": "x"}]}', '{"error": "no"}'),
+        '{"choices": [{"delta": {"content": 5}}]}',
+        '{"choices": [{"delta": {"tool_calls": [{"index": "no"}]}}]}',
+    ],
+)
+async def test_a_streamed_answer_that_cannot_be_read_fails_at_its_end(chunk: str) -> None:
+    events = told(await Heard(streamed=True).hear(delta(None, content="a"), b"data: %s\n\n" % chunk.encode()))
+    assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
+    assert events[-2]["response"]["output"][0]["content"][0]["text"] == "a"
+
+
 async def test_a_streamed_response() -> None:
     async with TestBed() as bed:
         answer = await bed.ask(asked(stream=True), PATH)
@@ -400,6 +414,16 @@ def test_whatever_comes_is_understood_or_refused_by_name(body: dict[str, Any]) -
     else:
         assert found.echo is not None
         assert json.loads(found.head + b"}")["messages"]
+
+
+@pytest.mark.parametrize("depth", [252, 253, 300])
+async def test_what_is_nested_too_deeply_to_be_repeated_is_refused(depth: int) -> None:
+    nested = b"[" * depth + b"]" * depth
+    async with TestBed() as bed:
+        answer = await bed.ask(
+            b'{"model": "gpt", "stream": true, "input": "a", "metadata": {"a": ' + nested + b"}}", PATH
+        )
+        assert (answer.status, answer.error["code"]) == (400, "invalid_json")
 
 
 async def test_nothing_is_stored_so_nothing_is_found_by_id() -> None:

@@ -30,6 +30,13 @@ def test_bodies_that_are_no_json_object_are_refused(raw: bytes) -> None:
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize("depth", [260, 900])
+def test_a_body_nested_too_deeply_to_be_sent_on_is_refused(depth: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(b'{"model": "demo", "prompt": "hello", "tools": ' + b"[" * depth + b"]" * depth + b"}")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
 BAD = [
     ({"model": None}, "invalid_value", "model"),
     ({"model": 7}, "invalid_value", "model"),
