@@ -180,12 +180,14 @@ def _check_loadable(row: Instance) -> None:
         raise ValidationError({"backend": f"A {row.backend} engine does not take weights while it runs."})
     if row.desired_state != Instance.Desired.RUNNING:
         raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+    if row.weights == Weights.LEAVING:
+        raise ValidationError({"weights": f"{row} is still falling asleep."})
 
 
 def _loaded(action: Action, here: bool, error: str) -> None:
     """An instance that a scale-out counted on and that got no weights has failed: the scaler asks for another."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
-    if here:
+    if here and row.weights != Weights.LEAVING:  # what was there when it was told to fall asleep says nothing
         weights_set(row, Weights.PRESENT, sleep_level=0)
     elif row.weights == Weights.LOADING:
         weights_set(row, Weights.ASLEEP if row.sleep_level else Weights.ABSENT)

@@ -53,7 +53,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     makeable = pattern is not None and room != 0
     startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
     known = [
-        Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, policy), row.backend in SWITCHED)
+        Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, policy, turning), row.backend in SWITCHED)
         for row in serving
     ]
     seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
@@ -77,9 +77,10 @@ def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
     return [row for row in asleep if row.pk not in failed]
 
 
-def _fixed(row: Instance, policy: ScalingPolicy) -> bool:
-    """Somebody else's endpoint cannot be started or stopped, but it may be put to sleep."""
-    return row.provisioner not in STARTABLE and not (policy.sleep_level and can_sleep(row))
+def _fixed(row: Instance, policy: ScalingPolicy, turning: Mapping[str, str]) -> bool:
+    """Somebody else's endpoint cannot be started or stopped, but it may be put to sleep, if it does not switch now."""
+    sleeps = policy.sleep_level and row.pk not in turning and can_sleep(row)
+    return row.provisioner not in STARTABLE and not sleeps
 
 
 def _state(row: Instance, turning: Mapping[str, str]) -> str:

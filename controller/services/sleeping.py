@@ -42,7 +42,7 @@ def sleep_order(
 ) -> Action:
     """Have an instance fall asleep once what runs there has ended; said twice, the same action is returned.
 
-    Raises DoesNotExist, VersionConflict, ValidationError (naming backend, level, weights or the state that hinders it).
+    Raises DoesNotExist, VersionConflict, ValidationError (naming the field that hinders it).
     """
     if level not in LEVELS:
         raise ValidationError({"level": f"Must be one of {', '.join(map(str, LEVELS))}."})
@@ -108,6 +108,8 @@ def _check_awake(row: Instance) -> None:
         )
     if row.weights != Weights.PRESENT:
         raise ValidationError({"weights": f"{row} has no weights to give up: {row.get_weights_display().lower()}."})
+    if Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).exists():
+        raise ValidationError({"role": f"{row} is switching its role."})
 
 
 def _earlier(row: Instance) -> Action:

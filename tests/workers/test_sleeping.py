@@ -9,8 +9,11 @@ from django.utils import timezone
 
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
+from controller.services.actions import action_end, action_lease, weights_load_order
 from controller.services.actors import SYSTEM, Actor
 from controller.services.instances import instance_drain
+from controller.services.role_switches import role_ask
+from controller.services.scaling_stages import stage_of
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.sleeping_vllm import SleepingVllm
@@ -189,6 +192,31 @@ def test_what_cannot_sleep_is_refused_with_the_field(vllm, row):
         assert list(refused.value.message_dict) == [field]
     with pytest.raises(ValidationError, match="Must be one of 1, 2"):
         sleep_order(actor=OLGA, instance_id="v1", level=3)
+
+
+def test_one_that_switches_its_role_is_not_put_to_sleep(row):
+    other = factories.instance(backend="sglang", provisioner="static", role="prefill")
+    role_ask(actor=OLGA, instance_id=other.pk, role="decode")
+    policy = factories.scaling_policy(other.model, role="decode", sleep_level=1)
+    (member,) = stage_of(policy, [], 0.0).seen.members
+    assert (member.state, member.fixed) == ("starting", True), "the scaler does not try"
+    with pytest.raises(ValidationError) as refused:
+        sleep_order(actor=OLGA, instance_id=other.pk)
+    assert list(refused.value.message_dict) == ["role"]
+
+
+def test_a_load_of_weights_does_not_end_a_sleep(row):
+    other = factories.instance(backend="reference")
+    before = weights_load_order(actor=OLGA, instance_id=other.pk)
+    sleep_order(actor=OLGA, instance_id=other.pk)
+    with pytest.raises(ValidationError) as refused:
+        weights_load_order(actor=OLGA, instance_id=factories.instance(weights="leaving", sleep_level=1).pk)
+    assert list(refused.value.message_dict) == ["weights"]
+    leased = action_lease(action_id=before.pk)
+    assert action_end(action=leased, state="done", kind="weights_load", subject=("instance", other.pk),
+                      reason="present_already", inputs={}, outcome={}) is not None  # fmt: skip
+    other.refresh_from_db()
+    assert (other.weights, other.sleep_level) == ("leaving", 1)
 
 
 def test_an_instance_that_is_no_longer_wanted_ends_the_order(vllm, row):
