@@ -82,12 +82,12 @@ class Monitor:
         try:
             seat = self._fleet.seats[instance_id]
             load = await seat.backend.telemetry(self._clock())
+            self._fleet.reported(instance_id, load)  # at once: links may take their time
+            published = self._published[instance_id] = load._asdict() | {"observed_at": time.time()}
             reports = await self._ask_links(seat)
-            self._fleet.reported(instance_id, load)
             self._links.reported(instance_id, reports)
-            self._published[instance_id] = load._asdict() | {"observed_at": time.time()}
             if reports:
-                self._published[instance_id][LINKS] = [report._asdict() for report in reports]
+                published[LINKS] = [report._asdict() for report in reports]
         except EngineError as error:
             self._published.pop(instance_id, None)
             self._fleet.silent(instance_id, error)

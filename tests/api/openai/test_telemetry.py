@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -180,6 +181,23 @@ async def test_an_engine_that_does_not_tell_of_its_links_is_up_all_the_same() ->
     fake(fleet).links = deaf  # type: ignore[method-assign]
     await polled(monitor)
     assert heard.kinds() == ["InstanceUp", "Telemetry"]
+
+
+async def test_an_engine_slow_to_tell_of_its_links_has_told_its_load() -> None:
+    fleet, monitor, heard, _ = build()
+    apart(fleet)
+    answered = asyncio.Event()
+
+    async def slow() -> list[LinkReport]:
+        await answered.wait()
+        return []
+
+    fake(fleet).links = slow  # type: ignore[method-assign]
+    await monitor.round()
+    await monitor.settle(0.05)
+    assert heard.kinds() == ["InstanceUp", "Telemetry"]
+    answered.set()
+    await monitor.settle(1)
 
 
 async def test_collocated_instances_are_not_asked_for_links() -> None:
