@@ -185,11 +185,13 @@ class Engine:
             raise
 
     def fail(self, error: Exception) -> None:
-        """The executor is broken: end everything."""
+        """The executor is broken: end everything. Told more than once (by a rank's watcher, by the step), it ends once:
+        the first reason is the cause, and what the log ends with."""
+        if self.failed:
+            return
         logger.error("the executor failed", exc_info=error)
-        if not self.failed:
-            self.failure = str(error) or type(error).__name__
-            self._die()
+        self.failure = str(error) or type(error).__name__
+        self._die()
 
     def _die(self) -> None:
         """Without this a defect would leave every client waiting for a step that never ends."""

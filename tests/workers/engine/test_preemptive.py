@@ -100,7 +100,7 @@ def test_a_decode_step_is_put_in_when_its_time_has_come():
     assert engine.scheduler.rounds.decode_turns >= 3
 
 
-def test_a_broken_executor_ends_every_stream():
+def test_a_broken_executor_ends_every_stream(caplog):
     engine, clock = engine_of("operator")
     stream, told = submit(engine, "a", 100, ttft_s=1.0), []
     engine.on_failure = lambda: told.append(True)
@@ -108,6 +108,8 @@ def test_a_broken_executor_ends_every_stream():
     engine.fail(MemoryError("again"))
     assert engine.failed
     assert told == [True]
+    assert engine.failure == "no room"
+    assert len(caplog.records) == 1  # the log ends with the cause
     assert stream.finish is FinishReason.ABORT
     clock.move_to(1.0)  # what the executor still says is not heard
 
