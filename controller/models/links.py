@@ -91,6 +91,7 @@ class KvTransfer(models.Model):
         db_table = "kv_transfer"
         ordering = ["-started_at", "-id"]
         indexes = [
+            models.Index(fields=["id"], name="kv_transfer_id"),  # the table's primary key begins with the time
             models.Index(fields=["request"], name="kv_transfer_request"),
             models.Index(fields=["source", "started_at"], name="kv_transfer_source"),
             models.Index(fields=["target", "started_at"], name="kv_transfer_target"),

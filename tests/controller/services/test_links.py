@@ -216,6 +216,15 @@ def test_counts_that_no_column_holds_cost_no_batch(sign):
     assert (row.bytes, row.layers, row.tokens, row.cached, row.attempt) == expected
 
 
+def test_a_transfer_is_found_by_its_id_without_reading_whole_partitions():
+    write(factories.record(decisions=[step()]))
+    row = KvTransfer.objects.get()
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    plan = kv_transfers().filter(pk=row.pk).order_by().explain()
+    assert f"kv_transfer_{row.started_at:%Y%m%d}_id_idx" in plan
+
+
 def test_transfers_are_found_by_either_end_and_newest_first():
     write(
         factories.record(arrived_at=START.timestamp(), decisions=[step()]),
