@@ -117,9 +117,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 self._away, pause = "", 0.5
                 self._changed.set()
                 await asyncio.sleep(WATCH_PERIOD_S)
-            except REDIS_AWAY as error:
-                log.info("%s: Redis is away (%s)", self.topic, error, extra={"action": "live_redis_away"})
-                self._away = "Redis is away"
+            except (*REDIS_AWAY, DatabaseError) as error:
+                what = "The database" if isinstance(error, DatabaseError) else "Redis"
+                log.info("%s: %s is away (%s)", self.topic, what, error, extra={"action": "live_source_away"})
+                self._away = f"{what} is away"
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, REJOIN_MAX_S)
 

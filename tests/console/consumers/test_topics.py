@@ -6,6 +6,7 @@ import time
 
 import pytest
 from channels.db import database_sync_to_async
+from django.db import OperationalError
 
 from console.consumers import decisions
 from console.consumers.decisions import DecisionsConsumer
@@ -50,6 +51,25 @@ async def test_decisions_start_with_the_newest_and_continue_with_each_new_one(br
     assert (second["type"], second["seq"]) == ("update", first["seq"] + 1)
     assert [item["id"] for item in second["data"]["decisions"]] == ["2"]
     assert second["data"]["decisions"][0]["sentence"] == "scaler scaled demo out: load 1.25 is above 0.8 with 2 ready"
+
+
+async def test_with_the_database_away_a_page_says_so_and_goes_on_when_it_is_back(browser, live_store, monkeypatch):
+    items = [{"id": "1", "at": time.time(), "sentence": "olga changed it", "figures_text": ""}]
+    away = True
+
+    async def newest():
+        if away:
+            raise OperationalError("the connection is closed")
+        return items
+
+    monkeypatch.setattr(decisions, "newest_items", newest)
+    socket = browser(DecisionsConsumer)
+    await socket.connect()
+    frame = (await frames(socket, lambda f: f["reason"] == "The database is away"))[-1]
+    assert frame["stale"]
+    away = False
+    frame = (await frames(socket, lambda f: is_data(f) and f["data"]["decisions"]))[-1]
+    assert (frame["stale"], frame["reason"]) == (False, "")
 
 
 async def test_a_decision_that_came_live_and_is_stored_is_shown_once(browser, live_store, stored, layer):
