@@ -39,7 +39,7 @@ from controller.services.scaling_stages import (
     takeable,
     warm_of,
 )
-from controller.services.sleeping import can_sleep, sleep_order, wake_order
+from controller.services.sleeping import sleep_order, sleepable, wake_order
 
 SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
@@ -154,7 +154,8 @@ def _to_sleep(stage: Stage, actions: Sequence[Any]) -> list[str]:
     if not stage.policy.sleep_level:
         return []
     go = [action.instance_id for action in actions if isinstance(action, Drain)]
-    return [row.pk for row in Instance.objects.filter(pk__in=go) if can_sleep(row)]
+    able = sleepable(Instance.objects.filter(pk__in=go))
+    return [name for name in go if name in able]
 
 
 def _start(stage: Stage, taken: Sequence[str], started: Sequence[str], decision: Decision) -> None:

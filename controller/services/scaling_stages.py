@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
 from controller.scale.warm import WarmInstance
 from controller.selectors.topology import room_for
-from controller.services.actions import LOADABLE
+from controller.services.actions import LOADABLE, Kind
 from controller.services.role_switches import SWITCHED, roles_ordered
 from controller.services.scaling_policies import scaling_config
-from controller.services.sleeping import can_sleep, failed_lately
+from controller.services.sleeping import failed_lately, sleepable
 
 STARTABLE = ("process",)  # provisioners that can make another instance
 NO_DEVICE = "no_device"
@@ -52,9 +52,11 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     room = room_for(pattern) if pattern is not None else None
     makeable = pattern is not None and room != 0
     startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
+    able = sleepable(serving) - turning.keys() if policy.sleep_level else set()
+    turns = {row.pk for row in serving if row.backend in SWITCHED}
+    turns -= failed_lately([row for row in serving if row.pk in turns], Kind.ROLE_SWITCH)
     known = [
-        Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, policy, turning), row.backend in SWITCHED)
-        for row in serving
+        Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, able), row.pk in turns) for row in serving
     ]
     seen = observe(known, fleet, now, policy.model.name, startable=startable, role=policy.role)
     if pattern is not None and room == 0:
@@ -73,14 +75,13 @@ def startable_now(stage: Stage, wanted: int) -> int:
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
     """Those that can be woken; one that did not wake up lately is left alone for a while."""
     asleep = [row for row in wanted if row.weights == Weights.ASLEEP]
-    failed = failed_lately(asleep) if asleep else set()
+    failed = failed_lately(asleep, Kind.WAKE, Kind.WEIGHTS_LOAD) if asleep else set()
     return [row for row in asleep if row.pk not in failed]
 
 
-def _fixed(row: Instance, policy: ScalingPolicy, turning: Mapping[str, str]) -> bool:
-    """Somebody else's endpoint cannot be started or stopped, but it may be put to sleep, if it does not switch now."""
-    sleeps = policy.sleep_level and row.pk not in turning and can_sleep(row)
-    return row.provisioner not in STARTABLE and not sleeps
+def _fixed(row: Instance, able: Collection[str]) -> bool:
+    """Somebody else's endpoint cannot be started or stopped, but it may be one that is `able` to sleep."""
+    return row.provisioner not in STARTABLE and row.pk not in able
 
 
 def _state(row: Instance, turning: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ reference engine wakes by loading its weights like a warm one, from the best sou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from controller.services.actors import Actor
 
 SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can be told to
 LEVELS = (1, 2)
-AFTER_A_FAILURE = timedelta(minutes=5)  # before a sleeper that did not wake up is counted on again
+AFTER_A_FAILURE = timedelta(minutes=5)  # before the scaler counts on it again
 
 
 def can_sleep(row: Instance) -> bool:
@@ -89,10 +89,15 @@ def wake_order(
     return action
 
 
-def failed_lately(rows: list[Instance]) -> set[str]:
-    """Ids of those that did not wake up when they were last told to."""
+def sleepable(rows: Iterable[Instance]) -> set[str]:
+    """Ids of those that can be put to sleep, less those that would not fall asleep lately."""
+    able = [row for row in rows if can_sleep(row)]
+    return {row.pk for row in able} - failed_lately(able, Kind.SLEEP)
+
+
+def failed_lately(rows: Collection[Instance], *kinds: str) -> set[str]:
+    """Ids of those at which an order of one of these kinds failed a short while ago."""
     since = timezone.now() - AFTER_A_FAILURE
-    kinds = (Kind.WAKE, Kind.WEIGHTS_LOAD)
     found = Action.objects.filter(instance__in=rows, kind__in=kinds, state=Action.State.FAILED, ended_at__gte=since)
     return set(found.values_list("instance_id", flat=True))
 

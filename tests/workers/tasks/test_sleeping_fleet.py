@@ -150,6 +150,26 @@ def test_somebody_elses_endpoints_scale_in_by_sleep_only(policy, two):
     assert Instance.objects.get(pk="e1").desired_state == "running"
 
 
+def test_one_that_would_not_fall_asleep_is_left_alone_for_a_while(policy, two):
+    Instance.objects.update(provisioner="static", backend="vllm")
+    policy = wanting(policy, sleep_level=1)
+    assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e1"]}
+    ends("sleep", "e1", "failed")
+    assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e2"]}
+    ends("sleep", "e2", "failed")
+    assert tick(policy, fleet(0.05, *two)) is None
+    Action.objects.update(ended_at=timezone.now() - timedelta(minutes=6))
+    assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e1"]}
+
+
+def test_a_process_that_would_not_fall_asleep_is_stopped(policy, two):
+    policy = wanting(policy, sleep_level=1)
+    assert tick(policy, fleet(0.05, *two)).outcome == {"asleep": ["e1"]}
+    ends("sleep", "e1", "failed")
+    assert "asleep" not in tick(policy, fleet(0.05, *two)).outcome
+    assert Instance.objects.get(pk="e1").desired_state == "draining"
+
+
 def test_a_sleep_level_there_is_not_is_refused(policy):
     with pytest.raises(ValidationError) as refused:
         wanting(policy, sleep_level=3)

@@ -9,8 +9,10 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Decision, Instance, InstanceInterval, ScalerState
+from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe, instance_wish
+from controller.services.role_switches import role_ask, role_kept
 from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import stage_of
@@ -146,6 +148,22 @@ def test_servers_of_others_turn_where_their_engine_can_be_told(stages):
     told = {each.id: each.state for each in stage_of(prefill, messages, now).seen.members}
     assert told == {"p1": "ready", "d2": "starting"}
     assert {each.id for each in stage_of(decode, messages, now).seen.members} == {"d1", "d3"}
+
+
+def test_one_whose_engine_would_not_switch_is_left_alone_for_a_while(stages):
+    _, decode = stages
+    Instance.objects.update(backend="sglang", provisioner="static")
+    role_ask(actor=SYSTEM, instance_id="d2", role="prefill")
+    action = action_lease(action_id=Action.objects.get().pk)
+    role_kept(action=action, reason="not_enabled", error="", field="", restorable=True, inputs={})
+
+    def turning():
+        members = stage_of(decode, [], time.time()).seen.members
+        return {each.id for each in members if each.turns}
+
+    assert turning() == {"d1", "d3"}
+    Action.objects.update(ended_at=timezone.now() - timedelta(minutes=6))
+    assert turning() == {"d1", "d2", "d3"}
 
 
 def test_other_servers_of_others_stay_what_they_are(stages):
