@@ -213,7 +213,7 @@ class Instance(Versioned):
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
     weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
-    sleep_level = models.PositiveSmallIntegerField(default=0)  # 1: a copy in host memory, 2: none; 0: not asleep
+    sleep_level = models.PositiveSmallIntegerField(default=0, db_default=0)  # 1: copy in host memory, 2: none; 0: awake
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     observed_state = models.CharField(max_length=16, choices=Observed.choices, default=Observed.PENDING)
     generation = models.PositiveIntegerField(default=1)

@@ -22,7 +22,7 @@ class ScalingPolicy(Versioned):
     cooldown_s = models.FloatField("pause after an action", default=10.0)
     interval_s = models.FloatField("time between two looks", default=1.0)
     warm = models.PositiveIntegerField("warm instances kept beside", default=0)
-    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0)  # 0: stop
+    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop
     enabled = models.BooleanField(default=True)
 
     class Meta:

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Instance
@@ -174,3 +175,14 @@ def test_a_sleep_level_there_is_not_is_refused(policy):
     with pytest.raises(ValidationError) as refused:
         wanting(policy, sleep_level=3)
     assert "sleep_level" in json.dumps(refused.value.message_dict)
+
+
+def test_workers_that_know_of_no_sleep_go_on_adding_rows(db):
+    """While an upgrade is under way the tables are newer than some of them."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_default FROM information_schema.columns"
+            " WHERE column_name = 'sleep_level' AND table_schema = current_schema()"
+        )
+        defaults = dict(cursor.fetchall())
+    assert defaults == {"instance": "0", "scaling_policy": "0"}
