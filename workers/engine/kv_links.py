@@ -51,11 +51,13 @@ class Link:
         self._token = token
         self._idle: list[Connection] = []
         self._watcher: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def close(self) -> None:
+        self._closed = True
         if self._watcher is not None:
             self._watcher.cancel()
         for connection in self._idle:
@@ -77,7 +79,7 @@ class Link:
         return await Connection.open(self.peer.host, self.peer.port, self._token, CONNECT_S)
 
     def give_back(self, connection: Connection) -> None:
-        if len(self._idle) < KEPT:
+        if len(self._idle) < KEPT and not self._closed:
             self._idle.append(connection)
         else:
             connection.close()
