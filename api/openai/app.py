@@ -19,6 +19,7 @@ from api.openai.asgi import (
     Send,
     header,
     read_body,
+    refuse_body,
     respond,
     respond_error,
 )
@@ -79,7 +80,10 @@ class OpenAIApp:
         except ApiError as error:
             if not error.about:  # else its record was counted
                 gateway.instruments.refused(error.code)
-            await respond_error(send, error)
+            if error.code == "request_too_large":
+                await refuse_body(send, receive, error)
+            else:
+                await respond_error(send, error)
         except ClientGone:
             return
 

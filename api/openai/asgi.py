@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -16,6 +17,9 @@ Header = tuple[bytes, bytes]
 
 MAX_BODY_BYTES = 2 << 20
 BODY_S = 30.0  # a client that trickles its body must not hold a connection for ever
+# A connection closed while its client still writes is reset, and the reset may overtake the answer.
+LINGER_S = 2.0
+LINGER_BYTES = 64 << 20
 JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
@@ -33,6 +37,23 @@ async def respond(
 async def respond_error(send: Send, error: ApiError, headers: Iterable[Header] = ()) -> None:
     closing = [_CLOSE] if error.status in (408, 413) else []  # the rest of the body is not read
     await respond(send, error.status, error.body(), [*headers, *error.headers(), *closing])
+
+
+async def refuse_body(send: Send, receive: Receive, error: ApiError) -> None:
+    """Answer at once, then let the client write on for a while (its bytes are dropped) before the connection closes."""
+    body = error.body()
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": error.status, "headers": [JSON, length, _CLOSE]})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            dropped = 0
+            while dropped < LINGER_BYTES:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    break
+    await send({"type": "http.response.body", "body": b""})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
