@@ -199,6 +199,7 @@ find("[data-freeze]").addEventListener("click", (event) => {
   if (view.held) heldAt = now();
   event.target.setAttribute("aria-pressed", String(view.held));
   put(event.target, view.held ? "Show live again" : "Hold the picture");
+  find("[data-table]").setAttribute("aria-busy", "true"); // until the picture of this moment has come
   topic.send({ type: "view", ...view });
 });
 form.addEventListener("change", (event) => {
@@ -215,6 +216,7 @@ const topic = new LiveTopic("queue", {
   data(news, frame) {
     epoch = frame.at - performance.now() / 1000;
     if (news.held !== view.held) return; // made before the picture was held, or let go
+    find("[data-table]").removeAttribute("aria-busy");
     data = news;
     showClasses();
     show();
