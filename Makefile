@@ -10,6 +10,7 @@ TORCH_DEV := $(VENV)/.torch-dev-installed
 SHELL := /bin/bash
 PYTEST_ARGS ?=
 FIDELITY_ARGS ?=
+PAGES ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch lint vllm-cpu torch fidelity screenshots openapi reproduce
@@ -62,8 +63,8 @@ reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/repro
 fidelity: $(DEV) ## the simulator against two real vLLM servers (28 minutes; FIDELITY_ARGS=--recorded needs none)
 	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
 
-screenshots: $(DEV) ## pictures of the running console into docs/
-	$(PY) -m tests.browser.screenshots
+screenshots: $(DEV) ## pictures of the running console into docs/ (PAGES="fleet login": only those)
+	$(PY) -m tests.browser.screenshots $(PAGES)
 
 openapi: $(BASE) ## write the control API's schema to docs/openapi.yaml
 	$(PY) manage.py spectacular --file docs/openapi.yaml --validate --fail-on-warn

@@ -1,4 +1,4 @@
-"""One stack and one Chromium a session; a fresh profile for each person; trouble in the browser fails the test."""
+"""One stack and one Chromium a session, one sign-in a role; trouble in the browser fails the test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
+from tests.browser.caller import Caller, engine_of_its_own
+from tests.browser.places import Places, places_of
 from tests.browser.stack import Stack, chromium, running
 
 expect.set_options(timeout=15_000)  # a page with charts on a busy machine
+ROLES = ("viewer", "operator", "admin")
+LANE = "lane"
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +29,36 @@ def engine() -> Iterator[Browser]:
         browser = chromium(playwright)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def caller(stack: Stack) -> Caller:
+    return Caller(stack, "admin")
+
+
+@pytest.fixture(scope="session")
+def lane(caller: Caller) -> str:
+    """A model with one slow lane: one engine, one request at a time, nobody else's traffic."""
+    engine_of_its_own(caller, LANE)
+    return LANE
+
+
+@pytest.fixture(scope="session")
+def places(stack: Stack, caller: Caller, lane: str) -> Places:
+    """What the addresses of pages name: a request, a decision, an experiment that is done, and so on."""
+    return places_of(stack, caller, f"{lane}-1")
+
+
+@pytest.fixture(scope="session")
+def signed_in(stack: Stack, engine: Browser) -> dict[str, Any]:
+    """The cookies of one sign-in a role."""
+    states = {}
+    for role in ROLES:
+        context = engine.new_context(base_url=stack.console)
+        sign_in(context.new_page(), *stack.person(role))
+        states[role] = context.storage_state()
+        context.close()
+    return states
 
 
 class Trouble:
@@ -56,36 +90,81 @@ class Trouble:
         return [each for each in self.seen if not any(part in each for part in self.expected)]
 
 
+@pytest.fixture(scope="session")
+def watcher() -> Trouble:
+    return Trouble()
+
+
 @pytest.fixture
-def trouble() -> Iterator[Trouble]:
+def trouble(watcher: Trouble) -> Iterator[Trouble]:
     """Fails the test at its end; a test that provokes trouble names it in `expected`."""
-    found = Trouble()
-    yield found
-    assert not found.unexpected(), "\n".join(found.unexpected())
+    watcher.seen, watcher.expected = [], ()
+    yield watcher
+    assert not watcher.unexpected(), "\n".join(watcher.unexpected())
 
 
-@pytest.fixture
-def visit(stack: Stack, engine: Browser, trouble: Trouble) -> Iterator[Callable[..., Page]]:
-    """`visit("operator", "/queue/")`: that person's new browser, signed in, on that page."""
-    contexts: list[Any] = []
+@pytest.fixture(scope="session")
+def opened(
+    stack: Stack, engine: Browser, signed_in: dict[str, Any], watcher: Trouble
+) -> Callable[[str | None, int, str], Page]:
+    """A new browser of somebody of that role, signed in (None: of nobody), on no page yet."""
 
-    def open_page(role: str | None, path: str = "/", width: int = 1280, scheme: str = "light") -> Page:
+    def open_context(role: str | None, width: int, scheme: str) -> Page:
         context = engine.new_context(
-            base_url=stack.console, viewport={"width": width, "height": 900}, color_scheme=scheme
+            base_url=stack.console,
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            storage_state=signed_in[role] if role else None,
         )
-        contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        trouble.watch(page)
-        if role is None:
-            page.goto(path)
-        else:
-            sign_in(page, *stack.person(role), path)
+        watcher.watch(page)
         return page
 
+    return open_context
+
+
+@pytest.fixture
+def visit(opened: Callable[..., Page], trouble: Trouble) -> Iterator[Callable[..., Page]]:
+    """`visit("operator", "/queue/")`: that person's new browser, on that page. It ends with the test."""
+    pages: list[Page] = []
+
+    def open_page(role: str | None, path: str = "/", width: int = 1280, scheme: str = "light") -> Page:
+        pages.append(opened(role, width, scheme))
+        pages[-1].goto(path)
+        return pages[-1]
+
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.context.close()
+
+
+@pytest.fixture(scope="module")
+def tabs() -> Iterator[dict[tuple[str | None, int, str], Page]]:
+    """Those that were opened; they end with the module."""
+    known: dict[tuple[str | None, int, str], Page] = {}
+    yield known
+    for page in known.values():
+        page.context.close()
+
+
+@pytest.fixture
+def tab(
+    opened: Callable[..., Page], tabs: dict[tuple[str | None, int, str], Page], trouble: Trouble
+) -> Iterator[Callable[..., Page]]:
+    """`tab("viewer", 390, "dark")`: one browser a person, width and scheme, for tests that only look. On no page."""
+    used: list[Page] = []
+
+    def take(role: str | None, width: int = 1280, scheme: str = "light") -> Page:
+        key = (role, width, scheme)
+        if key not in tabs:
+            tabs[key] = opened(*key)
+        used.append(tabs[key])
+        return tabs[key]
+
+    yield take
+    for page in used:
+        page.goto("about:blank")  # nothing of it goes on while the next test looks at another page
 
 
 def sign_in(page: Page, name: str, password: str, path: str = "/") -> None:

@@ -26,6 +26,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 READY_S = 180.0
 STOP_S = 60.0
+ANSWER_S = 120.0  # of the gateway, the longest
 
 
 class Stack:
@@ -48,15 +49,16 @@ class Stack:
         running = json.loads((self.folder / "processes.json").read_text())
         return next(int(each["pid"]) for each in running if each["name"] == name)
 
+    def ask(self, body: dict[str, Any], key: str = "", stream: bool = False) -> requests.Response:
+        """One request to the gateway and its answer, by the demo tenant or by whoever has `key`."""
+        head = {"Authorization": f"Bearer {key or self.credentials['api_key']}"}
+        url = f"{self.gateway}/v1/completions"
+        return requests.post(url, json=body, headers=head, stream=stream, timeout=ANSWER_S)
+
     def send(self, count: int, **body: Any) -> list[Future[int]]:
         """Requests in parallel, not waited for; each answers its HTTP status."""
-        head = {"Authorization": f"Bearer {self.credentials['api_key']}"}
         whole = {"model": self.credentials["model"], "prompt": "Tell me about queues. " * 40, "max_tokens": 200, **body}
-
-        def post() -> int:
-            return requests.post(f"{self.gateway}/v1/completions", json=whole, headers=head, timeout=120).status_code
-
-        return [self._senders.submit(post) for _ in range(count)]
+        return [self._senders.submit(lambda: self.ask(whole).status_code) for _ in range(count)]
 
     def close(self) -> None:
         self._senders.shutdown(wait=True, cancel_futures=True)

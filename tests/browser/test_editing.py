@@ -48,31 +48,6 @@ def test_a_wrong_value_is_marked_and_nothing_typed_is_lost(visit, trouble):
     expect(page.get_by_label("Title")).to_have_value("Kept what I typed")
 
 
-def test_the_second_of_two_operators_sees_the_conflict(visit, trouble):
-    trouble.expected = ("409",)
-    first, second = visit("operator"), visit("admin")
-    for page, value in ((first, "1.9"), (second, "2.1")):
-        open_class(page, "summaries").fill(value)
-    first.get_by_role("button", name="Save").click()
-    expect(first.get_by_role("status")).to_contain_text("summaries is changed")
-    second.get_by_role("button", name="Save").click()
-    conflict = second.get_by_role("alert")
-    expect(conflict).to_contain_text("Somebody else saved")
-    expect(conflict).to_contain_text("1.9 s")
-    expect(conflict).to_contain_text("2.1 s")
-    second.get_by_role("button", name="Save mine over it").click()
-    expect(second.get_by_role("row", name="summaries")).to_contain_text("2.10 s")
-
-
-def test_a_viewer_finds_no_controls_and_is_refused_by_address(visit, trouble):
-    trouble.expected = ("403",)
-    page = visit("viewer", "/classes/")
-    expect(page.get_by_role("link", name="New class")).to_have_count(0)
-    page.goto("/classes/1/")
-    expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
-    expect(page.get_by_text("This needs the role operator; yours is viewer.")).to_be_visible()
-
-
 def test_a_level_is_added_to_the_mapping_and_taken_away(visit):
     page = visit("operator", "/mappings/1/")
     levels = page.locator("[data-level]")

@@ -55,34 +55,6 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
     expect(page.locator("#audit-rows")).to_contain_text("operator cancelled")
 
 
-def test_what_waits_is_held_back_and_given_a_priority(visit, stack):
-    page = visit("operator", "/queue/")
-    sent = stack.send(60, slo_class="analytics", max_tokens=300)
-    last = page.locator("[data-rows] tr:not(.space)").filter(has_text="analytics").last
-    expect(last).to_be_visible()
-    page.get_by_role("button", name="Hold the picture").click()
-    chosen = last.locator('[data-cell="id"]').inner_text()
-    last.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Hold back").click()
-    expect(page.locator("[data-answer]")).to_contain_text("1 paused")
-    page.get_by_role("button", name="Show live again").click()
-    row = page.locator("[data-rows] tr:not(.space)").filter(has_text=chosen)
-    expect(row.locator('[data-cell="paused"]')).to_be_visible()
-    row.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Let go on").click()
-    expect(page.locator("[data-answer]")).to_contain_text("1 resumed")
-    for each in sent:
-        each.result()
-    page.goto("/audit/?kind=queue_pause")
-    expect(page.locator("#audit-rows")).to_contain_text(f"operator paused {chosen}")
-
-
-def test_a_viewer_sees_the_queue_without_controls(visit):
-    page = visit("viewer", "/queue/")
-    expect(page.get_by_role("heading", name="Waiting requests")).to_be_visible()
-    expect(page.get_by_role("button", name="Cancel selected")).to_have_count(0)
-
-
 def test_redis_hanging_is_said_and_the_page_recovers(visit, stack):
     page = visit("viewer")
     state = page.locator("[data-live-state]")

@@ -1,52 +1,72 @@
-"""Every page for every role: opens without trouble, is accessible, fits, and works from the keyboard."""
+"""Every page for every role: opens without trouble, shows who may act the controls, is accessible, and fits."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from console.templatetags import units
+from tests.browser.looks import beyond, serious_findings
+from tests.browser.pages import ACTIONS, PAGES, RANK
+from tests.browser.reached import REACHED
 
 pytestmark = pytest.mark.browser
 
-PAGES = [
-    "/", "/queue/", "/requests/", "/requests/compare/", "/classes/", "/mappings/", "/tenants/", "/tenants/1/",
-    "/fleet/", "/fleet/instances/engine-1/", "/scaling/", "/experiments/", "/traces/", "/audit/", "/patterns/",
-]  # fmt: skip
-EDITS = ["/classes/new/", "/classes/1/", "/classes/1/remove/", "/mappings/1/", "/scaling/new/", "/scaling/1/",
-    "/fleet/instances/engine-1/role/",
-]  # fmt: skip
-ADMINS = ["/tenants/new/", "/tenants/1/change/"]
-AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-SERIOUS = """async () => {
-  const found = await axe.run(document, { resultTypes: ["violations"] });
-  return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
-    .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`);
-}"""
+WIDE, NARROW = 1280, 390
+LOOKS = [(WIDE, "light"), (NARROW, "dark")]
+PASSES = [("viewer", WIDE, "light"), ("operator", WIDE, "light"), *(("admin", *look) for look in LOOKS)]
 
 
-def serious_findings(page):
-    """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in."""
-    page.evaluate(AXE.read_text())
-    return page.evaluate(SERIOUS)
+def well_made(page, width):
+    page.wait_for_load_state("networkidle")
+    assert serious_findings(page) == []
+    assert beyond(page, width) == 0
 
 
-@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
-def test_every_page_opens_without_trouble(visit, role):
-    page = visit(role)
-    allowed = {"viewer": PAGES, "operator": [*PAGES, *EDITS], "admin": [*PAGES, *EDITS, *ADMINS]}
-    for path in allowed[role]:
-        page.goto(path)
-        expect(page.locator("h1")).to_be_visible()
-        page.wait_for_load_state("networkidle")
+def controls_shown(page, name, role):
+    """Those that `role` may use are there and the others are not."""
+    for action in ACTIONS:
+        if action.page == name and action.control:
+            kind, text = action.control
+            control = page.get_by_role("main").get_by_role(kind, name=text, exact=isinstance(text, str))
+            if RANK[role] >= RANK[action.role]:
+                expect(control.first, f"{role} misses {text}").to_be_visible()
+            else:
+                expect(control, f"{role} finds {text}").to_have_count(0)
+
+
+@pytest.mark.parametrize("listed", PAGES, ids=lambda listed: listed.name)
+@pytest.mark.parametrize(("role", "width", "scheme"), PASSES)
+def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, trouble, role, width, scheme, listed):
+    page = tab(role, width, scheme)
+    if not listed.open_to(role):
+        trouble.expected = ("403",)
+        page.goto(listed.at(places))
+        expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+        expect(page.get_by_text(f"This needs the role {listed.role}; yours is {role}.")).to_be_visible()
+        return
+    if listed.status != 200:
+        trouble.expected = (str(listed.status),)
+    page.goto(listed.at(places))
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    controls_shown(page, listed.name, role)
+    if role != "operator":  # who sees all of it, and who sees the least
+        well_made(page, width)
+
+
+@pytest.mark.parametrize("reached", REACHED, ids=lambda reached: reached.name)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_a_page_that_one_comes_to_by_doing_is_accessible_and_fits(tab, places, trouble, width, scheme, reached):
+    if reached.status != 200:
+        trouble.expected = (str(reached.status),)
+    page = tab(reached.role, width, scheme)
+    reached.go(page, places)
+    well_made(page, width)
 
 
 @pytest.mark.parametrize("path", ["/api/docs", "/admin/", "/admin/controller/decision/"])
 def test_what_lies_beside_the_console_keeps_to_the_same_policy(visit, path):
-    page = visit("admin")
-    page.goto(path)
+    page = visit("admin", path)
     page.wait_for_load_state("networkidle")
     expect(page.locator("body")).not_to_be_empty()
 
@@ -67,34 +87,6 @@ def test_script_and_server_write_numbers_alike(visit):
     assert said == [units.percent(share) for share in shares]
 
 
-@pytest.mark.parametrize(("role", "scheme"), [("admin", "light"), ("admin", "dark"), ("viewer", "light")])
-def test_no_page_has_a_serious_finding_of_axe(visit, role, scheme):
-    page = visit(role, scheme=scheme)
-    found = {}
-    for path in PAGES if role == "viewer" else [*PAGES, *EDITS, *ADMINS]:
-        page.goto(path)
-        page.wait_for_load_state("networkidle")
-        found[path] = serious_findings(page)
-    assert {path: findings for path, findings in found.items() if findings} == {}
-
-
-def test_the_login_has_no_serious_finding_of_axe(visit):
-    assert serious_findings(visit(None, "/login/")) == []
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_page_scrolls_sideways(visit, width):
-    page = visit("admin", width=width)
-    too_wide = {}
-    for path in [*PAGES, *EDITS, *ADMINS]:
-        page.goto(path)
-        page.wait_for_load_state("networkidle")
-        taken = page.evaluate("document.documentElement.scrollWidth")
-        if taken > width:
-            too_wide[path] = taken
-    assert too_wide == {}
-
-
 def test_the_keyboard_reaches_the_content_and_the_focus_is_seen(visit):
     page = visit("operator", "/classes/")
     page.keyboard.press("Tab")
@@ -108,22 +100,26 @@ def test_the_keyboard_reaches_the_content_and_the_focus_is_seen(visit):
     expect(page.get_by_label("Name", exact=True)).to_be_visible()
 
 
-def test_anonymous_people_see_the_login_only(visit):
-    page = visit(None, "/")
-    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+def test_a_dialog_and_every_control_can_be_used_from_the_keyboard(visit):
+    page = visit("operator", "/patterns/")
+    page.get_by_role("button", name="Ask first").focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_role("button", name="Keep as it is")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
 
 
-def test_a_wrong_password_is_said(visit):
-    page = visit(None, "/login/")
-    page.get_by_label("User name").fill("operator")
-    page.get_by_label("Password").fill("not this one")
-    page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not match")
-
-
-def test_signing_out_ends_the_session(visit):
+def test_nothing_moves_while_frames_arrive(visit):
+    """Layout shifts that nobody's input caused, over five seconds of live updates."""
     page = visit("viewer")
-    page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-    page.goto("/queue/")
-    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(1500)
+    page.evaluate(
+        """() => { window.shift = 0; new PerformanceObserver((list) => {
+             for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+           }).observe({ type: "layout-shift" }); }"""
+    )
+    page.wait_for_timeout(5000)
+    assert page.evaluate("window.shift") < 0.1

@@ -1,0 +1,31 @@
+"""What is looked at on every page: what axe-core says of it, and whether it fits."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+SERIOUS = """async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
+    .map((each) => `${each.id}: ${each.nodes.map((node) => node.target.join(" ")).join(", ")}`);
+}"""
+
+
+@cache
+def _axe() -> str:
+    return AXE.read_text()
+
+
+def serious_findings(page: Page) -> list[str]:
+    """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in."""
+    page.evaluate(_axe())
+    return page.evaluate(SERIOUS)
+
+
+def beyond(page: Page, width: int) -> int:
+    """Pixels by which the page is wider than the screen."""
+    return max(0, int(page.evaluate("document.documentElement.scrollWidth")) - width)

@@ -1,0 +1,141 @@
+"""Every page of the console and every action on one: addresses, who may, and the control that begins it.
+
+`tests/browser/test_tables.py` compares both with the console's addresses; tests and `make screenshots` read them.
+Addresses name what `tests/browser/places.py` finds, in braces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+RANK = {"viewer": 1, "operator": 2, "admin": 3}
+
+
+class Listed(NamedTuple):
+    """A page that has an address of its own. `role`: the least one that sees it."""
+
+    name: str
+    path: str
+    role: str = "viewer"
+    status: int = 200
+
+    def at(self, places: Mapping[str, str]) -> str:
+        return self.path.format_map(places)
+
+    def open_to(self, role: str) -> bool:
+        return RANK[role] >= RANK[self.role]
+
+
+PAGES = (
+    Listed("overview", "/"),
+    Listed("queue", "/queue/"),
+    Listed("requests", "/requests/"),
+    Listed("request", "/requests/{missed}/"),
+    Listed("compare", "/requests/compare/?id={missed}&id={request}"),
+    Listed("classes", "/classes/"),
+    Listed("class-new", "/classes/new/", "operator"),
+    Listed("class-change", "/classes/{class}/", "operator"),
+    Listed("class-remove", "/classes/{class}/remove/", "operator"),
+    Listed("class-history", "/classes/{class}/history/"),
+    Listed("mapping", "/mappings/"),
+    Listed("mapping-change", "/mappings/{mapping}/", "operator"),
+    Listed("mapping-history", "/mappings/{mapping}/history/"),
+    Listed("tenants", "/tenants/"),
+    Listed("tenant", "/tenants/{tenant}/"),
+    Listed("tenant-new", "/tenants/new/", "admin"),
+    Listed("tenant-change", "/tenants/{tenant}/change/", "admin"),
+    Listed("fleet", "/fleet/"),
+    Listed("instance", "/fleet/instances/{instance}/"),
+    Listed("role", "/fleet/instances/{instance}/role/", "operator"),
+    Listed("scaling", "/scaling/"),
+    Listed("scaling-new", "/scaling/new/", "operator"),
+    Listed("scaling-change", "/scaling/{policy}/", "operator"),
+    Listed("experiments", "/experiments/"),
+    Listed("experiment-new", "/experiments/new/", "operator"),
+    Listed("experiment", "/experiments/{experiment}/"),
+    Listed("traces", "/traces/"),
+    Listed("audit", "/audit/"),
+    Listed("decision", "/audit/{decision}/"),
+    Listed("patterns", "/patterns/"),
+    Listed("not-found", "/nowhere/", status=404),
+)
+
+
+class Action(NamedTuple):
+    """What somebody of at least `role` may do: where it is sent, and the control on page `page` that begins it.
+
+    `control`: ARIA role and name; empty where the page shows it in some states only (`test_instance_actions.py` and
+    `test_experiments.py` look at those). `data` would do something if it were let in.
+    """
+
+    path: str
+    role: str
+    page: str
+    control: tuple[str, str | re.Pattern[str]] | None
+    data: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        kind = self.data.get("action") or self.data.get("kind") or self.data.get("change") or ""
+        return f"{self.path}{kind}"
+
+
+def _act(action: str, control: tuple[str, str] | None) -> Action:
+    data = {"instance": "{instance}", "action": action, "version": "1"}
+    return Action("/fleet/act/", "operator", "instance", control, data)
+
+
+def _command(kind: str, control: str) -> Action:
+    data = {"kind": kind, "request": "req-none", "priority": "1"}
+    return Action("/queue/command/", "operator", "queue", ("button", control), data)
+
+
+ALL_WAITING = {"kind": "cancel", "until": "9999999999"}
+DECODE = {"role": "decode", "version": "1"}
+LESS = {"window": "hour", "change": "less"}
+ACTIONS = (
+    _command("pause", "Hold back"),
+    _command("resume", "Let go on"),
+    _command("reprioritise", "Set"),
+    _command("cancel", "Cancel selected"),
+    Action("/queue/command/all/", "operator", "queue", ("button", re.compile("^Choose all")), ALL_WAITING),
+    Action("/classes/new/", "operator", "classes", ("link", "New class"), {"name": "forged", "ttft_s": "9"}),
+    Action("/classes/{class}/", "operator", "classes", ("link", "Change interactive"), {"ttft_s": "9"}),
+    Action("/classes/{class}/remove/", "operator", "classes", ("link", "Remove interactive"), {"version": "1"}),
+    Action("/classes/{class}/preview/", "operator", "class-change", ("button", re.compile("^Simulate"))),
+    Action("/mappings/{mapping}/", "operator", "mapping", ("link", re.compile("^Change")), {"window": "9"}),
+    Action("/mappings/{mapping}/preview/", "operator", "mapping-change", ("button", re.compile("^Simulate"))),
+    Action("/tenants/new/", "admin", "tenants", ("link", "New tenant"), {"name": "forged"}),
+    Action("/tenants/{tenant}/change/", "admin", "tenant", ("link", "Change"), {"state": "suspended"}),
+    Action("/tenants/{tenant}/keys/", "admin", "tenant", ("button", "Make the key"), {"name": "forged"}),
+    Action("/keys/{key}/rotate/", "admin", "tenant", ("button", re.compile("^Rotate ")), {"grace": "0"}),
+    Action("/keys/{key}/revoke/", "admin", "tenant", ("button", re.compile("^Revoke "))),
+    Action("/fleet/instances/{instance}/role/", "operator", "instance", ("link", "Set role"), DECODE),
+    _act("sleep", ("button", "Put to sleep")),
+    _act("wake", None),
+    _act("load", None),
+    _act("drain", ("button", "Drain")),
+    _act("undrain", None),
+    _act("stop", ("button", "Stop")),
+    Action("/scaling/new/", "operator", "scaling", ("link", "New policy"), {"upper": "9"}),
+    Action("/scaling/{policy}/", "operator", "scaling", ("link", "Change demo/collocated"), {"upper": "9"}),
+    Action("/experiments/ask/", "operator", "experiments", ("button", re.compile("^The last hour with one")), LESS),
+    Action("/experiments/new/", "operator", "experiments", ("link", "New experiment"), {"name": "forged"}),
+    Action("/experiments/check/", "operator", "experiment-new", ("button", "Start")),
+    Action("/experiments/{experiment}/change/", "operator", "experiment", ("button", "Save"), {"name": "forged"}),
+    Action("/experiments/{experiment}/cancel/", "operator", "experiment", None),
+    Action("/experiments/{experiment}/remove/", "operator", "experiment", ("button", "Remove")),
+    Action("/traces/", "operator", "traces", ("button", "Register"), {"name": "forged"}),
+    Action("/traces/{trace}/remove/", "operator", "traces", ("button", re.compile("^Remove "))),
+)
+
+# What anybody may take away from a page: link on it, and how the file's name ends.
+SAVED = (
+    ("audit", "Export CSV", ".csv"),
+    ("audit", "Export JSON", ".json"),
+    ("experiment", "CSV", ".csv"),
+    ("experiment", "JSON", ".json"),
+)

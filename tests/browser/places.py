@@ -1,0 +1,54 @@
+"""What the addresses of pages name, found or made once a session: a request, a decision, an experiment and so on."""
+
+from __future__ import annotations
+
+from tests.browser.caller import Caller, within
+from tests.browser.stack import Stack
+
+Places = dict[str, str]
+SIMULATED_S = 120.0
+
+
+def places_of(stack: Stack, caller: Caller, instance: str) -> Places:
+    """`instance`: one that stays as it is."""
+    found: Places = {"request": asked(stack, caller), "missed": missed(stack, caller), "instance": instance}
+    for name, path, query in (
+        ("class", "slo-classes", {"name": "interactive"}),
+        ("mapping", "priority-mappings", {}),
+        ("tenant", "tenants", {"name": "demo"}),
+        ("policy", "scaling-policies", {"model": "demo"}),
+        ("key", "api-keys", {}),
+        ("decision", "decisions", {"kind": "slo_class_created"}),
+    ):
+        found[name] = str(caller.first(path, **query)["id"])
+    found["experiment"] = simulated(caller)
+    found["trace"] = caller.first("traces")["slug"]
+    return found
+
+
+def asked(stack: Stack, caller: Caller) -> str:
+    """Id of a request that is on record, served and streamed."""
+    body = {"model": stack.credentials["model"], "prompt": "Hello", "max_tokens": 20, "stream": True}
+    answer = stack.ask(body)
+    assert answer.status_code == 200, answer.text
+    request_id = answer.headers["x-slackline-request-id"]
+    within(20, lambda: caller.get("requests", id=request_id)["items"])
+    return request_id
+
+
+def missed(stack: Stack, caller: Caller) -> str:
+    """Id of a request whose first token came too late."""
+    query = {"attained": "false", "outcome": "ok", "slo_class": "interactive"}
+    for each in stack.send(4, slo_class="interactive", target_ttft=0.001, max_tokens=20):
+        each.result()
+    within(20, lambda: caller.get("requests", **query)["items"])
+    return str(caller.first("requests", **query)["id"])
+
+
+def simulated(caller: Caller) -> str:
+    """Slug of an experiment that is done: the last hour with one instance less."""
+    path = caller.submit("/experiments/ask/", {"window": "hour", "change": "less"})
+    slug = path.strip("/").split("/")[1]
+    within(SIMULATED_S, lambda: caller.get(f"simulations/{slug}")["state"] not in ("queued", "running"))
+    assert caller.get(f"simulations/{slug}")["state"] == "done"
+    return slug

@@ -1,0 +1,80 @@
+"""Pages that have no address of their own: what a person has to do to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.places import Places
+
+SIMULATED_MS = 60_000
+
+
+class Reached(NamedTuple):
+    """`role`: None for nobody signed in. `status`: what the browser's console complains of, 200 for nothing."""
+
+    name: str
+    role: str | None
+    go: Callable[[Page, Places], None]
+    status: int = 200
+
+
+def login(page: Page, places: Places) -> None:
+    page.goto("/login/")
+
+
+def wrong_password(page: Page, places: Places) -> None:
+    page.goto("/login/")
+    page.get_by_label("User name").fill("operator")
+    page.get_by_label("Password").fill("not this one")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("do not match")
+
+
+def key_made(page: Page, places: Places) -> None:
+    page.goto(f"/tenants/{places['tenant']}/")
+    page.get_by_label("Name of the key").fill("for a look")
+    page.get_by_role("button", name="Make the key").click()
+    expect(page.get_by_role("heading", name="New key for a look")).to_be_visible()
+
+
+def class_wrong(page: Page, places: Places) -> None:
+    page.goto(f"/classes/{places['class']}/")
+    page.get_by_label("First token within").fill("0")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#id_ttft_s_error")).to_be_visible()
+
+
+def class_preview(page: Page, places: Places) -> None:
+    page.goto(f"/classes/{places['class']}/")
+    page.get_by_label("First token within").fill("0.2")
+    page.get_by_role("button", name="Simulate the newest requests").click()
+    expect(page.get_by_role("region", name="Simulated")).to_be_visible(timeout=SIMULATED_MS)
+
+
+def forbidden(page: Page, places: Places) -> None:
+    page.goto("/classes/new/")
+    expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+
+
+def expired_form(page: Page, places: Places) -> None:
+    """As when the browser forgot its cookie, or another site made the form."""
+    page.goto(f"/classes/{places['class']}/")
+    page.locator('main form[method="post"] input[name="csrfmiddlewaretoken"]').first.evaluate(
+        "(input) => { input.value = 'x'.repeat(64); }"
+    )
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", name="The form could not be trusted")).to_be_visible()
+
+
+REACHED = (
+    Reached("login", None, login),
+    Reached("login-refused", None, wrong_password),
+    Reached("key-made", "admin", key_made),
+    Reached("class-wrong", "operator", class_wrong, 422),
+    Reached("class-preview", "operator", class_preview),
+    Reached("forbidden", "viewer", forbidden, 403),
+    Reached("expired-form", "operator", expired_form, 403),
+)

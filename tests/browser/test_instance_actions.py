@@ -1,0 +1,143 @@
+"""One instance through all that a person may do with it: each step is asked first, said, recorded, and happens."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.caller import busy, engine_of_its_own, within
+
+pytestmark = pytest.mark.browser
+
+NAME = "walked"
+LOADS = "engine=0.3,host=0.3,disk=0.3"  # emulated, in seconds
+REACHED_S = 60.0
+
+
+class Step(NamedTuple):
+    """`asks`: the question before it is done; `yes`: the answer; `left`: what the instance's record says at the end."""
+
+    button: str
+    asks: str
+    yes: str
+    said: str
+    kind: str
+    left: tuple[str, str]
+    shown: str
+
+
+AWAKE = ("weights", "present")
+STEPS = (
+    Step("Load weights", "Load the weights of", "Load them", "loads its weights", "load_ordered", AWAKE, "ready"),
+    Step("Put to sleep", "Put {id} to sleep?", "Put it to sleep", "falls asleep once", "sleep_ordered",
+         ("weights", "asleep"), "asleep"),
+    Step("Wake up", "Wake {id} up?", "Wake it up", "wakes up", "load_ordered", AWAKE, "ready"),
+    Step("Drain", "Drain {id}?", "Drain", "nothing new is sent there", "drained", ("observed_state", "draining"),
+         "draining"),
+    Step("Take the drain back", "take requests again?", "Take the drain back", "takes requests again", "undrained",
+         ("observed_state", "ready"), "ready"),
+    Step("Stop", "Stop {id} now?", "Stop it", "is stopped", "stopped", ("observed_state", "stopped"), "stopped"),
+)  # fmt: skip
+BUTTONS = {step.button for step in STEPS}
+POSSIBLE = {
+    "warm": {"Load weights", "Drain", "Stop"},
+    "asleep": {"Wake up", "Drain", "Stop"},
+    "ready": {"Put to sleep", "Drain", "Stop"},
+    "draining": {"Take the drain back", "Stop"},
+    "stopped": set(),
+}
+
+
+def buttons_on(page):
+    return {text for text in page.get_by_role("main").get_by_role("button").all_inner_texts() if text in BUTTONS}
+
+
+def recorded(caller, step, instance):
+    return len(caller.recorded(f"instance_{step.kind}", subject=instance, actor="operator"))
+
+
+def take(page, step, instance):
+    page.get_by_role("button", name=step.button, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(step.asks.format(id=instance))
+    dialog.get_by_role("button", name=step.yes, exact=True).click()
+    expect(page.get_by_role("status").filter(has_text=step.said)).to_be_visible()
+
+
+def test_an_instance_is_loaded_put_to_sleep_woken_drained_taken_back_and_stopped(visit, stack, caller):
+    instance = engine_of_its_own(caller, NAME, weights="absent", emulated_load_s=LOADS)
+    address, state = f"/fleet/instances/{instance}/", "warm"
+    page, looker = visit("operator", address), visit("viewer", address)
+    with ExitStack() as running:
+        for step in STEPS:
+            for each in (page, looker):
+                each.goto(address)
+                expect(each.locator("h1 + .lead")).to_contain_text(state)
+            assert buttons_on(page) == POSSIBLE[state], state
+            assert buttons_on(looker) == set(), state
+            if step.button == "Drain":  # an empty one is gone before anybody could take the drain back
+                within(30, lambda: stack.ask({"model": NAME, "prompt": "Hi", "max_tokens": 1}).status_code == 200)
+                running.enter_context(busy(stack, NAME))
+            before = recorded(caller, step, instance)
+            take(page, step, instance)
+            assert recorded(caller, step, instance) == before + 1, step.button
+            name, value = step.left
+            within(REACHED_S, lambda: caller.get(f"instances/{instance}")[name] == value)  # noqa: B023
+            state = step.shown
+    page.goto(address)
+    expect(page.locator("h1 + .lead")).to_contain_text("stopped")
+    assert buttons_on(page) == POSSIBLE["stopped"]
+
+
+def test_who_says_no_leaves_the_instance_as_it_is(visit, caller, lane):
+    instance = f"{lane}-1"
+    page = visit("operator", f"/fleet/instances/{instance}/")
+    for button in ("Put to sleep", "Drain", "Stop"):
+        page.get_by_role("button", name=button, exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Keep as it is").click()
+        expect(page.get_by_role("dialog")).to_be_hidden()
+    page.reload()
+    expect(page.locator("h1 + .lead")).to_contain_text("ready")
+    decisions = caller.get("decisions", subject=instance, actor="operator")["items"]
+    assert decisions == []
+
+
+def test_a_page_that_is_out_of_date_does_nothing_and_says_so(visit, caller):
+    """Two operators before one instance: the second one acts on what it was."""
+    instance = ready_one(caller)
+    first, second = (visit("operator", f"/fleet/instances/{instance}/role/") for _ in range(2))
+    first.get_by_role("button", name="Set role decode").click()
+    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is decode")).to_be_visible()
+    second.get_by_role("button", name="Set role decode").click()
+    expect(second.get_by_role("status").filter(has_text="Nothing was done")).to_be_visible()
+    first.goto(f"/fleet/instances/{instance}/role/")
+    first.get_by_role("button", name="Set role collocated").click()
+    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is collocated")).to_be_visible()
+
+
+def test_a_role_is_set_after_saying_what_will_happen_and_taken_back(visit, caller):
+    name = ready_one(caller)
+    before = len(caller.recorded("instance_role_set", subject=name))
+    page = visit("operator", "/fleet/")
+    page.get_by_role("main").get_by_role("link", name=name).first.click()
+    page.get_by_role("link", name="Set role").click()
+    expect(page.get_by_role("button", name="Set role prefill")).to_be_disabled()
+    expect(page.locator("main")).to_contain_text("Make one decode first")
+    expect(page.locator("main")).to_contain_text("nothing comes to it until one does")
+    page.get_by_role("button", name="Set role decode").click()
+    expect(page.get_by_role("status").filter(has_text=f"The role of {name} is decode")).to_be_visible()
+    expect(page.locator("h1 + .lead")).to_contain_text("decode of demo")
+    page.get_by_role("link", name="Set role").click()
+    page.get_by_role("button", name="Set role collocated").click()
+    expect(page.locator("h1 + .lead")).to_contain_text("collocated of demo")
+    assert len(caller.recorded("instance_role_set", subject=name)) == before + 2
+
+
+def ready_one(caller):
+    """An instance of the demo, the oldest: the scaler takes the youngest first."""
+    query = {"model": "demo", "desired_state": "running", "observed_state": "ready", "role": "collocated"}
+    within(60, lambda: len(caller.get("instances", **query)["items"]) >= 2)
+    return min(caller.get("instances", **query)["items"], key=lambda each: each["created_at"])["id"]

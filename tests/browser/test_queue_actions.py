@@ -1,0 +1,147 @@
+"""What an operator does with waiting requests: in a queue where nothing moves by itself and in one that never rests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.caller import busy, within
+from tests.browser.stack import ROOT
+
+pytestmark = pytest.mark.browser
+
+ROW = "[data-rows] tr:not(.space)"
+CROWD = 400
+REACHED_S = 20.0
+
+
+@pytest.fixture
+def waiting(stack, lane):
+    """Requests behind one that goes on for minutes, on a model of their own. Answers come once this ends."""
+    with busy(stack, lane):
+        sent = stack.send(5, model=lane, slo_class="batch", max_tokens=3)
+        yield sent
+    for each in sent:
+        each.result()
+
+
+@pytest.fixture
+def moving(stack):
+    """A gateway where a hundred requests a second come and go."""
+    ports = json.loads((stack.folder / "ports.json").read_text())
+    command = [sys.executable, "-m", "tests.browser.crowd", f"redis://127.0.0.1:{ports['redis']}/0", str(CROWD)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "crowded\n"
+    yield
+    process.kill()
+    process.wait()
+
+
+def shown(page, text):
+    """The queue with only those rows that have `text` in them."""
+    page.get_by_label("Filter by tenant").fill(text)
+    expect(page.locator(ROW).filter(has_text=text).first).to_be_visible()
+    expect(page.locator(ROW).filter(has_not_text=text)).to_have_count(0)
+
+
+def tick(row):
+    """Ticks whatever row that is by then, and says whose it is."""
+    row.get_by_role("checkbox").check()
+    return row.page.locator(f"{ROW} input:checked").get_attribute("value")
+
+
+def tell(page, button, said):
+    page.get_by_role("button", name=button, exact=True).click()
+    expect(page.locator("[data-answer]")).to_contain_text(said)
+
+
+def ids(page):
+    return page.locator(f'{ROW} [data-cell="id"]').all_inner_texts()
+
+
+def test_what_waits_is_held_back_let_go_given_a_priority_and_cancelled(visit, waiting, caller, lane):
+    page = visit("operator", "/queue/")
+    shown(page, lane)
+    expect(page.locator(ROW)).to_have_count(5)
+    chosen = tick(page.locator(ROW).nth(2))
+    row = page.locator(ROW).filter(has_text=chosen)
+    tell(page, "Hold back", "1 paused")
+    expect(row.locator('[data-cell="paused"]')).to_be_visible()
+    assert tick(row) == chosen
+    tell(page, "Let go on", "1 resumed")
+    expect(row.locator('[data-cell="paused"]')).to_be_hidden()
+    assert tick(row) == chosen
+    page.get_by_label("Priority", exact=True).fill("7")
+    tell(page, "Set", "1 given another priority")
+    expect(row.locator('[data-cell="priority"]')).to_have_text("7")
+    assert tick(row) == chosen
+    tell(page, "Cancel selected", "1 cancelled")
+    expect(row).to_have_count(0)
+    expect(page.locator(ROW)).to_have_count(4)
+    for kind in ("pause", "resume", "reprioritise", "cancel"):
+        (decision,) = caller.recorded(f"queue_{kind}", request_id=chosen)
+        assert (decision["actor"], decision["outcome"]["applied"]) == ("operator", [chosen])
+    page.goto("/audit/?kind=queue_pause")
+    expect(page.locator("#audit-rows")).to_contain_text(f"operator paused {chosen}")
+
+
+def test_two_at_once_are_cancelled_and_the_others_are_served(visit, stack, lane):
+    page = visit("operator", "/queue/")
+    with busy(stack, lane):
+        sent = stack.send(4, model=lane, slo_class="batch", max_tokens=3)
+        shown(page, lane)
+        expect(page.locator(ROW)).to_have_count(4)
+        for place in (0, 2):
+            page.locator(ROW).nth(place).get_by_role("checkbox").check()
+        expect(page.locator("[data-selected]")).to_contain_text("2 selected")
+        tell(page, "Cancel selected", "2 cancelled")
+    assert sorted(each.result() == 200 for each in sent) == [False, False, True, True]
+
+
+def test_all_that_match_are_held_back_and_cancelled_after_a_question(visit, waiting, lane):
+    page = visit("operator", "/queue/")
+    shown(page, lane)
+    expect(page.locator(ROW)).to_have_count(5)
+    for button, question, said in (
+        ("Hold back", "Hold back all 5", "5 paused"),
+        ("Cancel selected", "Cancel all 5", "5 cancelled"),
+    ):
+        page.get_by_role("button", name="Choose all 5 that match").click()
+        page.get_by_role("button", name=button, exact=True).click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(question)
+        dialog.locator("[data-confirm-yes]").click()
+        expect(page.locator("[data-answer]")).to_contain_text(said)
+    expect(page.locator(ROW)).to_have_count(0)
+    assert {each.result() for each in waiting} != {200}
+
+
+def test_what_is_ticked_is_what_is_told_however_the_rows_move(visit, moving, caller):
+    page = visit("operator", "/queue/")
+    shown(page, "crowd")
+    chosen = tick(page.locator(ROW).nth(3))
+    before = ids(page)
+    within(REACHED_S, lambda: ids(page) != before)
+    page.get_by_role("button", name="Hold back", exact=True).click()
+    expect(page.locator("[data-answer]")).to_be_visible()
+    decision = caller.first("decisions", kind="queue_pause")
+    assert decision["inputs"]["request_ids"] == [chosen]
+
+
+def test_a_held_picture_keeps_its_rows_until_it_is_let_go(visit, moving):
+    page = visit("operator", "/queue/")
+    shown(page, "crowd")
+    page.get_by_role("button", name="Hold the picture").click()
+    expect(page.locator("[data-table]")).not_to_have_attribute("aria-busy", "true")
+    before = ids(page)
+    page.wait_for_timeout(3000)
+    assert ids(page) == before
+    expect(page.locator(f"{ROW}.left").first).to_be_visible()
+    page.get_by_role("button", name="Show live again").click()
+    within(REACHED_S, lambda: ids(page) != before)
+    expect(page.locator(f"{ROW}.left")).to_have_count(0)

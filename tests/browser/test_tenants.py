@@ -1,0 +1,100 @@
+"""Tenants and their keys through the pages; each change is tried at the gateway."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.caller import within
+
+pytestmark = pytest.mark.browser
+
+
+def ask(stack, key):
+    body = {"model": stack.credentials["model"], "prompt": "Hello", "max_tokens": 2, "slo_class": "analytics"}
+    return stack.ask(body, key=key).status_code
+
+
+def new_key(page, name):
+    """Makes a key on the tenant's page; what is shown once."""
+    page.get_by_label("Name of the key").fill(name)
+    page.get_by_role("button", name="Make the key").click()
+    secret = page.locator("[data-secret]").inner_text()
+    assert secret.startswith("sk-")
+    page.get_by_role("link", name="I have it").click()
+    expect(page.get_by_role("row", name=name)).to_be_visible()
+    assert secret not in page.content()
+    return secret
+
+
+def set_state(page, state):
+    page.get_by_role("main").get_by_role("link", name="Change", exact=True).click()
+    page.get_by_label("State").select_option(state)
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status").filter(has_text="is changed")).to_be_visible()
+
+
+def test_a_tenant_is_made_served_suspended_and_let_in_again(visit, stack):
+    page = visit("admin", "/tenants/")
+    page.get_by_role("link", name="New tenant").click()
+    page.get_by_label("Name", exact=False).first.fill("browser-tenant")
+    page.get_by_label("Requests a minute").fill("600")
+    page.get_by_role("button", name="Make the tenant").click()
+    expect(page.get_by_role("status").filter(has_text="browser-tenant is there")).to_be_visible()
+    secret = new_key(page, "its first key")
+    within(5, lambda: ask(stack, secret) == 200)
+    set_state(page, "suspended")
+    within(2, lambda: ask(stack, secret) in (401, 403))
+    set_state(page, "active")
+    within(2, lambda: ask(stack, secret) == 200)
+    page.goto("/tenants/")
+    expect(page.get_by_role("row", name="browser-tenant")).to_contain_text("Active")
+
+
+def test_a_tenant_of_that_name_is_there_already(visit, trouble):
+    trouble.expected = ("422",)
+    page = visit("admin", "/tenants/new/")
+    page.get_by_label("Name", exact=False).first.fill("acme")
+    page.get_by_label("Title").fill("Kept what I typed")
+    page.get_by_role("button", name="Make the tenant").click()
+    expect(page.get_by_role("alert").first).to_contain_text("Not saved")
+    expect(page.get_by_label("Title")).to_have_value("Kept what I typed")
+
+
+def test_a_key_is_made_shown_once_used_rotated_and_revoked(visit, stack):
+    page = visit("admin", "/tenants/")
+    page.get_by_role("link", name="demo", exact=True).click()
+    secret = new_key(page, "browser key")
+    within(5, lambda: ask(stack, secret) == 200)
+    row = page.get_by_role("row", name="browser key")
+    row.get_by_role("combobox").select_option("0")
+    row.get_by_role("button", name="Rotate").click()
+    page.get_by_role("dialog").get_by_role("button", name="Rotate").click()
+    successor = page.locator("[data-secret]").inner_text()
+    assert successor != secret
+    within(2, lambda: ask(stack, secret) == 401)
+    assert ask(stack, successor) == 200
+    page.get_by_role("link", name="I have it").click()
+    page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep as it is").click()
+    assert ask(stack, successor) == 200
+    page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("status")).to_contain_text("is revoked")
+    within(1, lambda: ask(stack, successor) == 401)
+
+
+def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack):
+    page = visit("viewer", "/tenants/1/")
+    expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+    expect(page.locator("[data-used]")).to_have_text(re.compile(r"^\d+$"))
+    before = int(page.locator("[data-used]").inner_text())
+    reached = "least => Number(document.querySelector('[data-used]').textContent) >= least"
+    fallen = "most => Number(document.querySelector('[data-used]').textContent) < most"
+    sent = stack.send(60, slo_class="analytics", max_tokens=200)
+    page.wait_for_function(reached, arg=before + 40)
+    for each in sent:
+        each.result()
+    page.wait_for_function(fallen, arg=before + 40)
