@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from api.openai.asgi import Header, Send
 from controller.core.decisions import Decision
 from controller.core.links import KvMoved
 from controller.core.types import Request
-from workers.backends.base import Promise, UpstreamCall, Usage
+from workers.backends.base import EngineError, Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -25,6 +25,21 @@ class Phase(IntEnum):
     SENT = 1
     STARTED = 2
     DONE = 3
+
+
+class Unreadable(EngineError):
+    """What the engine answered cannot be told in the client's words. Another engine would answer the same."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine's answer cannot be read.")
+
+
+class Translation(Protocol):
+    """For a client that does not speak the engines' API."""
+
+    def told(self, raw: bytes) -> bytes:
+        """The engine's answer, or whole events of it, in the client's words. Raises Unreadable."""
+        ...
 
 
 class Flight:
@@ -53,6 +68,7 @@ class Flight:
         "streamed",
         "task",
         "times",
+        "translation",
         "usage",
     )
 
@@ -69,6 +85,7 @@ class Flight:
         prompt_chars: int = 0,
         charged_tokens: int = 0,
         source: str = "defaults",
+        translation: Translation | None = None,
     ) -> None:
         self.request = request
         self.head = head
@@ -81,6 +98,7 @@ class Flight:
         self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
+        self.translation = translation
         self.phase = Phase.QUEUED
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere

@@ -6,10 +6,12 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
 
+from api.openai import responses_stream
 from api.openai.asgi import Send
 from api.openai.auth import KeyRing
 from api.openai.errors import ApiError
@@ -29,6 +31,7 @@ from controller.core.types import Outcome, Request
 from controller.dispatch import StageDispatcher, build_dispatcher, build_migrator
 from controller.slo.classes import Applied, SloError
 from workers.backends.base import Limits
+from workers.backends.events import carries_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,12 @@ class Gateway:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
         request, applied = self._request(parsed, tenant, arrival)
         arrived_wall = time.time() - (self.clock() - arrival)
+        translation = None
         if parsed.echo is not None:
-            send = as_response(send, parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
+            translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
         if parsed.streamed and self.options.token_pacing:
-            send = paced(send, request.targets, self.options.token_pacing, self.clock, chat=chat)
+            carries = partial(carries_text, chat=chat) if translation is None else responses_stream.carries_text
+            send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
         flight = Flight(
             request,
             parsed.head,
@@ -119,6 +124,7 @@ class Gateway:
             keep_usage=parsed.keep_usage,
             prompt_chars=parsed.prompt_chars,
             source=applied.source,
+            translation=translation,
         )
         flight.note(Decision("slo", applied.source, request.id, arrival, applied.figures))
         self._charge(flight, tenant)

@@ -21,26 +21,25 @@ from typing import Any
 
 from api.openai.asgi import Message, Send
 from controller.core.types import Targets
-from workers.backends.events import carries_text
 
 Clock = Callable[[], float]
 
 
-def paced(send: Send, targets: Targets, share: float, clock: Clock, *, chat: bool) -> Send:
-    """`send` itself where nothing is to be paced."""
+def paced(send: Send, targets: Targets, share: float, clock: Clock, carries: Callable[[bytes], bool]) -> Send:
+    """`send` itself where nothing is to be paced. `carries`: does an event deliver a token?"""
     if share <= 0 or targets.deadline_s is not None or not math.isfinite(targets.tpot_s) or targets.tpot_s <= 0:
         return send
-    return Pacer(send, share * targets.tpot_s, clock, chat=chat)
+    return Pacer(send, share * targets.tpot_s, clock, carries)
 
 
 class Pacer:
     """A Send. The last message of a response returns when everything has left; the others return at once."""
 
-    def __init__(self, send: Send, pace_s: float, clock: Clock, *, chat: bool) -> None:
+    def __init__(self, send: Send, pace_s: float, clock: Clock, carries: Callable[[bytes], bool]) -> None:
         self._send = send
         self._pace_s = pace_s
         self._clock = clock
-        self._chat = chat
+        self._carries = carries
         self._waiting: deque[tuple[bytes, bool]] = deque()  # event, carries a token
         self._next_at = -math.inf  # when the next token may leave
         self._release: asyncio.Task[None] | None = None
@@ -64,7 +63,7 @@ class Pacer:
     def _hold(self, raw: bytes) -> None:
         """Whole events, as the relay gives them; what is no event goes with the one before it."""
         *events, rest = raw.split(b"\n\n")
-        self._waiting.extend((event + b"\n\n", carries_text(event, self._chat)) for event in events)
+        self._waiting.extend((event + b"\n\n", self._carries(event)) for event in events)
         if rest:
             self._waiting.append((rest, False))
 

@@ -39,6 +39,7 @@ async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Dr
         async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if chunk.kind == "data":
+                    flight.moved = chunk.moved or flight.moved
                     held = await _data(flight, chunk, held, driver)
                 elif chunk.kind == "body":
                     await _whole(flight, chunk, driver)
@@ -62,7 +63,7 @@ async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> by
         if not chunk.tokens and not chunk.done:
             return held + chunk.raw
         await start_stream(flight)
-    raw = held + chunk.raw
+    raw = _told(flight, held + chunk.raw)
     if chunk.done:
         driver.completed(flight, driver.clock())
     if raw or chunk.done:
@@ -77,16 +78,21 @@ async def start_stream(flight: Flight) -> None:
 
 
 async def _whole(flight: Flight, chunk: Chunk, driver: Driver) -> None:
+    raw = _told(flight, chunk.raw)
     flight.usage = chunk.usage
     flight.phase = Phase.STARTED
     driver.completed(flight, driver.clock())
-    await respond(flight.send, 200, chunk.raw, flight.headers())
+    await respond(flight.send, 200, raw, flight.headers())
+
+
+def _told(flight: Flight, raw: bytes) -> bytes:
+    return raw if flight.translation is None else flight.translation.told(raw)
 
 
 async def end_with_error(flight: Flight, error: ApiError, *, started: bool) -> None:
     """Answer an error: as a response, or as the last event of a stream that has begun."""
     if started:
-        await flight.send({"type": "http.response.body", "body": error.event(), "more_body": False})
+        await flight.send({"type": "http.response.body", "body": _told(flight, error.event()), "more_body": False})
     else:
         headers = [*flight.headers(), *error.headers()]
         await respond(flight.send, error.status, error.body(), headers)

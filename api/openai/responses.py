@@ -1,7 +1,8 @@
 """/v1/responses on its way back: a chat completion, whole or streamed, as OpenAI's response object and its events.
 
-A `Send` around the client's, so that relay, retries and measuring know nothing of it. Output items are the message and
-function calls; what engines say of their reasoning stays with them. Streams: `api.openai.responses_stream`.
+The relay asks for it between measuring and sending, so that an answer nobody can read is not taken for one. Output
+items are the message and function calls; what engines say of their reasoning stays with them. Streams:
+`api.openai.responses_stream`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.openai.asgi import Message, Send, respond_error
-from api.openai.errors import ApiError
+from api.openai.flight import Unreadable
 
 FIXED: dict[str, Any] = {
     "object": "response",
@@ -89,30 +89,17 @@ def _usage(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WholeResponse:
-    """A Send for an answer in one piece. Refusals pass as they are."""
+    """An answer in one piece."""
 
-    def __init__(self, send: Send, response: ResponseObject) -> None:
-        self._send = send
+    def __init__(self, response: ResponseObject) -> None:
         self._response = response
-        self._start: Message | None = None
 
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 200:
-            self._start = message  # its length is known with the body
-            return
-        if self._start is None:
-            await self._send(message)
-            return
-        headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+    def told(self, raw: bytes) -> bytes:
+        """The response for the engine's whole answer. Raises Unreadable."""
         try:
-            body = self._told(message["body"])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            about = [pair for pair in headers if pair[0].startswith(b"x-")]
-            await respond_error(self._send, ApiError("engine_failed", "The engine's answer cannot be read."), about)
-            return
-        headers.append((b"content-length", str(len(body)).encode()))
-        await self._send({**self._start, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+            return self._told(raw)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise Unreadable from error
 
     def _told(self, raw: bytes) -> bytes:
         answer = orjson.loads(raw)

@@ -11,8 +11,10 @@ from typing import Any
 
 import orjson
 
-from api.openai.asgi import Message, Send
+from api.openai.flight import Translation, Unreadable
 from api.openai.responses import PART, Item, ResponseObject, WholeResponse
+
+DELTAS = (b"event: response.output_text.delta", b"event: response.function_call_arguments.delta")
 
 Event = tuple[str, dict[str, Any]]
 
@@ -71,33 +73,35 @@ class OpenCall:
 
 
 class StreamedResponse:
-    """A Send for a stream. Refusals before it began pass as they are."""
+    """A stream, piece by piece."""
 
-    def __init__(self, send: Send, response: ResponseObject) -> None:
-        self._send = send
+    def __init__(self, response: ResponseObject) -> None:
         self._response = response
         self._output: list[Item] = []
         self._open: OpenMessage | OpenCall | None = None
+        self._written: list[bytes] = []  # and not yet told
         self._number = 0
-        self._streams = False
         self._begun = False
         self._over = False
 
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._streams = message["status"] == 200
-        elif self._streams:
-            events = (event for raw in message["body"].split(b"\n\n") for event in self._events(raw))
-            body = b"".join(self._written(*event) for event in events)
-            if not body and message.get("more_body"):
-                return
-            message = {**message, "body": body}
-        await self._send(message)
+    def told(self, raw: bytes) -> bytes:
+        """A response's events for whole events of the chat, or for an error of ours, which ends it.
 
-    def _written(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        Raises Unreadable; what could be read before is then told with the error.
+        """
+        try:
+            for event in raw.split(b"\n\n"):
+                for kind, fields in self._events(event):
+                    self._write(kind, fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Unreadable from error
+        told, self._written = b"".join(self._written), []
+        return told
+
+    def _write(self, kind: str, fields: Mapping[str, Any]) -> None:
         told = orjson.dumps({**fields, "type": kind, "sequence_number": self._number})
         self._number += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), told)
+        self._written.append(b"event: %s\ndata: %s\n\n" % (kind.encode(), told))
 
     def _events(self, raw: bytes) -> Iterator[Event]:
         if not raw.startswith(b"data: ") or self._over:
@@ -106,10 +110,7 @@ class StreamedResponse:
             self._begun = True
             yield "response.created", {"response": self._response.begun()}
             yield "response.in_progress", {"response": self._response.begun()}
-        try:
-            yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
-        except (ValueError, KeyError, TypeError, AttributeError):  # else the client would wait for ever
-            yield from self._fail({"code": "engine_failed", "message": "The engine's answer cannot be read."})
+        yield from self._end() if raw == b"data: [DONE]" else self._chunk(raw[6:])
 
     def _chunk(self, raw: bytes) -> Iterator[Event]:
         try:
@@ -172,7 +173,12 @@ def _text(value: object) -> str:
     raise TypeError("no text")
 
 
-def as_response(send: Send, echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool) -> Send:
-    """`send` for a request whose client speaks /v1/responses."""
+def as_response(echo: Mapping[str, Any], request_id: str, created_at: float, *, streamed: bool) -> Translation:
+    """For a request whose client speaks /v1/responses."""
     response = ResponseObject(echo, request_id, created_at)
-    return StreamedResponse(send, response) if streamed else WholeResponse(send, response)
+    return StreamedResponse(response) if streamed else WholeResponse(response)
+
+
+def carries_text(event: bytes) -> bool:
+    """True when an event of a response delivers at least one token's text, or a piece of a call."""
+    return event.startswith(DELTAS)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from api.openai.errors import ApiError
-from api.openai.flight import Flight, Phase
+from api.openai.flight import Flight, Phase, Unreadable
 from api.openai.handoff import Handoff
 from api.openai.relay import end_with_engine_error, end_with_error, relay
 from controller.core import events as ev
@@ -141,7 +141,12 @@ class Runtime:
         self._stop(flight)
         if error.unreachable:
             self._suspect(flight.instance)
-        if flight.prefill_instance and flight.phase == Phase.SENT and self.handoff is not None:
+        if isinstance(error, Unreadable):
+            self.push(ev.Failed(flight.request.id, False, str(error)))
+            started = flight.phase == Phase.STARTED
+            outcome = Outcome.CUT if started else Outcome.FAILED
+            self._refuse(flight, outcome, ApiError("engine_failed", str(error)), started=started)
+        elif flight.prefill_instance and flight.phase == Phase.SENT and self.handoff is not None:
             self.handoff.decode_lost(flight, error)
         elif flight.phase == Phase.STARTED:
             self.push(ev.Failed(flight.request.id, False, str(error)))

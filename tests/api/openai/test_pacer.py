@@ -44,8 +44,12 @@ class Client:
         return [at for at, body in self.got if b"text" in body]
 
 
+def carries(event: bytes) -> bool:
+    return b"text" in event
+
+
 def pacer(client: Client) -> Pacer:
-    return Pacer(client, PACE_S, asyncio.get_running_loop().time, chat=False)
+    return Pacer(client, PACE_S, asyncio.get_running_loop().time, carries)
 
 
 def part(body: bytes, more: bool = True) -> dict[str, Any]:
@@ -107,8 +111,8 @@ async def test_a_client_that_hangs_up_ends_the_waiting():
 )
 def test_what_is_not_paced(targets, share):
     client = Client()
-    assert paced(client, targets, share, lambda: 0.0, chat=False) is client
-    assert paced(client, Targets(1.0, 0.05), 0.9, lambda: 0.0, chat=False) is not client
+    assert paced(client, targets, share, lambda: 0.0, carries) is client
+    assert paced(client, Targets(1.0, 0.05), 0.9, lambda: 0.0, carries) is not client
 
 
 @pytest.mark.parametrize(("share", "least_s"), [(0.0, 0.0), (0.5, 5 * 0.5 * 0.04)])
@@ -128,3 +132,17 @@ async def test_the_setting_paces_a_whole_gateways_streams(share, least_s):
     assert len(bed.sink.records) == 1
     if not share:
         assert took < 5 * 0.5 * 0.04 + 0.5
+
+
+async def test_a_response_is_paced_by_its_deltas():
+    bed, session = TestBed(), None
+    bed.gateway = Gateway(GatewayOptions("test", token_pacing=0.5), session, bed.sink)  # type: ignore[arg-type]
+    async with bed:
+        bed.every(Script(tokens=6))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        body = {"model": "demo", "input": "hello", "stream": True, "target_ttft": 2.0, "target_tbt": 0.04}
+        answer = await bed.ask(body, "/v1/responses")
+        assert answer.body.count(b"event: response.output_text.delta") == 6
+        assert answer.body.endswith(b"\n\n")
+        assert loop.time() - began >= 5 * 0.5 * 0.04 - 0.005

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
+from api.openai.flight import Unreadable
 from api.openai.responses_request import NOT_SERVED, parse_response_request
 from api.openai.responses_stream import as_response
 from api.openai.schemas import Parsed
@@ -17,7 +18,7 @@ from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import Answer, TestBed, snapshot, until
 from workers.backends.base import UpstreamCall
-from workers.backends.fake import Script
+from workers.backends.fake import FakeBackend, Script
 
 PATH = "/v1/responses"
 
@@ -135,22 +136,15 @@ async def test_functions_and_their_calls_go_upstream_as_a_chats() -> None:
 
 
 class Heard:
-    """A client of one response, told by the engine's messages as the relay passes them."""
+    """A client of one response, told what the relay makes of the engine's messages."""
 
     def __init__(self, *, streamed: bool) -> None:
         self.answer = Answer()
-        self.send = as_response(self._take, {"model": "m", "tools": [FUNCTION]}, "req-1", 0.0, streamed=streamed)
+        self.translation = as_response({"model": "m", "tools": [FUNCTION]}, "req-1", 0.0, streamed=streamed)
 
-    async def _take(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.answer.status, self.answer.headers = message["status"], dict(message["headers"])
-        else:
-            self.answer.body += message["body"]
-
-    async def hear(self, *bodies: bytes) -> Answer:
-        await self.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
-        for number, body in enumerate(bodies, 1):
-            await self.send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+    def hear(self, *bodies: bytes) -> Answer:
+        for body in bodies:
+            self.answer.body += self.translation.told(body)
         return self.answer
 
 
@@ -163,11 +157,11 @@ def piece(index: int, arguments: str, **named: Any) -> dict[str, Any]:
     return {"index": index, "function": {"arguments": arguments, **({"name": "f"} if named else {})}, **named}
 
 
-async def test_a_whole_answer_that_calls_functions() -> None:
+def test_a_whole_answer_that_calls_functions() -> None:
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ("c1", "c2")]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}).encode()
-    response = json.loads((await Heard(streamed=False).hear(body)).body)
+    response = json.loads(Heard(streamed=False).hear(body).body)
     assert [(item["type"], item["call_id"], item["arguments"]) for item in response["output"]] == [
         ("function_call", "c1", "{}"),
         ("function_call", "c2", "{}"),
@@ -176,8 +170,8 @@ async def test_a_whole_answer_that_calls_functions() -> None:
     assert response["status"] == "completed"
 
 
-async def test_a_streamed_answer_that_says_something_and_calls_functions() -> None:
-    answer = await Heard(streamed=True).hear(
+def test_a_streamed_answer_that_says_something_and_calls_functions() -> None:
+    answer = Heard(streamed=True).hear(
         delta(role="assistant", content=""),
         delta(content="so "),
         delta(tool_calls=[piece(0, "", id="c1")]) + delta(tool_calls=[piece(0, '{"a"')]),
@@ -204,29 +198,57 @@ async def test_a_streamed_answer_that_says_something_and_calls_functions() -> No
 
 
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
-async def test_an_answer_cut_at_its_limit_says_so_and_one_without_a_word_is_one(finish: str, status: str) -> None:
-    events = told(await Heard(streamed=True).hear(delta(finish), b"data: [DONE]\n\n"))
+def test_an_answer_cut_at_its_limit_says_so_and_one_without_a_word_is_one(finish: str, status: str) -> None:
+    events = told(Heard(streamed=True).hear(delta(finish), b"data: [DONE]\n\n"))
     last = events[-1]["response"]
     assert (events[-1]["type"], last["status"]) == (f"response.{status}", status)
     assert last["incomplete_details"] == ({"reason": "max_output_tokens"} if finish == "length" else None)
     assert [item["content"][0]["text"] for item in last["output"]] == [""]
 
 
-async def test_a_whole_answer_that_cannot_be_read_is_an_error() -> None:
-    answer = await Heard(streamed=False).hear(b'{"choices": []}')
-    assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+async def test_a_whole_answer_that_cannot_be_read_is_an_error_and_recorded_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeBackend, "_body", lambda *_: b'{"choices": []}')
+    async with TestBed() as bed:
+        answer = await bed.ask(asked(), PATH)
+        assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+        assert answer.headers["x-slackline-instance"] in ("e1", "e2")
+        (record,) = bed.sink.records
+        assert (record.outcome, record.error_code, record.attempts) == (Outcome.FAILED, "engine_failed", 1)
+        assert bed.gateway.dispatcher.fleet(0.0)[0].running == 0
+
+
+async def test_a_stream_that_cannot_be_read_fails_at_once_and_is_recorded_as_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def event(fake: FakeBackend, call: UpstreamCall, index: int) -> bytes:
+        text = b'"t"' if index < 2 else b"5"
+        return b'data: {"choices":[{"index":0,"delta":{"content":%s}}]}\n\n' % text
+
+    monkeypatch.setattr(FakeBackend, "_event", event)
+    async with TestBed() as bed:
+        events = told(await bed.ask(asked(stream=True), PATH))
+        assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
+        assert events[-2]["response"]["output"][0]["content"][0]["text"] == "tt"
+        (record,) = bed.sink.records
+        assert (record.outcome, record.error_code) == (Outcome.CUT, "engine_failed")
+        await until(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
 
 
 @pytest.mark.parametrize(
     "chunk",
     [
-        *("5", '{"choices": 7}', '{"choices": [[]]}', '{"choices": [{"delta": "x"}]}', '{"error": "no"}'),
+        *("5", '{"choices": 7}', '{"choices": [[]]}', '{"choices": [{"delta": "x"}]}'),
         '{"choices": [{"delta": {"content": 5}}]}',
         '{"choices": [{"delta": {"tool_calls": [{"index": "no"}]}}]}',
     ],
 )
-async def test_a_streamed_answer_that_cannot_be_read_fails_at_its_end(chunk: str) -> None:
-    events = told(await Heard(streamed=True).hear(delta(None, content="a"), b"data: %s\n\n" % chunk.encode()))
+def test_what_came_before_an_unreadable_event_is_told_with_the_error(chunk: str) -> None:
+    heard = Heard(streamed=True)
+    with pytest.raises(Unreadable):
+        heard.hear(delta(None, content="a") + b"data: %s\n\n" % chunk.encode())
+    events = told(heard.hear(ApiError("engine_failed", "It cannot be read.").event()))
     assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]
     assert events[-2]["response"]["output"][0]["content"][0]["text"] == "a"
 
