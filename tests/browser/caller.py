@@ -38,7 +38,7 @@ class Caller:
 
     def first(self, path: str, **query: Any) -> dict[str, Any]:
         """Of a list, the first one that fits; an AssertionError if none does."""
-        items = self.get(path, **query)["items"]
+        items: list[dict[str, Any]] = self.get(path, **query)["items"]
         assert items, f"{path} has none of {query}"
         return items[0]
 
@@ -57,7 +57,8 @@ class Caller:
 
     def recorded(self, kind: str, **query: Any) -> list[dict[str, Any]]:
         """Decisions of this kind, newest first."""
-        return self.get("decisions", kind=kind, **query)["items"]
+        found: list[dict[str, Any]] = self.get("decisions", kind=kind, **query)["items"]
+        return found
 
 
 def within(seconds: float, holds: Callable[[], Any]) -> None:

@@ -23,7 +23,8 @@ def _axe() -> str:
 def serious_findings(page: Page) -> list[str]:
     """axe-core, evaluated by the debugger: the page's own policy lets no foreign script in."""
     page.evaluate(_axe())
-    return page.evaluate(SERIOUS)
+    found: list[str] = page.evaluate(SERIOUS)
+    return found
 
 
 def beyond(page: Page, width: int) -> int:

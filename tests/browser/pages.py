@@ -52,6 +52,7 @@ PAGES = (
     Listed("scaling", "/scaling/"),
     Listed("scaling-new", "/scaling/new/", "operator"),
     Listed("scaling-change", "/scaling/{policy}/", "operator"),
+    Listed("scaling-history", "/scaling/{policy}/history/"),
     Listed("experiments", "/experiments/"),
     Listed("experiment-new", "/experiments/new/", "operator"),
     Listed("experiment", "/experiments/{experiment}/"),

@@ -44,7 +44,7 @@ def class_wrong(page: Page, places: Places) -> None:
     page.goto(f"/classes/{places['class']}/")
     page.get_by_label("First token within").fill("0")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator("#id_ttft_s_error")).to_be_visible()
+    expect(page.get_by_text("Not saved: see the marked fields.")).to_be_visible()
 
 
 def class_preview(page: Page, places: Places) -> None:

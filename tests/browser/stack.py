@@ -40,7 +40,8 @@ class Stack:
 
     @property
     def credentials(self) -> dict[str, Any]:
-        return json.loads((self.folder / "credentials.json").read_text())
+        known: dict[str, Any] = json.loads((self.folder / "credentials.json").read_text())
+        return known
 
     def person(self, role: str) -> tuple[str, str]:
         return self.credentials[role], self.credentials[f"{role}_password"]

@@ -55,8 +55,21 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
     expect(page.locator("#audit-rows")).to_contain_text("operator cancelled")
 
 
-def test_redis_hanging_is_said_and_the_page_recovers(visit, stack):
-    page = visit("viewer")
+@pytest.mark.parametrize("path", ["/fleet/", "/fleet/instances/{instance}/", "/scaling/"])
+def test_a_page_that_is_asked_for_again_moves_without_being_loaded_again(visit, places, path):
+    page = visit("viewer", path.format_map(places))
+    page.evaluate("window.stayed = true")
+    for _ in range(2):
+        with page.expect_response(re.compile("/live/")) as answer:
+            expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
+        assert answer.value.ok
+    expect(page.locator("[data-live-state]")).to_have_text(re.compile("^Live, .+ old$"))
+    assert page.evaluate("window.stayed")
+
+
+@pytest.mark.parametrize("path", ["/", "/fleet/"])
+def test_redis_hanging_is_said_and_the_page_recovers(visit, stack, path):
+    page = visit("viewer", path)
     state = page.locator("[data-live-state]")
     expect(state).to_have_attribute("data-state", "live")
     redis = stack.pid("redis")

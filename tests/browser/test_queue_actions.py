@@ -129,7 +129,7 @@ def test_what_is_ticked_is_what_is_told_however_the_rows_move(visit, moving, cal
     within(REACHED_S, lambda: ids(page) != before)
     page.get_by_role("button", name="Hold back", exact=True).click()
     expect(page.locator("[data-answer]")).to_be_visible()
-    decision = caller.first("decisions", kind="queue_pause")
+    (decision,) = caller.recorded("queue_pause", request_id=chosen)
     assert decision["inputs"]["request_ids"] == [chosen]
 
 
