@@ -1,0 +1,288 @@
+"""The data path's HTTP client: one POST at a time on each kept-alive connection, parsed by llhttp (as uvicorn does).
+
+A general client costs the gateway more than anything else it does for a request: sessions, cookies, redirects,
+multidicts, a task for each body. Between a gateway and its engines none of that is wanted: no redirects, no proxies, no
+compression. What is in no request's way (telemetry, orders) goes through aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections import deque
+from typing import NamedTuple, cast
+
+import httptools
+from yarl import URL
+
+KEEP_S = 3.0  # servers close idle connections after 5 s: be first, so that none dies as it is taken
+BUFFERED = 256 << 10  # bytes nobody has read yet, before the server has to wait
+
+
+class BadAnswer(OSError):
+    """What the server sent is not HTTP."""
+
+
+class Unanswered(ConnectionResetError):
+    """A kept connection was closed before a byte of the answer came: the request may be sent again on a new one."""
+
+
+class Patience(NamedTuple):
+    """Seconds: to the connection, to the headers, between two pieces of the body, altogether."""
+
+    connect_s: float
+    headers_s: float
+    between_s: float
+    total_s: float
+
+
+class Wire:
+    """Connections to one server. `base`: its URL, with a path and a user where it has them."""
+
+    def __init__(self, base: str) -> None:
+        self._url = URL(base)
+        self._prefix = self._url.raw_path.rstrip("/")
+        self._fields = _fields(self._url)
+        self._tls: ssl.SSLContext | None = None
+        self._idle: deque[Connection] = deque()  # longest idle first
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def post(self, path: str, body: bytes, patience: Patience, *, anew: bool = False) -> Connection:
+        """The answer, once its headers are there; it must be closed or released. `anew`: on a new connection.
+
+        Raises Unanswered, BadAnswer, TimeoutError or another OSError.
+        """
+        connection = self._take() if not anew else None
+        if connection is None:
+            connection = await self._connect(patience.connect_s)
+        try:
+            head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}Content-Length: {len(body)}\r\n\r\n"
+            await connection.ask(head.encode() + body, patience)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _take(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                return connection
+        return None
+
+    async def _connect(self, connect_s: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._url.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        host, port = self._url.host, self._url.port
+        try:
+            async with asyncio.timeout(connect_s):
+                _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)
+        except TimeoutError:
+            raise
+        except OSError as error:  # also of names, routes and certificates: nobody is there for us
+            raise ConnectionRefusedError(str(error)) from error
+        return connection
+
+    def keep(self, connection: Connection) -> None:
+        """It is free for another request."""
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEEP_S, self._close_stale)
+
+    def _close_stale(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        while self._idle and self._idle[0].heard_at + KEEP_S <= loop.time():
+            self._idle.popleft().close()
+        if self._idle:
+            self._sweep = loop.call_at(self._idle[0].heard_at + KEEP_S, self._close_stale)
+
+
+def _fields(url: URL) -> str:
+    lines = [
+        f"Host: {url.host_port_subcomponent}",
+        "Content-Type: application/json",
+        "Accept: */*",
+        "Accept-Encoding: identity",
+        "User-Agent: slackline",
+    ]
+    if url.user is not None:
+        known = base64.b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+        lines.append(f"Authorization: Basic {known}")
+    return "".join(f"{line}\r\n" for line in lines)
+
+
+class Connection(asyncio.Protocol):
+    """A connection, and the answer that comes on it. `headers` have lower-case names; of a repeated one the last."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.open = True
+        self.heard_at = 0.0  # loop time
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._paused = False
+        self._headed = False
+        self._complete = True  # nothing was asked yet
+        self._keep = False
+        self._used = False
+        self._error: OSError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._patience = Patience(0.0, 0.0, 0.0, 0.0)
+        self._asked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- the caller's side -----------------------------------------------------------------------------------------
+
+    async def ask(self, request: bytes, patience: Patience) -> None:
+        """Send, and wait for the headers."""
+        if self._transport is None or not self.open:
+            raise Unanswered("the connection was closed")
+        self.status, self.headers, self._headed, self._complete = 0, {}, False, False
+        self._patience = patience
+        self._asked_at = self.heard_at = self._loop.time()
+        self._transport.write(request)
+        self._watch()
+        while not self._headed and self._error is None:
+            await self._news()
+        if not self._headed:
+            raise cast(OSError, self._error)
+
+    async def readany(self) -> bytes:
+        """What has come of the body, at least one byte; b"" at its end. Raises OSError where it was cut."""
+        while not self._parts and not self._complete and self._error is None:
+            await self._news()
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            if self._paused:
+                self._pause(False)
+            return data
+        if not self._complete:
+            raise cast(OSError, self._error)
+        return b""
+
+    async def read(self) -> bytes:
+        """The whole body, or the rest of it."""
+        parts = []
+        while part := await self.readany():
+            parts.append(part)
+        return b"".join(parts)
+
+    def at_eof(self) -> bool:
+        return self._complete and not self._parts
+
+    def release(self) -> None:
+        """The answer was read to its end: the connection may serve another request. Else it is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.open and self._keep and self.at_eof():
+            self._used = True
+            self._wire.keep(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Whatever is under way: closing aborts it at the server."""
+        self._lost(ConnectionAbortedError("closed by us"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _news(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # ---- the server's side -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
+        if self._complete:  # it answers what nobody asked
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._lost(BadAnswer(f"no HTTP: {error}"))
+            self.close()
+        self._wake()
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise BadAnswer("an answer that nobody asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower().decode("latin-1")] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._headed = self.status >= 200
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._size += len(body)
+        if self._size > BUFFERED and not self._paused:
+            self._pause(True)
+
+    def on_message_complete(self) -> None:
+        if self._headed:
+            self._complete, self._keep = True, self._parser.should_keep_alive()
+        else:  # 1xx: the answer comes after it
+            self.headers = {}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._headed and not self._complete and exc is None and self._ends_with_connection():
+            self._complete = True
+        if self._used and not self.status:
+            self._lost(Unanswered("the connection was closed before the answer"))
+        else:
+            self._lost(ConnectionResetError(str(exc or "the connection was closed")))
+
+    def _ends_with_connection(self) -> bool:
+        return "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", "")
+
+    def _lost(self, error: OSError) -> None:
+        self.open = False
+        if self._error is None:
+            self._error = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _pause(self, paused: bool) -> None:
+        if self._transport is not None and self.open:
+            self._paused = paused
+            self._transport.pause_reading() if paused else self._transport.resume_reading()
+            self.heard_at = self._loop.time()  # from here on its silence counts again
+
+    def _watch(self) -> None:
+        """One timer an answer: it is set anew only when it fires."""
+        patience, now = self._patience, self._loop.time()
+        quiet_s = patience.between_s if self._headed else min(patience.headers_s, patience.between_s)
+        heard_at = now if self._paused else self.heard_at  # we do not listen
+        due = min(heard_at + quiet_s, self._asked_at + patience.total_s)
+        if due > now:
+            self._timer = self._loop.call_at(due, self._watch)
+            return
+        self._timer = None
+        self._lost(TimeoutError("no answer in time"))
+        self.close()
