@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from controller.core.steps import Chunk, Seq, SeqState, Step
+from controller.engine.blocks import BlockManager
 
 
-def decodes_alone(step_id: int, grants: Sequence[tuple[Seq, int]], block_size: int) -> Step | None:
-    """The step of `grants` if they are decodes of sequences that run and have their blocks: nearly always, where many
-    decode. None: compose it one by one. A simulation spends its time here."""
-    if not grants or not grants[-1][0].decoding:
-        return None
-    context, running = 0, SeqState.RUNNING
+class Lead(NamedTuple):
+    """Decodes that head the grants, with blocks for their next token; their lengths add up to `context`."""
+
+    decodes: Sequence[Seq]
+    context: int
+
+    def still_running(self) -> Lead:
+        """Without those that were evicted since."""
+        decodes = [seq for seq in self.decodes if seq.state is SeqState.RUNNING]
+        return Lead(decodes, sum(seq.tokens for seq in decodes))
+
+
+NOBODY = Lead((), 0)
+
+
+def lead(grants: Sequence[tuple[Seq, int]], blocks: BlockManager) -> Lead:
+    """As many as run, have run before and find their blocks among those that are free: nearly always all decodes, as
+    policies grant them first. What follows is composed one by one. A simulation spends its time here."""
+    context, size, running = 0, blocks.block_size, SeqState.RUNNING
+    decodes: list[Seq] = []
+    take = decodes.append
     for seq, _ in grants:
         computed, output = seq.computed, seq.output_tokens
         if (
             not output
             or seq.prompt_tokens + output - computed != 1
-            or computed >= len(seq.blocks) * block_size
             or seq.state is not running
             or seq.scheduled_at is None
+            or (computed >= len(seq.blocks) * size and not blocks.extend(seq, 1))
         ):
-            return None
+            break
         context += computed + 1
-    return Step(step_id, (), tuple([seq for seq, _ in grants]), context)
+        take(seq)
+    return Lead(decodes, context)
 
 
-def assemble(step_id: int, planned: Mapping[Seq, int], now: float) -> Step:
-    """`planned`: tokens by sequence, in order. Marks when a sequence first ran."""
+def assemble(step_id: int, planned: Mapping[Seq, int], now: float, ahead: Lead = NOBODY) -> Step:
+    """`planned`: tokens by sequence, in order, behind those of `ahead`. Marks when a sequence first ran."""
     chunks: list[Chunk] = []
-    decodes: list[Seq] = []
-    context = 0
+    decodes, context = list(ahead.decodes), ahead.context
     for seq, tokens in planned.items():
         if seq.scheduled_at is None:
             seq.scheduled_at = now
-        if seq.output_tokens and seq.prompt_tokens + seq.output_tokens - seq.computed == 1:  # seq.decoding
+        if seq.decoding:
             decodes.append(seq)
             context += seq.computed + 1
         else:

@@ -25,7 +25,7 @@ class BlockManager:
     def __init__(self, blocks: int, block_size: int, prefix_caching: bool = True) -> None:
         self.total = blocks
         self.block_size = block_size
-        self._caching = prefix_caching
+        self.caching = prefix_caching
         self._refs = [0] * blocks
         self._hash_of: list[Hashable | None] = [None] * blocks
         self._by_hash: dict[Hashable, int] = {}
@@ -49,7 +49,7 @@ class BlockManager:
         return len(list(self._prefix(seq))) * self.block_size
 
     def _prefix(self, seq: Seq) -> Iterator[int]:
-        if not self._caching:
+        if not self.caching:
             return
         extend_hashes(seq, self.block_size, seq.tokens)
         for digest in seq.block_hashes[: (seq.tokens - 1) // self.block_size]:
@@ -100,7 +100,7 @@ class BlockManager:
     def seal(self, seq: Seq, was_computed: int) -> None:
         """Name the blocks that became full since `was_computed`, so that others can share them."""
         first, last = was_computed // self.block_size, seq.computed // self.block_size
-        if first == last or not self._caching:
+        if first == last or not self.caching:
             return
         extend_hashes(seq, self.block_size, seq.computed)
         for index in range(first, min(last, len(seq.block_hashes))):

@@ -25,20 +25,22 @@ def decode(step: Step, times: int, now: float, blocks: BlockManager, config: Eng
 
     A simulation spends its time here: nothing is called that need not be.
     """
-    size, longest = config.block_size, config.max_model_len
+    size, longest, running = config.block_size, config.max_model_len, SeqState.RUNNING
+    leaping, sealing = times > 1, blocks.caching
     generated, ended = 0, []
     for seq in step.decodes:
-        if seq.state is not SeqState.RUNNING:
+        if seq.state is not running:
             continue
         before = seq.computed
         computed = before + times
-        if computed > len(seq.blocks) * size and not blocks.extend(seq, times):
+        if leaping and computed > len(seq.blocks) * size and not blocks.extend(seq, times):
             raise ProtocolError(f"{times} repeats of step {step.id} need more blocks than there are")
         seq.computed = computed
-        if computed // size > before // size:
+        if sealing and computed // size > before // size:
             blocks.seal(seq, before)
         output = seq.output_tokens + times
-        seq.output_tokens, seq.last_token_at = output, now
+        seq.output_tokens = output
+        seq.last_token_at = now
         generated += times
         if output >= seq.max_tokens or seq.prompt_tokens + output >= longest:
             ended.append(seq)

@@ -9,6 +9,7 @@ lost or invented, blocks balance, and the most urgent sequence always makes prog
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from controller.core.steps import (
     Aborted,
@@ -37,7 +38,7 @@ from controller.core.steps import (
     StepsDone,
 )
 from controller.engine import leaps
-from controller.engine.assembly import assemble, decodes_alone
+from controller.engine.assembly import assemble, lead
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
 from controller.engine.errors import ProtocolError
@@ -309,37 +310,40 @@ class EngineScheduler:
 
     def _compose(self, now: float) -> Step | None:
         self._seats.take_arrived(self._handover.arrived)
-        planned: dict[Seq, int] = {}
-        preempted = held = self._evicted = False
+        self._evicted = False
         grants = self.batching.compose(self, now)
-        alone = decodes_alone(self.totals.steps + 1, grants, self.config.block_size)
-        if alone is not None:
-            self.totals.steps += 1
-            self.totals.step_tokens += len(alone.decodes)
-            return alone
+        ahead = lead(grants, self.blocks)
+        planned = self._plan(grants, len(ahead.decodes)) if len(ahead.decodes) < len(grants) else {}
+        if self._evicted:
+            ahead = ahead.still_running()
+        if not planned and not ahead.decodes and self._running:
+            # only queued ones were wanted: who holds the blocks must come to an end
+            seq = self._running.items()[0]
+            self._seats.reserve(seq, min(seq.remaining, self.token_budget), planned, {seq for seq, _ in grants})
+        if not planned and not ahead.decodes and self._handover.arrived and not self._running:
+            return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
+        if not planned and not ahead.decodes:
+            return None
+        self.totals.steps += 1
+        step = assemble(self.totals.steps, planned, now, ahead)
+        self.totals.step_tokens += step.tokens
+        return step
+
+    def _plan(self, grants: Sequence[tuple[Seq, int]], first: int) -> dict[Seq, int]:
+        """Tokens by sequence, in order, of the grants from `first` on, as far as there are blocks."""
+        planned: dict[Seq, int] = {}
         wanted = {seq for seq, _ in grants} if self._pausing else set()
-        running, size = SeqState.RUNNING, self.config.block_size
-        for seq, tokens in grants:
+        held, running, size = False, SeqState.RUNNING, self.config.block_size
+        for seq, tokens in islice(grants, first, None):
             if seq.state is running and seq.computed + tokens <= len(seq.blocks) * size:
                 planned[seq] = tokens  # as nearly always: it has its blocks
             elif seq.state is running:
-                preempted |= self._seats.reserve(seq, tokens, planned, wanted)
-                self._evicted = preempted
-            elif held or preempted or not self._seats.admit(seq, tokens, wanted):
+                self._evicted |= self._seats.reserve(seq, tokens, planned, wanted)
+            elif held or self._evicted or not self._seats.admit(seq, tokens, wanted):
                 held = True  # a queued sequence that finds no blocks also holds back the queued ones behind it
             else:
                 planned[seq] = tokens
-        if not planned and self._running:  # only queued ones were wanted: who holds the blocks must come to an end
-            seq = self._running.items()[0]
-            self._seats.reserve(seq, min(seq.remaining, self.token_budget), planned, wanted)
-        if not planned and self._handover.arrived and not self._running:
-            return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
-        if not planned:
-            return None
-        self.totals.steps += 1
-        step = assemble(self.totals.steps, planned, now)
-        self.totals.step_tokens += step.tokens
-        return step
+        return planned
 
     # ---- tests and idle loops -----------------------------------------------------------------------------------
 

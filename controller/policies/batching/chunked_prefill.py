@@ -19,6 +19,7 @@ from typing import ClassVar
 from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, Seq
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
+from controller.policies.batching.filling import TokenEach
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,17 @@ class ChunkedPrefill:
 
     def __init__(self, config: ChunkedPrefillConfig | None = None) -> None:
         self.config = config or ChunkedPrefillConfig()
+        self._tokens = TokenEach()
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        prefills: list[Seq] = []
-        grants: list[Grant] = []
-        for seq in engine.running:
-            if seq.decoding:
-                grants.append(Grant(seq, 1))
-            else:
-                prefills.append(seq)
-        del grants[engine.token_budget :]
+        running = engine.running
+        decodes = [
+            seq
+            for seq in running
+            if seq.output_tokens and seq.prompt_tokens + seq.output_tokens - seq.computed == 1  # seq.decoding
+        ]
+        grants = self._tokens.of(decodes)[: engine.token_budget]
+        prefills = [seq for seq in running if not seq.decoding] if len(decodes) < len(running) else []
         budget = engine.token_budget - len(grants)
         for seq in prefills:
             if budget <= 0:

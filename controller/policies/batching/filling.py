@@ -18,6 +18,23 @@ class Prompting(NamedTuple):
     queued: bool
 
 
+class TokenEach:
+    """A token for each of those that decode. A grant is made once for a sequence, not in every step: where a hundred
+    decode, making them is half of the policy's time."""
+
+    def __init__(self) -> None:
+        self._decodes: Sequence[Seq] = []
+        self._grants: list[Grant] = []
+
+    def of(self, decodes: Sequence[Seq]) -> list[Grant]:
+        """In the given order; the list is kept here and must not be changed."""
+        if decodes != self._decodes:
+            known = {grant.seq: grant for grant in self._grants}
+            self._grants = [known.get(seq) or Grant(seq, 1) for seq in decodes]
+            self._decodes = decodes
+        return self._grants
+
+
 def prompts(engine: EngineView) -> Iterator[Prompting]:
     """Admitted ones first, each group in the engine's order."""
     for seq in engine.running:

@@ -19,19 +19,21 @@ longest sequence alone sets the pace (sec. 2.2).
 The TPOT is each sequence's own; one without a promise never limits the others and always joins last by length. On a
 collocated engine prompts get what the decodes leave of the budget, in the engine's order (the paper's decode instances
 have none). Not steady: the choice changes with time. Cost: O(n) in decoding sequences a step, O(n log n) after one in
-which some waited (kairos_choice.py).
+which some waited (kairos_standing.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.filling import fill, prompts, queued
-from controller.policies.batching.kairos_choice import Standing, StepTable
+from controller.policies.batching.filling import Prompting, fill, queued
+from controller.policies.batching.kairos_choice import StepTable
+from controller.policies.batching.kairos_standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,14 @@ class KairosDecode:
     def __init__(self, config: KairosDecodeConfig | None = None) -> None:
         self.config = config or KairosDecodeConfig()
         self.table = StepTable(self.config.step_s, self.config.length_bucket)
-        self._standing = Standing()
+        self._standing = Standing(self.table, self.config)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
         standing = self._standing
         standing.update(engine.running)
-        grants = standing.choose(self.table, self.config, now, self.config.reserve)[: engine.token_budget]
-        waiting = prompts(engine) if standing.prompting else queued(engine)
-        return grants + fill(engine, waiting, engine.token_budget - len(grants))
+        grants = standing.choose(now, self.config.reserve)[: engine.token_budget]
+        begun = [Prompting(seq, seq.remaining, False) for seq in standing.prompting]
+        return grants + fill(engine, chain(begun, queued(engine)), engine.token_budget - len(grants))
 
     def observe(self, event: EngineEvent, now: float) -> None:
         if isinstance(event, StepRan) and event.step.decodes and not event.step.chunks and event.seconds > 0:
