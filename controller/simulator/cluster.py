@@ -98,7 +98,7 @@ class Cluster:
             return None
         slot, since = wanted
         wanted_kind = self._kinds[name]
-        kind = PreemptiveInstance if wanted_kind.engine_kind == "preemptive_prefill" else Instance
+        kind = PreemptiveInstance if wanted_kind.part.engine_kind == "preemptive_prefill" else Instance
         instance = kind(name, wanted_kind, since, self._settings.leaps)
         if self._settings.machine_speed is not None:
             instance.speed = self._settings.machine_speed.of(slot)

@@ -13,12 +13,14 @@ from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import BATCHINGS, Batching, selects
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
+from controller.policies.by_stage import BY_STAGE, EngineKind, EnginePart, engine_part
 from controller.predict.boundaries import ComposedBoundaries, shape
 from controller.scale import ScalingConfig
 from controller.simulator.links import LinkSettings
 from controller.simulator.machine_speed import MachineSpeed
 
-ENGINE_KINDS = ("continuous", "preemptive_prefill")
+ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
+BATCHING = "chunked_prefill"  # where none is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,10 @@ class InstanceSettings:
     `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are the `slo_aware_batching` policy's (with
     predictions from the believed latency unless `batching_settings` says otherwise), `preemption` holds fields of
     PreemptionConfig, and `model_shape` and `all_reduce_share` (of a step's linear time, under tensor parallelism)
-    give the operators that its boundaries are composed from.
+    give the operators that its boundaries are composed from. "slackline" is what an engine runs under
+    `--scheduler slackline`: scheduler and batching by `role` and `deadlines` (policies.by_stage).
+
+    `batching` None: chunked_prefill, or what the kind says.
     """
 
     latency: LatencyCoefficients
@@ -39,7 +44,7 @@ class InstanceSettings:
     block_size: int = 16
     scheduling_policy: str = "priority"
     prefix_caching: bool = True
-    batching: str = "chunked_prefill"
+    batching: str | None = None
     batching_settings: Mapping[str, Any] = field(default_factory=dict)
     believed: LatencyCoefficients | None = None
     unit_cost: float = 1.0
@@ -48,15 +53,16 @@ class InstanceSettings:
     tensor_parallel: int = 1  # devices of one instance; the profile is of all of them together
     kv_bytes_per_token: int = 131_072  # Llama-3.1-8B in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes
     engine_kind: str = "continuous"
+    deadlines: bool = False  # of engine_kind slackline: end-to-end deadlines or workflows are promised there
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = "llama3-8b"
     all_reduce_share: float = 0.0
 
     def __post_init__(self) -> None:
-        self.build_engine()
         if self.role not in list(Role):
             raise ConfigError(f"unknown role {self.role!r}; valid: {', '.join(sorted(Role))}", field="role")
-        if self.role == Role.DECODE and self.engine_kind != "continuous":
+        self.build_engine()
+        if self.role == Role.DECODE and self.part.engine_kind != "continuous":
             raise ConfigError(
                 "a decode instance is a continuous engine: the other takes over no KV", field="engine_kind"
             )
@@ -84,15 +90,30 @@ class InstanceSettings:
             prefix_caching=self.prefix_caching,
         )
 
-    def build_engine(self) -> EngineScheduler:
-        """A fresh one for each run. Raises ConfigError for a setting that is wrong or has no effect here."""
+    @property
+    def part(self) -> EnginePart:
+        """The scheduler and its batching policy, by their names. Raises ConfigError as `build_engine`."""
         if self.engine_kind not in ENGINE_KINDS:
             valid = ", ".join(ENGINE_KINDS)
             raise ConfigError(f"unknown engine_kind {self.engine_kind!r}; valid: {valid}", field="engine_kind")
+        if not isinstance(self.deadlines, bool):
+            raise ConfigError("deadlines must be true or false", field="deadlines")
+        if self.engine_kind == BY_STAGE:
+            if self.batching is not None:
+                raise ConfigError(f"engine_kind {BY_STAGE} chooses it by role", field="batching")
+            return engine_part(Role(self.role), self.deadlines)
+        if self.deadlines:
+            raise ConfigError(f"deadlines needs engine_kind {BY_STAGE}", field="deadlines")
+        kind: EngineKind = "preemptive_prefill" if self.engine_kind == "preemptive_prefill" else "continuous"
+        return EnginePart(kind, self.batching or BATCHING)
+
+    def build_engine(self) -> EngineScheduler:
+        """A fresh one for each run. Raises ConfigError for a setting that is wrong or has no effect here."""
+        kind = self.part.engine_kind
         batching = self.build_batching()
-        if self.engine_kind == "continuous":
+        if kind == "continuous":
             if self.preemption:
-                raise ConfigError("preemption needs engine_kind preemptive_prefill", field="preemption")
+                raise ConfigError("preemption needs a preemptive_prefill engine", field="preemption")
             return EngineScheduler(self.engine_config(), batching)
         if not isinstance(batching, SloAwareBatching):
             raise ConfigError("engine_kind preemptive_prefill needs batching slo_aware_batching", field="batching")
@@ -115,22 +136,25 @@ class InstanceSettings:
         return ComposedBoundaries(kind, operators, self.latency, self.all_reduce_share)
 
     def build_batching(self) -> Batching:
-        policy = BATCHINGS[self.batching]
+        kind, name = self.part.engine_kind, self.part.batching
+        policy = BATCHINGS[name]
         config_type = getattr(policy, "Config", None)
         if config_type is None:
-            raise ConfigError(f"batching {self.batching!r} has no Config", field="batching")
+            raise ConfigError(f"batching {name!r} has no Config", field="batching")
         valid = set(getattr(config_type, "__dataclass_fields__", {}))
         unknown = sorted(set(self.batching_settings) - valid)
         if unknown:
             names = ", ".join(sorted(valid)) or "none"
             raise ConfigError(
-                f"batching {self.batching} has no setting {unknown[0]!r}; valid: {names}",
+                f"batching {name} has no setting {unknown[0]!r}; valid: {names}",
                 field=f"batching_settings.{unknown[0]}",
             )
         given = dict(self.batching_settings)
-        if self.engine_kind == "preemptive_prefill" and {"prefill_a", "prefill_b", "prefill_c"} <= valid:
+        if kind == "preemptive_prefill" and {"prefill_a", "prefill_b", "prefill_c"} <= valid:
             believed = self.believed or self.latency
-            given = {name: getattr(believed, name) for name in ("prefill_a", "prefill_b", "prefill_c")} | given
+            given = {each: getattr(believed, each) for each in ("prefill_a", "prefill_b", "prefill_c")} | given
+            if self.engine_kind == BY_STAGE:  # as the engine has it
+                given.setdefault("batch_tokens", self.max_num_batched_tokens)
         built: Batching = policy(config_type(**given))
         return built
 
@@ -145,7 +169,7 @@ class InstanceSettings:
             max_model_len=self.max_model_len,
             unit_cost=self.unit_cost * self.tensor_parallel,
             latency=self.believed or self.latency,
-            selects=selects(self.batching),
+            selects=selects(self.part.batching),
         )
 
 
@@ -262,10 +286,8 @@ class SimulationSettings:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.cutoff_s is not None and self.cutoff_s <= 0:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
-        if self.machine_speed is not None and any(each.engine_kind != "continuous" for each in self.instances):
-            raise ConfigError(
-                "only engines of engine_kind continuous run at a measured machine_speed", field="machine_speed"
-            )
+        if self.machine_speed is not None and any(each.part.engine_kind != "continuous" for each in self.instances):
+            raise ConfigError("only continuous engines run at a measured machine_speed", field="machine_speed")
         if self.elastic is not None:
             self._check_elastic(self.elastic)
 

@@ -11,7 +11,8 @@ from controller.policies.batching import BATCHINGS
 from controller.simulator.settings import ENGINE_KINDS
 from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 
-CASES = [("continuous", name) for name in BATCHINGS] + [("preemptive_prefill", "slo_aware_batching")]
+CASES = [("continuous", name) for name in BATCHINGS]
+CASES += [("preemptive_prefill", "slo_aware_batching"), ("slackline", None)]
 
 
 def test_every_kind_is_here():

@@ -1,0 +1,93 @@
+"""`engine_kind: slackline` simulates what an engine started with `--scheduler slackline` runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients
+from controller.engine import PreemptivePrefill
+from controller.policies.batching import selects
+from controller.simulator import InstanceSettings
+from controller.simulator.experiment import parse_experiment
+from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands
+from workers.engine.config import parse
+from workers.engine.preemption import build_scheduler
+
+ROLES = ("collocated", "prefill", "decode")
+BY_STAGE = replace(SMALL, engine_kind="slackline")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("deadlines", [False, True])
+def test_it_is_what_serves(role, deadlines, monkeypatch):
+    monkeypatch.setenv("FLEET_TOKEN", "t")
+    options = ["--port", "1", "--role", role, "--scheduler", "slackline", "--max-num-batched-tokens", "3000"]
+    live = parse([*options, "--deadlines"] if deadlines else options)
+    latency = live.profile.coefficients
+    serving = build_scheduler(live.engine, live.batching, live.preemption, latency)
+    settings = InstanceSettings(
+        LatencyCoefficients(*latency), role=role, engine_kind="slackline", deadlines=deadlines,
+        max_num_batched_tokens=3000,
+    )  # fmt: skip
+    simulated = settings.build_engine()
+    assert type(simulated) is type(serving)
+    assert type(simulated.batching) is type(serving.batching)
+    assert simulated.batching.config == serving.batching.config
+    assert settings.spec("e").selects == selects(serving.batching.name)
+    if isinstance(serving, PreemptivePrefill):
+        assert simulated.preemption == serving.preemption
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "parts"),
+    [(False, {"batching": "chunked_prefill"}), (True, {"batching": "calm"})],
+)
+def test_collocated_engines_run_what_the_parts_run(deadlines, parts):
+    demands = some_demands(60, rate=60.0, seed=5)
+    runs = [
+        simulate(demands, instances=(engine, engine))
+        for engine in (replace(BY_STAGE, deadlines=deadlines), replace(SMALL, **parts))
+    ]
+    assert facts(runs[0]) == facts(runs[1])
+
+
+def test_stages_apart_run_what_the_parts_run():
+    demands = some_demands(60, rate=60.0, seed=6)
+    rules = {"batch_tokens": SMALL.max_num_batched_tokens}
+    by_hand = (
+        replace(
+            SMALL, role="prefill", engine_kind="preemptive_prefill", batching="slo_aware_batching",
+            batching_settings=rules,
+        ),
+        replace(SMALL, role="decode", batching="kairos_decode"),
+    )  # fmt: skip
+    chosen = tuple(replace(BY_STAGE, role=each.role) for each in by_hand)
+    assert facts(simulate(demands, instances=chosen)) == facts(simulate(demands, instances=by_hand))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"engine_kind": "slackline", "batching": "calm"}, "batching"),
+        ({"deadlines": True}, "deadlines"),
+        ({"engine_kind": "slackline", "deadlines": "yes"}, "deadlines"),
+        ({"engine_kind": "slackline", "preemption": {"boundary": "layer"}}, "preemption"),
+        ({"engine_kind": "slackline", "batching_settings": {"slots": 4}}, "batching_settings.slots"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(changes, field):
+    with pytest.raises(ConfigError) as caught:
+        replace(SMALL, **changes)
+    assert caught.value.field == field
+
+
+def test_an_experiment_file_names_it_for_all_or_for_one_contender():
+    raw = {
+        "instances": {"profile": {"coefficients": FAST._asdict()}, "engine_kind": "slackline"},
+        "workload": {"kind": "mix", "mix": "4-task", "rate": 1.0, "per_task": 2},
+        "policies": ["slackline", {"name": "slackline", "label": "deadlines", "engine": {"deadlines": True}}],
+    }
+    plain, deadlines = (each.settings for each in parse_experiment(raw, dict, list).contenders)
+    common = parse_experiment(raw, dict, list).settings
+    assert [use(common).instances[0].part.batching for use in (plain, deadlines)] == ["chunked_prefill", "calm"]
