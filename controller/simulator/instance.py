@@ -99,10 +99,12 @@ class Instance:
     def _track(self, step: Step, started: Sequence[Seq]) -> None:
         """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
         if self._pausing or not self._steady:
-            for seq in step.decodes:
-                if seq not in self._flowing and seq.state is not SeqState.FINISHED:
+            flowing = set(step.decodes)
+            for seq in flowing - self._flowing:
+                if seq.state is not SeqState.FINISHED:
                     self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
-            self._flowing = {*started, *step.decodes}
+            flowing.update(started)
+            self._flowing = flowing
         elif self._landing:
             for seq in self._landing.intersection(step.decodes):
                 if seq.state is not SeqState.FINISHED:
