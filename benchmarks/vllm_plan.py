@@ -26,18 +26,18 @@ class Contender:
 CONTENDERS = (
     Contender("round_robin", "round_robin"),
     Contender("least_outstanding", "least_outstanding"),
-    Contender("edf_best", "edf_window", (6, 12, 20, 28, 40)),
+    Contender("edf_best", "edf_window", (12, 20, 28, 40, 56)),
     Contender("engine_priority_class", "engine_priority_class"),
     Contender("engine_priority_deadline", "engine_priority_deadline"),
-    Contender("tpot_arrival_best", "tpot_arrival_window", (12, 20, 28)),
+    Contender("tpot_arrival_best", "tpot_arrival_window", (20, 28, 40, 56)),
     Contender("slackline", "slackline"),
 )
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
 # Where no sweep is made (QUICK): what sweeps found best, by kind of load.
 USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
-    ("edf_best", "burst"): 28,
+    ("edf_best", "burst"): 40,
     ("edf_best", "sustained"): 28,
-    ("tpot_arrival_best", "burst"): 20,
+    ("tpot_arrival_best", "burst"): 28,
     ("tpot_arrival_best", "sustained"): 20,
 }
 
