@@ -2,11 +2,14 @@
 
 Four reference engines (emulated: they spend the time of Qwen2.5-7B on A100, in real time) behind the gateway: all
 collocated at the chunk size that simulates best; two that prefill and two that decode, the decode stage placed by the
-Migrator when the prefill ends; and the same with the decode engine chosen when the prefill is sent. KV really moves,
-as bytes of the emulated size over TCP. Two kinds of requests: long documents with a tight TPOT, and short prompts with
+Migrator when the last step of the prefill begins, so that KV moves beside it; the same placed when the prefill has
+ended; and the same with the decode engine chosen when the prefill is sent. KV really moves, as bytes of the emulated
+size over TCP. Two kinds of requests: long documents with a tight TPOT, and short prompts with
 long answers and a loose one. The simulator runs the same arrivals on the same settings.
 
-Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `by_mode`.
+Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `by_mode` (there
+`kv_early_share`: of the KV bytes, those that moved before their prefill had ended; `kv_gb_per_s` is of whole pulls, the
+wait for the prefill included where they overlap with it).
 """
 
 from __future__ import annotations
@@ -58,16 +61,24 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage."""
+    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage;
+    `overlap`: before its prefill has ended."""
 
     name: str
     roles: tuple[str, ...]
     chunk: int
     migration: str = "tpot_budget"
+    overlap: bool = True
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return {"migration": {"name": self.migration}, "migrator": {"overlap": self.overlap}}
 
 
 APART = ("prefill", "prefill", "decode", "decode")
-PD, ONE_SHOT = Mode("pd", APART, PREFILL_TOKENS), Mode("one_shot", APART, PREFILL_TOKENS, "one_shot")
+PD = Mode("pd", APART, PREFILL_TOKENS)
+AFTER = Mode("pd_without_overlap", APART, PREFILL_TOKENS, overlap=False)
+ONE_SHOT = Mode("one_shot", APART, PREFILL_TOKENS, "one_shot")
 
 
 def collocated(chunk: int) -> Mode:
@@ -89,11 +100,17 @@ def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> Expe
     }
     settings: dict[str, Any] = {"cutoff_s": 25.0}
     if mode.roles == APART:
-        settings["links"] = {"bandwidth_gb_s": link_gb_s, "latency_s": 0.002, "scope": "port"}
+        settings["links"] = {
+            "bandwidth_gb_s": link_gb_s,
+            "latency_s": 0.002,
+            "scope": "port",
+            "overlap": True,  # as reference engines do
+            "layers": LAYERS,
+        }
     raw = {
         "name": mode.name,
         "instances": [{**engine, "count": mode.roles.count(role), "role": role} for role in dict.fromkeys(mode.roles)],
-        "policies": [{"name": "slackline", "overrides": {"migration": {"name": mode.migration}}}],
+        "policies": [{"name": "slackline", "overrides": mode.overrides}],
         "workload": {"kind": "tasks", "per_task": per_task, "tasks": [_as_json(task) for task in TASKS]},
         "settings": settings,
     }
@@ -151,7 +168,7 @@ def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: P
 def _once(stack: Stack, mode: Mode, rate: float, per_task: int, seed: int) -> Score:
     wait_idle(stack.fleet.urls)
     plan = burst(TASKS, rate, seed, per_task)
-    with stack.gateway("slackline", {"migration": {"name": mode.migration}}) as gateway:
+    with stack.gateway("slackline", mode.overrides) as gateway:
         return score(run_plan(plan, _target(stack, gateway)), TASKS)
 
 
@@ -178,7 +195,7 @@ def main() -> None:
     chunk, swept = best_chunk(args.rate, args.per_task, seeds)
     note(f"collocated, simulated by chunk: {swept}; taken: {chunk}")
     by_mode: dict[str, dict[str, Any]] = {}
-    for mode in (collocated(chunk), PD, ONE_SHOT):
+    for mode in (collocated(chunk), PD, AFTER, ONE_SHOT):
         note(f"{mode.name} ...")
         with tempfile.TemporaryDirectory(prefix="bench-pd-") as folder:
             found = live(mode, args.rate, args.per_task, seeds, Path(folder))
@@ -216,6 +233,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "kv_transfers": found.get("kv_received", 0.0),
         "kv_failed": found.get("kv_failed", 0.0),
         "kv_gb_per_s": received / seconds / 1e9 if seconds else None,
+        "kv_early_share": found.get("kv_early_bytes", 0.0) / received if received else None,
         "largest_gap_s": max(each.largest_gap_s for each in scores),
         "dropped": found["dropped"],
     }
@@ -229,14 +247,16 @@ def _middle(by_task: Any) -> float:
 def _show(by_mode: dict[str, dict[str, Any]], rate: float) -> None:
     print(f"{rate:g} requests/s over four engines ({PROFILE}, emulated)")
     print(
-        f"{'mode':12} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>10} {'GB/s each':>10}"
+        f"{'mode':18} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>10} {'GB/s each':>10} "
+        f"{'early':>6}"
     )
     for name, each in by_mode.items():
         spread = f"{each['spread'][0]:.3f}-{each['spread'][1]:.3f}"
         speed = f"{each['kv_gb_per_s']:.2f}" if each["kv_gb_per_s"] else "-"
+        early = f"{each['kv_early_share']:.0%}" if each["kv_early_share"] is not None else "-"
         print(
-            f"{name:12} {each['attainment']:9.3f} {spread:>14} {each['simulated']:10.3f} {each['e2e_mean_s']:7.2f} "
-            f"{each['kv_bytes'] / 1e9:7.2f} GB {speed:>10}"
+            f"{name:18} {each['attainment']:9.3f} {spread:>14} {each['simulated']:10.3f} {each['e2e_mean_s']:7.2f} "
+            f"{each['kv_bytes'] / 1e9:7.2f} GB {speed:>10} {early:>6}"
         )
 
 

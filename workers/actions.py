@@ -72,7 +72,8 @@ def _look_at(action: Action, utilisation: Mapping[str, float], ask: Asked) -> De
     if action.kind == Action.Kind.FIRST_SERVED:
         return _first_served(action)
     hindered = _hindered(action)
-    if hindered is not None:
+    told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
+    if hindered is not None and not told:  # whatever it was told it must be known to have become
         return _failed(action, *hindered)
     row = action.instance
     if row.observed_state != Instance.Observed.READY or not row.url:

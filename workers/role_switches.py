@@ -3,7 +3,8 @@
 Gateways stop sending when the order is written (their configuration says so), what runs there ends, then the adapter
 checks the engine's preconditions, tries the switch dry and does it. That call takes seconds and lives in a thread of
 one worker, which leaves its mark; one that was lost with its worker is made again, for an engine that has the role
-already says so.
+already says so. An order is not given up while its call is under way, and one whose engine was told ends with the role
+that the engine says it has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MOST_TRIES = 20  # of a call that was made and came to nothing
 LIMITS = Limits(telemetry_s=5.0, control_s=120.0)
 
 Switch = Callable[[InstanceSpec, Role, InstanceSpec | None], None]
+RoleOf = Callable[[InstanceSpec], Role]
 
 
 def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
@@ -45,7 +47,17 @@ def switch(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
     ask(spec, work, LIMITS)
 
 
-def look_at(action: Action, calls: LongCalls, switch: Switch = switch) -> Decision | None:
+def role_of(spec: InstanceSpec) -> Role:
+    """That its engine has. Raises EngineError."""
+    return ask(spec, lambda backend: backend.role(), LIMITS)
+
+
+def under_way(action: Action, calls: LongCalls) -> bool:
+    """Its engine is being told, here or by another worker."""
+    return calls.find(action.pk) is not None or goes_on_elsewhere(action.params.get("call"))
+
+
+def look_at(action: Action, calls: LongCalls, switch: Switch = switch, role_of: RoleOf = role_of) -> Decision | None:
     """The Decision if this look ended it."""
     if calls.find(action.pk) is None:
         age = timezone.now() - action.created_at
@@ -53,9 +65,10 @@ def look_at(action: Action, calls: LongCalls, switch: Switch = switch) -> Decisi
         if age.total_seconds() < SETTLE_S or goes_on_elsewhere(action.params.get("call")):
             return _later(action, action.error)
         if age > TIMEOUT:
-            return _kept(action, "timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}")
+            error = f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
+            return give_up(action, "timeout", error, role_of)
         if action.tries >= MOST_TRIES:
-            return _kept(action, "no_effect", f"told {action.tries} times; {action.error}")
+            return give_up(action, "no_effect", f"told {action.tries} times; {action.error}", role_of)
     call = _call(action, calls, switch)
     if call is None:
         return None
@@ -66,12 +79,29 @@ def look_at(action: Action, calls: LongCalls, switch: Switch = switch) -> Decisi
     return _answered(action, call.error, call.seconds)
 
 
-def give_up(action: Action, reason: str, error: str) -> Decision | None:
-    """It has become pointless."""
+def give_up(action: Action, reason: str, error: str, role_of: RoleOf = role_of) -> Decision | None:
+    """It has become pointless. An engine that was told may have switched all the same, and only it can say."""
+    if action.params.get("told") and not _stopped(action):
+        try:
+            has = role_of(_spec(action.instance))
+        except EngineError as unknown:
+            if action.instance.desired_state != Instance.Desired.RUNNING:
+                return _kept(action, reason, error)
+            return _later(action, f"{reason}, and it does not say which role it has: {unknown}")
+        if has == action.params["role"]:
+            outcome = {"role": action.params["role"], "after": reason}
+            return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
     return _kept(action, reason, error)
 
 
+def _stopped(action: Action) -> bool:
+    """Then no role is of any meaning."""
+    return action.instance.desired_state == Instance.Desired.STOPPED
+
+
 def _answered(action: Action, error: Exception | None, seconds: float) -> Decision | None:
+    if error is None and _stopped(action):
+        return _kept(action, "instance_not_wanted", "the instance was stopped meanwhile")
     if error is None:
         outcome = {"role": action.params["role"], "switch_s": round(seconds, 3)}
         return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
@@ -104,7 +134,8 @@ def _call(action: Action, calls: LongCalls, switch: Switch) -> Call | None:
     there = calls.find(action.pk)
     if there is not None and there.done:
         return there
-    kept = action_keep(action=action, release=False, params={**action.params, "call": call_mark()})
+    params = {**action.params, "call": call_mark(), "told": True}
+    kept = action_keep(action=action, release=False, params=params)
     if there is not None or not kept:
         return there
     row = action.instance

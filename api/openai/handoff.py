@@ -1,9 +1,10 @@
 """Prefill here, decode there: the gateway's driver of the Migrator, beside the runtime that drives the dispatcher.
 
 A prefill instance is asked for one token and keeps the KV. The migrator then places the decode stage; that engine pulls
-the KV and streams the answer from its first token on. Engines that want both stages at once get them so, when the
-decode stage is placed (`pairs`). Until a byte has reached the client every failure is undone: the
-decode is placed again, or the prompt is prefilled again. Without instances of a role nothing here runs.
+the KV and streams the answer from its first token on. Engines that give out KV while they compute are pulled from
+beside their prefill (`overlap`); engines that want both stages at once get them so, when the decode stage is placed
+(`pairs`). Until a byte has reached the client every failure is undone: the decode is placed again, or the prompt is
+prefilled again. Without instances of a role nothing here runs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from api.openai.decode_leg import DecodeLeg
 from api.openai.errors import ApiError
 from api.openai.flight import Flight, Phase
+from api.openai.overlap import Overlap
 from api.openai.pairs import Pairs
 from api.openai.relay import relay
 from api.openai.stages import StageRates
@@ -31,6 +35,7 @@ log = logging.getLogger(__name__)
 
 NO_ROOM = 503  # the decode engine has no blocks now: it may have some soon
 SHORTEST_WAKE_S = 0.0005
+AFTER_FAILURE_S = 0.1  # next try of a migrator that raised
 MAX_PREFILLS = 3  # of one request whose KV was lost
 OF_INSTANCES = (ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry)
 
@@ -77,6 +82,7 @@ class Handoff:
         self._calls: dict[str, UpstreamCall] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._pairs = Pairs(backends, self)
+        self._overlap = Overlap()
 
     @property
     def active(self) -> bool:
@@ -90,11 +96,14 @@ class Handoff:
 
     def for_dispatcher(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
         """Learn of roles; decode instances are the migrator's: one that becomes one is gone for the dispatcher."""
-        if not any(isinstance(event, ev.InstanceUp) for event in events):
+        if not any(isinstance(event, ev.InstanceUp | ev.InstanceDown) for event in events):
             return events
         told: list[ev.Event] = []
         for event in events:
-            if isinstance(event, ev.InstanceUp):
+            if isinstance(event, ev.InstanceDown):
+                self._roles.pop(event.instance_id, None)
+                told.append(event)
+            elif isinstance(event, ev.InstanceUp):
                 self._set(event.spec.id, event.spec.role)
                 gone = event.spec.role is Role.DECODE
                 told.append(ev.InstanceDown(event.spec.id) if gone else event)
@@ -116,14 +125,14 @@ class Handoff:
         news = [*events] if self.active else [event for event in events if isinstance(event, OF_INSTANCES)]
         if not news and not self.active:
             return
-        for action in actions:
-            if isinstance(action, ev.Send):
-                paired = self._pairs.takes(action.instance_id)
-                there = self.prefills(action.instance_id) and (paired or not _one_token(action))
-                self.rates.sent(action.request.model, now, prefill=there)
-                if there:
-                    news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
-        self._pass(news, now)
+        sends = [action for action in actions if isinstance(action, ev.Send)]
+        for action in sends:
+            paired = self._pairs.takes(action.instance_id)
+            there = self.prefills(action.instance_id) and (paired or not _one_token(action))
+            self.rates.sent(action.request.model, now, prefill=there)
+            if there:
+                news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
+        self._pass(news, now, frozenset(action.request.id for action in sends))
 
     def begin(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
         """Prefill at an instance of that role. A request for one token needs no other engine, but in pairs."""
@@ -139,28 +148,50 @@ class Handoff:
 
     def forget(self, flight: Flight) -> None:
         """It is over, or begins anew."""
-        self._pairs.forget(flight.request.id)
         name = flight.request.id
+        prefilling = self._overlap.source(name)
+        self._pairs.forget(name)
+        self._overlap.forget(name)
         offered, began = self._offers.pop(name, None), self._calls.pop(name, None)
-        if began is not None and offered is None:  # its engine may just have ended the prefill it is told to abort
-            self.transfers.free(name, flight.instance)
+        if prefilling or (began is not None and offered is None):
+            # Its engine may just have ended the prefill it is told to abort.
+            self.transfers.free(name, prefilling or flight.instance)
         self.transfers.forget(flight, self._host.clock())
 
     # ---- prefill ---------------------------------------------------------------------------------------------------
 
     async def _prefill(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
+        name, source = flight.request.id, backend.spec.id
         try:
-            prefilled = await backend.prefill(call)
+            prefilled = await backend.prefill(call, partial(self._ending, flight, source))
         except EngineError as error:
-            if flight.phase != Phase.DONE:
+            if self._overlap.ended(name) and flight.phase == Phase.SENT:
+                self.prefill_lost(flight, source, error)
+            elif flight.phase == Phase.SENT:
                 self._host.lost(flight, error)
             return
-        flight.task = None
+        if not self._overlap.ended(name):
+            flight.task = None
+        elif prefilled.done:  # nothing is left for the decode stage
+            self._withdraw(flight, source)
         if prefilled.done:  # its answer is one token: cheap to ask for once more, as the client wants it framed
             self._host.plainly(flight, backend, call)
             return
-        self._offers[flight.request.id] = prefilled
-        self.prefilled(flight, flight.instance)
+        self._offers[name] = prefilled
+        self.prefilled(flight, source)
+
+    def _ending(self, flight: Flight, source: str, offer: bytes) -> None:
+        """Its last step has begun, and its KV may be pulled."""
+        if not self.migrator.config.overlap or flight.phase != Phase.SENT:
+            return
+        self._offers[flight.request.id] = Prefilled(offer, False)
+        self._overlap.begin(flight)
+        self._host.push(ev.PrefillEnding(flight.request.id, source))
+
+    def _withdraw(self, flight: Flight, source: str) -> None:
+        """It has one engine again: the migrator forgets it, and a decode stage that waits for KV is aborted."""
+        self._pass([ev.Cancelled(flight.request.id)], self._host.clock())
+        flight.instance, flight.prefill_instance = source, ""
 
     def prefilled(self, flight: Flight, source: str) -> None:
         """Its work there is over. Of a pair the KV has been taken, too."""
@@ -169,11 +200,17 @@ class Handoff:
         figures: dict[str, Figure] = {"instance": source, "tokens": request.prompt_tokens}
         self._host.note(flight, Decision("prefill", "prefilled", request.id, now, figures))
         self._host.push(ev.PrefillDone(request, source, request.prompt_tokens))
-        if flight.prefill_instance and not flight.streamed:  # nobody sees its first token
-            self._host.push(ev.TransferDone(request.id, flight.instance))
+
+    def taken(self, flight: Flight) -> None:
+        """Of a pair whose answer shows no first token: the prefill engine's own answer says that its KV has moved."""
+        if not flight.streamed:
+            self._host.push(ev.TransferDone(flight.request.id, flight.instance))
 
     def prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None:
-        """Of a pair: its decode stage is undone, and the dispatcher hears of it as of any failure."""
+        """Whose decode stage was placed already: that is undone, and the dispatcher hears of it as of any failure."""
+        if flight.task is not None and flight.task is not asyncio.current_task():
+            flight.task.cancel()
+        flight.task = None
         self.transfers.undone(flight, "prefill_failed", self._host.clock())
         flight.instance, flight.prefill_instance = source, ""
         self._host.lost(flight, error)
@@ -183,16 +220,43 @@ class Handoff:
 
     # ---- the migrator's actions ------------------------------------------------------------------------------------
 
-    def _pass(self, events: list[ev.Event], now: float) -> None:
+    def _pass(self, events: Sequence[ev.Event], now: float, sent: frozenset[str] = frozenset()) -> None:
+        """`sent`: requests that the dispatcher has sent in this very moment: what became of their earlier attempts is
+        no news."""
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        reply = self.migrator.handle(events, now)
+        failed = False
+        try:
+            reply = self.migrator.handle(events, now)
+        except Exception:  # a bug in a placement must neither lose what happened nor leave clients waiting for ever
+            log.exception("the migrator failed on %d events", len(events))
+            reply, failed = self._salvage(events, now), True
         if reply.wake_at is not None and math.isfinite(reply.wake_at):
             delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
             self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
         for action in reply.actions:
-            self._act(action)
+            if not (isinstance(action, ev.PrefillAgain) and action.request.id in sent):
+                self._act(action)
+        if failed:
+            self._rescue(now)
+
+    def _salvage(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
+        """Fed again, one by one: the migrator may hear any of them twice. A Place that was lost meets its time-out."""
+        actions: list[ev.Action] = []
+        for event in events:
+            try:
+                actions += self.migrator.handle([event], now).actions
+            except Exception:  # this one is what it fails on: the others are not to suffer
+                log.exception("the migrator failed on %r alone", event)
+        return ev.Reply(actions, now + AFTER_FAILURE_S)
+
+    def _rescue(self, now: float) -> None:
+        """Prefilled requests that the migrator has lost begin anew."""
+        for name in [name for name in self._offers if self.migrator.state_of(name) is None]:
+            flight = self._host.flights.get(name)
+            if flight is not None and flight.task is None and not self._overlap.holds(name):
+                self._again(flight, Decision("place", "migrator_failed", name, now))
 
     def _woke(self) -> None:
         """Behind what has happened: a first token that was seen just now comes before its time-out."""
@@ -215,7 +279,7 @@ class Handoff:
             self._again(flight, action.decision, action.avoid)
         elif isinstance(action, ev.GiveUp):
             self._host.note(flight, action.decision)
-            if self._pairs.holds(name):
+            if self._counted(name):
                 self._host.push(ev.Cancelled(name))
             self._host.refuse(flight, Outcome.FAILED, ApiError("no_capacity", "No engine could decode the answer."))
 
@@ -233,31 +297,31 @@ class Handoff:
         flight.instance, flight.prefill_instance = action.target, action.source
         self.transfers.placed(action)
         flight.moved = None
-        leg = DecodeLeg(self._host, action, self)
+        leg = DecodeLeg(self._host, action, self, backend.capabilities.tells_landing)
         if prefilled is None:
             self._pairs.begin(flight, action.source, call, action.rank, leg)
             self._host.push(ev.TransferStarted(flight.request.id, action.target))
             return
         there = replace(call, rank=action.rank, offer=prefilled.offer)
         flight.task = self._host.spawn(relay(flight, backend, there, leg))
+        if call.streamed:
+            return  # its headers say that it has begun
         self._host.push(ev.TransferStarted(flight.request.id, action.target))
-        if not call.streamed:  # nobody will see when it begins
-            self._host.push(ev.TransferDone(flight.request.id, action.target))
+        if not backend.capabilities.tells_landing:
+            self._host.push(ev.TransferDone(flight.request.id, action.target, assumed=True))
 
     def decode_lost(self, flight: Flight, error: EngineError) -> None:
         """The decode engine failed before its first byte reached the client."""
         reason = "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
-        request, target = flight.request, flight.instance
+        request, target, landed = flight.request, flight.instance, not self.transfers.under_way(flight)
         log.warning("decode of %s on %s: %s (%s)", request.id, target, error, reason)
         self.transfers.failed(flight, reason, error, self._host.clock())
         if self._pairs.takes(flight.prefill_instance):
             self._pair_lost(flight, error, reason)
-            return
-        if flight.streamed:
+        elif landed:  # its KV was taken, and what it became is lost
+            self._anew(flight, "decode_failed", reason)
+        else:
             self._host.push(ev.TransferFailed(request.id, target, reason))
-            return
-        # Of an answer in one piece nobody knew whether its KV had landed: it begins anew.
-        self._anew(flight, "decode_failed", reason)
 
     def _pair_lost(self, flight: Flight, error: EngineError, reason: str) -> None:
         """Both begin anew with another decode engine; once its KV had been taken, from the queue."""
@@ -288,11 +352,13 @@ class Handoff:
             flight.task = None
             self.transfers.undone(flight, action.reason or "undone", self._host.clock())
 
-    def _again(self, flight: Flight, decision: Decision, avoid: str = "") -> None:
+    def _again(self, flight: Flight, decision: Decision, avoid: frozenset[str] = frozenset()) -> None:
         if flight.phase != Phase.SENT:  # it failed in the same moment, and begins anew already
             return
         self._host.note(flight, decision)
         request, held = flight.request, self._pairs.holds(flight.request.id)
+        if self._overlap.holds(request.id):
+            self._host.push(ev.Failed(request.id, False, decision.reason))  # its prefill goes; what follows is Arrived
         self.forget(flight)
         if held:  # the dispatcher counts it at its prefill instance still
             flight.restart()
@@ -304,7 +370,11 @@ class Handoff:
             self._host.refuse(flight, Outcome.FAILED, error)
             return
         flight.restart()
-        self._host.push(ev.Arrived(request, frozenset({avoid} - {""})))
+        self._host.push(ev.Arrived(request, avoid))
+
+    def _counted(self, request_id: str) -> bool:
+        """By the dispatcher, at its prefill instance."""
+        return self._pairs.holds(request_id) or self._overlap.holds(request_id)
 
     def landed(self, flight: Flight, now: float) -> None:
         self.transfers.landed(flight, flight.moved, now)
@@ -316,38 +386,6 @@ class Handoff:
         self.transfers.close()
         if self._wake is not None:
             self._wake.cancel()
-
-
-class DecodeLeg:
-    """What the relay tells, for an answer that another engine prefilled."""
-
-    def __init__(self, host: Host, place: ev.Place, handoff: Handoff) -> None:
-        self._host = host
-        self._place = place
-        self._handoff = handoff
-
-    def clock(self) -> float:
-        return self._host.clock()
-
-    def accepted(self, flight: Flight) -> None:
-        self._host.accepted(flight)
-
-    def first_token(self, flight: Flight, now: float) -> None:
-        self._handoff.landed(flight, now)
-        self._host.push(ev.TransferDone(flight.request.id, self._place.target, flight.moved))
-        self._host.first_token(flight, now)
-
-    def progressed(self, flight: Flight, now: float) -> None:
-        self._host.progressed(flight, now)
-
-    def completed(self, flight: Flight, now: float) -> None:
-        """Of an answer in one piece this is when its first token is known to have been there."""
-        self._handoff.landed(flight, now)
-        self._handoff.decoded(flight, now)
-        self._host.completed(flight, now)
-
-    def lost(self, flight: Flight, error: EngineError) -> None:
-        self._host.lost(flight, error)
 
 
 def _one_token(send: ev.Send) -> bool:

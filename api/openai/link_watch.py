@@ -20,9 +20,9 @@ class LinkWatch:
         self._there: set[str] = set()
 
     def reported(self, instance_id: str, reports: Sequence[LinkReport]) -> None:
-        """By the engine that pulls over them."""
+        """By the engine that pulls over them. Of one that is not there any more it is no news what others say."""
         for report in reports:
-            if not report.peer:
+            if not report.peer or (self._there and report.peer not in self._there):
                 continue
             seen = LinkSeen(report.peer, instance_id, report.state, report.bandwidth_bytes_s, report.latency_s)
             before = self._told.get((seen.source, seen.target))

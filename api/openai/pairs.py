@@ -24,6 +24,8 @@ class Stages(Protocol):
 
     def prefilled(self, flight: Flight, source: str) -> None: ...
 
+    def taken(self, flight: Flight) -> None: ...
+
     def prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None: ...
 
 
@@ -80,14 +82,12 @@ class Pairs:
         del self._legs[name]  # its KV was taken, or the decode engine would not have begun
         self._held.discard(name)
         self._stages.prefilled(flight, source)
+        self._stages.taken(flight)
 
     def _prefill_lost(self, flight: Flight, source: str, error: EngineError) -> None:
         """The prefill engine's fault: the decode leg goes, and the dispatcher hears of it as of any failure."""
         self._legs.pop(flight.request.id, None)  # the very task that runs here
         self._held.discard(flight.request.id)
-        task, flight.task = flight.task, None
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
         self._stages.prefill_lost(flight, source, error)
 
     def end(self, request_id: str) -> None:

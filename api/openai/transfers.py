@@ -53,6 +53,10 @@ class Transfers:
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._open[name] = (place, self._attempts[name])
 
+    def under_way(self, flight: Flight) -> bool:
+        """Placed, and neither landed nor failed."""
+        return flight.request.id in self._open
+
     def landed(self, flight: Flight, moved: KvMoved | None, now: float) -> None:
         """The decode engine goes on. One that measured the transfer has told the prefill engine that it has it all."""
         opened = self._close(flight)
@@ -129,6 +133,7 @@ class Transfers:
                 "tokens": moved.tokens,
                 "cached": moved.cached,
                 "overlap_s": moved.busy_s,
+                "early_bytes": moved.early_bytes,
             }
         self._host.note(flight, Decision("transfer", reason, flight.request.id, now, figures))
         kept: dict[str, Any] = flight.decisions[-1]["figures"] if flight.decisions else {}

@@ -59,12 +59,20 @@ class Failed(NamedTuple):
 
 class PrefillSent(NamedTuple):
     """The dispatcher sent the request to a prefill instance. `paired`: it begins when its decode stage is placed, both
-    at once (SGLang's bootstrap); `prefill_s` is then how long it is expected to take."""
+    at once (SGLang's bootstrap). `prefill_s`: how long it is expected to take."""
 
     request: Request
     instance_id: str
     paired: bool = False
     prefill_s: float = 0.0
+
+
+class PrefillEnding(NamedTuple):
+    """The last step of its prefill has begun, at an engine that gives out KV while it computes: whoever is to decode it
+    may begin to pull. PrefillDone follows."""
+
+    request_id: str
+    instance_id: str
 
 
 class PrefillDone(NamedTuple):
@@ -83,15 +91,18 @@ class TransferStarted(NamedTuple):
 
 
 class TransferDone(NamedTuple):
-    """The KV is at the decode instance, whole: the sequence decodes there. `moved`: as its engine measured it."""
+    """The KV is at the decode instance, whole: the sequence decodes there. `moved`: as its engine measured it.
+    `assumed`: nobody will see when it is (an answer in one piece), so it says nothing about the link."""
 
     request_id: str
     instance_id: str
     moved: KvMoved | None = None
+    assumed: bool = False
 
 
 class TransferFailed(NamedTuple):
-    """It did not get there: no room, a broken link. What is kept at the prefill instance is still there."""
+    """It did not get there: no room, a broken link. What is kept at the prefill instance is still there, unless its
+    TransferDone was assumed."""
 
     request_id: str
     instance_id: str
@@ -174,6 +185,7 @@ Event = (
     | Finished
     | Failed
     | PrefillSent
+    | PrefillEnding
     | PrefillDone
     | TransferStarted
     | TransferDone
@@ -256,11 +268,11 @@ class FreeKv(NamedTuple):
 
 class PrefillAgain(NamedTuple):
     """Its KV was lost, or cannot leave where it is: the request goes back to the dispatcher. `avoid`: where not to
-    prefill it again ("": anywhere)."""
+    prefill it again."""
 
     request: Request
     decision: Decision
-    avoid: str = ""
+    avoid: frozenset[str] = frozenset()
 
 
 class GiveUp(NamedTuple):

@@ -43,7 +43,9 @@ def report_from_json(raw: Mapping[str, Any]) -> LinkReport:
 
 class KvMoved(NamedTuple):
     """How one KV transfer went, as the engine that pulled it measured it. `busy_s`: of `seconds`, how long the engine
-    computed for others meanwhile. `tokens` came, `cached` were there already. `reserved`: blocks were taken."""
+    computed for others meanwhile. `tokens` came, `cached` were there already. `reserved`: blocks were taken.
+    `early_bytes`: of `bytes`, what was sent while the prompt was still being computed; `waited_s`: of `seconds`, what
+    was spent on waiting for it."""
 
     bytes: int = 0
     layers: int = 0
@@ -53,6 +55,8 @@ class KvMoved(NamedTuple):
     busy_s: float = 0.0
     reserved: bool = False
     reason: str = ""  # why it ended early: unreachable, refused, cut, corrupt, timeout; "" when it arrived
+    early_bytes: int = 0
+    waited_s: float = 0.0
 
 
 def moved_from_json(raw: Any) -> KvMoved | None:

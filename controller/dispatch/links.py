@@ -7,7 +7,7 @@ engines that do not (vLLM, SGLang). A link on which transfers failed in a row is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from controller.core.links import KvMoved, LinkState
@@ -65,7 +65,8 @@ class LinkBook:
         link = self._link(pair)
         link.failures, link.opens_at, link.closed_for = 0, -math.inf, 0.0
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
-            link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
+            if not moved.early_bytes:  # the others waited for their prefill too
+                link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
 
     def failed(self, pair: Pair, now: float) -> None:
@@ -75,10 +76,13 @@ class LinkBook:
             link.closed_for = min(2 * link.closed_for, LONGEST_CLOSED_S) or self._closed_s
             link.opens_at = now + link.closed_for
 
-    def forget(self, instance_id: str) -> None:
-        """It is gone: a new one of that name begins anew."""
-        self._links = {pair: link for pair, link in self._links.items() if instance_id not in pair}
-        self._bytes_a_token.pop(instance_id, None)
+    def forget(self, instance_id: str, known: Container[str]) -> None:
+        """It is gone: a new one of that name begins anew. With it goes what was said late of others that are not
+        `known` any more."""
+        ends = {end for pair in self._links for end in pair}
+        gone = {end for end in ends if end == instance_id or end not in known}
+        self._links = {pair: link for pair, link in self._links.items() if gone.isdisjoint(pair)}
+        self._bytes_a_token = {end: size for end, size in self._bytes_a_token.items() if end not in gone}
 
     def usable(self, pair: Pair, now: float) -> bool:
         link = self._links.get(pair)

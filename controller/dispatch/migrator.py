@@ -5,13 +5,14 @@ migrator the decode instances. *Where* a decode stage goes is a placement's choi
 keeps the promises around it. A request is waiting, placed (Place went out), moving (blocks are reserved, KV flows) and
 committed (it decodes; what the prefill instance kept may go). Every state but the last has a time-out and an undo:
 whatever an instance or a link does, the request is placed again, prefilled again where its KV is lost or cannot leave,
-or given up. Links that are down are avoided; placements that ask are told how long each would take.
+or given up. Links that are down are avoided; placements that ask are told how long each would take. Where KV can be
+pulled while it is computed, a stage is placed when the last step of its prefill begins: late enough to know who will
+be free, early enough that most of the way lies beside the prefill.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
 from controller.dispatch.links import LinkBook
-from controller.dispatch.placements import Choice, Order, Placement, Prefilled
+from controller.dispatch.placements import Choice, Placement, Prefilled
+from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
+from controller.dispatch.transfer_queue import Entry, TransferQueue
 from controller.dispatch.transfers import MigratorConfig, State, Transfer
 
 
@@ -35,14 +38,13 @@ class Migrator:
         self.placement = placement
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
-        self._transfers: dict[str, Transfer] = {}
-        self._waiting: list[tuple[Order, Transfer]] = []  # in the placement's order
-        self._hopeless: list[tuple[Order, Transfer]] = []  # the same, of those that wait for all others
-        self._moving: dict[str, Transfer] = {}  # placed or moving
+        self._reach = Reach(self._roster.workers, self.links)
+        self._queue = TransferQueue(placement.order)
         self._serial = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.PrefillSent: self._prefill_sent,
+            ev.PrefillEnding: self._prefill_ending,
             ev.PrefillDone: self._prefill_done,
             ev.TransferStarted: self._started,
             ev.TransferDone: self._done,
@@ -67,9 +69,9 @@ class Migrator:
                 handler(event, now, actions)
             else:
                 self._roster.handle(event)
-        if self._moving:
+        if self._queue.moving:
             self._undo_overdue(now, actions)
-        if self._waiting or self._hopeless:
+        if self._queue.waiting or self._queue.hopeless:
             self._place_waiting(now, actions)
         wake_at = self._wake(now)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
@@ -81,24 +83,24 @@ class Migrator:
     @property
     def busy(self) -> bool:
         """Is any decode stage known of, from the sending of its prefill to its end?"""
-        return bool(self._transfers)
+        return len(self._queue) > 0
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
-        return len(self._waiting) + len(self._hopeless)
+        return len(self._queue.waiting) + len(self._queue.hopeless)
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
         found: dict[str, tuple[int, float]] = {}
-        for _, transfer in self._waiting:
+        for _, transfer in self._queue.waiting:
             tpot_s = transfer.request.targets.tpot_s
             count, longest = found.get(transfer.request.model, (0, 0.0))
-            wait = (now - transfer.since) / tpot_s if tpot_s > 0 else 0.0
+            wait = (now - transfer.since) / tpot_s if tpot_s > 0 and not transfer.early else 0.0
             found[transfer.request.model] = (count + 1, max(longest, wait))
         return found
 
     def state_of(self, request_id: str) -> State | None:
-        transfer = self._transfers.get(request_id)
+        transfer = self._queue.get(request_id)
         return transfer.state if transfer is not None else None
 
     # ---- what happens ----------------------------------------------------------------------------------------------
@@ -106,39 +108,54 @@ class Migrator:
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
+        self._forget(event.request.id)  # of an earlier attempt
         transfer = Transfer(event.request, event.instance_id, now)
-        self._transfers[event.request.id] = transfer
+        transfer.due = now + event.prefill_s
+        self._queue.add(transfer)
         if self.placement.one_shot:
-            choice = self.placement.choose(transfer.stage, self._candidates(transfer), now)
+            choice = self.placement.choose(transfer.stage, self._reach.candidates(transfer), now)
             if choice is not None:
                 self._assign(transfer, choice, now)
         if event.paired:
-            transfer.pair(now + event.prefill_s)
-            self._move_to(transfer, State.WAITING, now)
+            self._begin_early(transfer, now)
+
+    def _prefill_ending(self, event: ev.PrefillEnding, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._queue.get(event.request_id)
+        expected = transfer is not None and transfer.source == event.instance_id
+        if self.config.overlap and expected and transfer is not None and transfer.state is State.PREFILLING:
+            self._begin_early(transfer, now)
+
+    def _begin_early(self, transfer: Transfer, now: float) -> None:
+        transfer.begin_early(max(now, transfer.due))
+        self._queue.move_to(transfer, State.WAITING, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         request = event.request
-        known = self._transfers.get(request.id)
+        known = self._queue.get(request.id)
         transfer = known or Transfer(request, event.instance_id, now)
         if known is not None and known.state is not State.PREFILLING:
-            known.prefill_ended(now)  # of a pair, or said twice
+            if known.early:  # from now on the time-outs of a moving transfer count
+                known.early, known.since = False, max(known.since, now)
+                self._queue.starts_at(known, now)
             return
-        self._transfers[request.id] = transfer
         transfer.stage = Prefilled(request, now)
         transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
-        self._move_to(transfer, State.WAITING, now)
+        self._queue.add(transfer)
+        self._queue.move_to(transfer, State.WAITING, now)
 
     def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
         if transfer is not None and transfer.state is State.PLACED:
-            self._move_to(transfer, State.MOVING, now)
+            self._queue.move_to(transfer, State.MOVING, now)
 
     def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
         if transfer is None or transfer.state is State.COMMITTED:
             return
-        self._move_to(transfer, State.COMMITTED, now)
-        self.links.moved((transfer.source, transfer.target), event.moved)
+        self._queue.move_to(transfer, State.COMMITTED, now)
+        transfer.assumed = event.assumed
+        if not event.assumed:
+            self.links.moved((transfer.source, transfer.target), event.moved)
         actions.append(ev.FreeKv(event.request_id, transfer.source))
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
@@ -146,17 +163,22 @@ class Migrator:
 
     def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
         """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
-        transfer = self._transfers.get(request_id)
+        transfer = self._queue.get(request_id)
         if transfer is None or transfer.target != instance_id or transfer.state in (State.PREFILLING, State.WAITING):
             actions.append(ev.Abort(request_id, instance_id))
             return None
         return transfer
 
     def _transfer_failed(self, event: ev.TransferFailed, now: float, actions: list[ev.Action]) -> None:
-        transfer = self._moving.get(event.request_id)
+        transfer = self._queue.get(event.request_id)
         if transfer is None or transfer.target != event.instance_id:
             return
-        if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
+        if transfer.state is State.COMMITTED and transfer.assumed:  # it may be there no more
+            self.links.failed((transfer.source, transfer.target), now)
+            self._prefill_again(transfer, "decode_failed", now, actions)
+        elif event.request_id not in self._queue.moving:
+            return
+        elif event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
             transfer.not_before = now + self.config.retry_s
             self._withdraw(transfer, now)
         else:
@@ -166,7 +188,7 @@ class Migrator:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
 
     def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
-        transfer = self._transfers.get(event.request_id)
+        transfer = self._queue.get(event.request_id)
         worker = self._roster.workers.get(transfer.target) if transfer is not None else None
         if worker is not None:
             worker.progress(event.request_id, event.tokens, now)
@@ -174,7 +196,9 @@ class Migrator:
     def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
         if isinstance(event, ev.Finished):
             self._progress(ev.Progress(event.request_id, event.output_tokens), now, actions)
-        self._forget(event.request_id)
+        transfer = self._forget(event.request_id)
+        if isinstance(event, ev.Finished) and transfer is not None and transfer.assumed:
+            self.links.moved((transfer.source, transfer.target), None)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         transfer = self._forget(event.request_id)
@@ -188,17 +212,22 @@ class Migrator:
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
-        self.links.forget(gone)
-        for transfer in [t for t in self._transfers.values() if t.state is not State.COMMITTED]:
+        self.links.forget(gone, self._roster.workers)
+        for transfer in [t for t in self._queue if t.state is not State.COMMITTED]:
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:
-                    self._move_to(transfer, State.WAITING, now)
+                    self._queue.move_to(transfer, State.WAITING, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
                 self._prefill_again(transfer, "kv_lost", now, actions)
 
     def _prefill_again(
-        self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action], avoid: str = ""
+        self,
+        transfer: Transfer,
+        reason: str,
+        now: float,
+        actions: list[ev.Action],
+        avoid: frozenset[str] = frozenset(),
     ) -> None:
         request = transfer.request
         if transfer.target:
@@ -208,9 +237,7 @@ class Migrator:
         actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid))
 
     def _forget(self, request_id: str) -> Transfer | None:
-        transfer = self._transfers.pop(request_id, None)
-        if transfer is not None:
-            self._leave_state(transfer)
+        transfer = self._queue.pop(request_id)
         if transfer is not None and transfer.target in self._roster.workers:
             self._roster.workers[transfer.target].remove(request_id)
         return transfer
@@ -219,10 +246,10 @@ class Migrator:
 
     def _place_waiting(self, now: float, actions: list[ev.Action]) -> None:
         """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
-        if not self._scan(list(self._waiting), now, actions):
-            self._scan(list(self._hopeless), now, actions)
+        if not self._scan(list(self._queue.waiting), now, actions):
+            self._scan(list(self._queue.hopeless), now, actions)
 
-    def _scan(self, waiting: Sequence[tuple[Order, Transfer]], now: float, actions: list[ev.Action]) -> int:
+    def _scan(self, waiting: Sequence[Entry], now: float, actions: list[ev.Action]) -> int:
         """How many were looked at and found no place."""
         skipped = 0
         for _, transfer in waiting:
@@ -233,18 +260,15 @@ class Migrator:
             if transfer.target:  # chosen when the prefill was sent
                 self._place(transfer, "one_shot", now, actions)
                 continue
-            candidates = self._candidates(transfer)
-            reached = [w for w in candidates if self.links.usable((transfer.source, w.id), now)]
-            if candidates and not reached:
-                if self._other_way(transfer, now):
-                    actions.append(ev.FreeKv(transfer.request.id, transfer.source))
-                    self._prefill_again(transfer, "links_down", now, actions, avoid=transfer.source)
-                    continue
-                reached = self._at_worst(transfer, candidates, now)
+            candidates = self._reach.candidates(transfer)
+            reached = self._reach.reached(transfer, candidates, now)
+            if not reached and self._begins_anew(transfer, bool(candidates), now, actions):
+                continue
+            reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
             choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
-                if choice is None and not self._decoders(transfer):
+                if choice is None and not self._reach.decoders(transfer):
                     self._give_up(transfer, "no_decode_instance", now, actions)
             if choice is None:
                 skipped += 1
@@ -253,47 +277,33 @@ class Migrator:
                 self._place(transfer, choice.reason, now, actions)
         return skipped
 
-    def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
-        able = self._decoders(transfer)
-        if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
+    def _begins_anew(self, transfer: Transfer, room: bool, now: float, actions: list[ev.Action]) -> bool:
+        """No decode instance with room is reached from where it was prefilled, or there is none: from elsewhere one may
+        be, or somebody may take both stages."""
+        model = transfer.request.model
+        avoid = self._reach.dead_ends(model, now)
+        if room:
+            avoid |= {transfer.source}
+        elif self._reach.decoders(transfer):
+            return False  # they are only full
+        if not self._reach.elsewhere(model, avoid):
             return False
-        self._leave_state(transfer)
-        transfer.hopeless = True
-        insort(self._hopeless, (self.placement.order(transfer.stage), transfer), key=_order)
+        actions.append(ev.FreeKv(transfer.request.id, transfer.source))
+        self._prefill_again(transfer, "links_down" if room else "no_decode_instance", now, actions, avoid)
         return True
 
-    def _candidates(self, transfer: Transfer) -> list[Worker]:
-        """Decode instances of its model with KV room for the prompt; those that failed it only if there is no other."""
-        request = transfer.request
-        able = [w for w in self._decoders(transfer) if request.prompt_tokens < w.free_tokens() or not w.outstanding]
-        return [w for w in able if w.id not in transfer.excluded] or able
-
-    def _at_worst(self, transfer: Transfer, candidates: list[Worker], now: float) -> list[Worker]:
-        """No link is usable, and there is no other way: those that only failed lately, or after a while any."""
-        answering = [w for w in candidates if not self.links.down((transfer.source, w.id))]
-        return answering or (candidates if now - transfer.since >= self.config.link_patience_s else [])
-
-    def _other_way(self, transfer: Transfer, now: float) -> bool:
-        """Prefilled by somebody else it could be decoded: there, or over a link that is not down."""
-        decoders = self._decoders(transfer)
-        return any(
-            other.spec.role is Role.COLLOCATED or any(self.links.usable((other.id, w.id), now) for w in decoders)
-            for other in self._roster.workers.values()
-            if other.takes and other.id != transfer.source and other.spec.model == transfer.request.model
-        )
+    def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
+        able = self._reach.decoders(transfer)
+        if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
+            return False
+        self._queue.turn_hopeless(transfer)
+        return True
 
     def _stage(self, transfer: Transfer, workers: Sequence[Worker]) -> Prefilled:
         """With the seconds its KV would take, for a placement that asks."""
         if not self.placement.measures_links:
             return transfer.stage
-        tokens = transfer.kv_tokens or transfer.request.prompt_tokens
-        return transfer.stage._replace(move_s=self.links.moves(transfer.source, [w.id for w in workers], tokens))
-
-    def _decoders(self, transfer: Transfer) -> list[Worker]:
-        """Of its model, and of its prefill engine's kind: others do not read its KV."""
-        model, source = transfer.request.model, self._roster.workers.get(transfer.source)
-        able = [w for w in self._roster.workers.values() if w.takes_decodes and w.spec.model == model]
-        return able if source is None else [w for w in able if w.spec.backend == source.spec.backend]
+        return transfer.stage._replace(move_s=self._reach.moves(transfer, workers))
 
     def _any(self, candidates: Sequence[Worker]) -> Choice | None:
         worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
@@ -316,9 +326,9 @@ class Migrator:
             "outstanding": worker.outstanding,
             "kv_tokens": transfer.kv_tokens,
         }
-        others = [w for w in self._decoders(transfer) if w is not worker]
+        others = [w for w in self._reach.decoders(transfer) if w is not worker]
         rejected: dict[str, Figure] = {w.id: f"{w.outstanding} outstanding" for w in others} if len(others) <= 8 else {}
-        self._move_to(transfer, State.PLACED, now)
+        self._queue.move_to(transfer, State.PLACED, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
 
@@ -329,7 +339,7 @@ class Migrator:
     # ---- undoing ---------------------------------------------------------------------------------------------------
 
     def _undo_overdue(self, now: float, actions: list[ev.Action]) -> None:
-        for transfer in list(self._moving.values()):
+        for transfer in list(self._queue.moving.values()):
             if now >= transfer.since + self._limit(transfer):
                 reason = f"{transfer.state.value}_timeout"
                 actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
@@ -337,14 +347,14 @@ class Migrator:
 
     def _limit(self, transfer: Transfer) -> float:
         placed = transfer.state is State.PLACED
-        moving_s = math.inf if transfer.paired else self.config.moving_timeout_s  # a prompt may take its time
+        moving_s = math.inf if transfer.early else self.config.moving_timeout_s  # a prompt may take its time
         return self.config.placed_timeout_s if placed else moving_s
 
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
         transfer.excluded.add(transfer.target)
         self.links.failed((transfer.source, transfer.target), now)
-        if all(worker.id in transfer.excluded for worker in self._decoders(transfer)):
+        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self._withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:
@@ -358,7 +368,7 @@ class Migrator:
             if worker is not None:
                 worker.remove(transfer.request.id)
             transfer.target = ""
-        self._move_to(transfer, State.WAITING, now)
+        self._queue.move_to(transfer, State.WAITING, now)
 
     def _give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request = transfer.request
@@ -367,34 +377,14 @@ class Migrator:
         figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
         actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))
 
-    def _move_to(self, transfer: Transfer, state: State, now: float) -> None:
-        self._leave_state(transfer)
-        transfer.state, transfer.since = state, now
-        if state is State.WAITING:
-            insort(self._queue(transfer), (self.placement.order(transfer.stage), transfer), key=_order)
-        elif state in (State.PLACED, State.MOVING):
-            self._moving[transfer.request.id] = transfer
-
-    def _leave_state(self, transfer: Transfer) -> None:
-        self._moving.pop(transfer.request.id, None)
-        if transfer.state is State.WAITING:
-            queue = self._queue(transfer)
-            del queue[bisect_left(queue, self.placement.order(transfer.stage), key=_order)]
-
-    def _queue(self, transfer: Transfer) -> list[tuple[Order, Transfer]]:
-        return self._hopeless if transfer.hopeless else self._waiting
-
     def _wake(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
-        at = min((t.since + self._limit(t) for t in self._moving.values()), default=math.inf)
-        if self._waiting or self._hopeless:
+        at = min((t.since + self._limit(t) for t in self._queue.moving.values()), default=math.inf)
+        waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
+        if waiting:
             # Pace falls while they wait: a request becomes hopeless by time alone.
             steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
             at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            turns = ((t.not_before, t.since + self.config.hold_s) for _, t in (*self._waiting, *self._hopeless))
+            turns = ((t.not_before, t.since + self.config.hold_s) for t in waiting)
             at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
         return at
-
-
-def _order(entry: tuple[Order, Transfer]) -> Order:
-    return entry[0]

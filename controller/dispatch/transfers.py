@@ -22,7 +22,9 @@ class MigratorConfig:
     its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
     told about urgency. `link_failures`: transfers failing in a row that close a link, for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
-    of them, and is then sent over any.
+    of them, and is then sent over any. `overlap`: where prefill engines give out KV while they compute, a decode stage
+    is placed when the last step of its prefill begins, so that its KV moves meanwhile; without it, and at other
+    engines, when the prefill has ended, as HyperFlexis does.
     """
 
     placed_timeout_s: float = 5.0
@@ -35,6 +37,7 @@ class MigratorConfig:
     link_failures: int = 3
     link_closed_s: float = 2.0
     link_patience_s: float = 2.0
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s", "link_closed_s", "link_patience_s"):
@@ -59,12 +62,14 @@ class Transfer:
     """The decode stage of one request. `target` is set from the placement on, `since` is when its state began."""
 
     __slots__ = (
+        "assumed",
+        "due",
+        "early",
         "excluded",
         "failures",
         "hopeless",
         "kv_tokens",
         "not_before",
-        "paired",
         "since",
         "source",
         "stage",
@@ -79,7 +84,9 @@ class Transfer:
         self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0
-        self.paired = False  # its prefill is sent with it, and has not ended
+        self.due = now  # when its first token was expected, at the sending of its prefill
+        self.early = False  # its prefill has not ended, and it may be placed already
+        self.assumed = False  # committed, as far as anybody knows
         self.failures = 0
         self.hopeless = False  # waits for all others
         self.not_before = -math.inf
@@ -89,11 +96,6 @@ class Transfer:
     def request(self) -> Request:
         return self.stage.request
 
-    def pair(self, first_at: float) -> None:
-        """Both stages go together; the first token is expected at `first_at`."""
-        self.paired, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens
-
-    def prefill_ended(self, now: float) -> None:
-        """From now on the time-outs of a moving transfer count for a pair too."""
-        if self.paired:
-            self.paired, self.since = False, max(self.since, now)
+    def begin_early(self, first_at: float) -> None:
+        """Before its prefill has ended; the first token is expected at `first_at`."""
+        self.early, self.stage, self.kv_tokens = True, Prefilled(self.request, first_at), self.request.prompt_tokens

@@ -2,6 +2,7 @@
 
 A prefilled sequence keeps its KV on the prefill instance; the migrator places its decode stage; the decode instance
 reserves blocks, the bytes flow, the sequence lands and goes on there, and the prefill instance frees what it kept.
+With `links.overlap` the migrator hears when the last step of a prefill begins, as from the reference engine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.links import KvMoved, LinkState
-from controller.core.steps import Aborted, EngineAction, EngineEvent, Landed, Release, Reserve, Reserved, Seq
+from controller.core.steps import Aborted, EngineAction, EngineEvent, Finish, Landed, Release, Reserve, Reserved, Seq
 from controller.core.types import Outcome, Role
 from controller.dispatch import Migrator
 from controller.simulator.cluster import Cluster
@@ -41,14 +42,25 @@ class Host(Protocol):
     def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None: ...
 
 
+class Prefill:
+    """One whose last step has begun. `computed`: it has ended too, which the gateway may not have heard yet."""
+
+    __slots__ = ("computed", "instance", "seq")
+
+    def __init__(self, instance: Instance, seq: Seq) -> None:
+        self.instance, self.seq, self.computed = instance, seq, False
+
+
 class Move:
-    """One transfer: the sequence as it will go on at `target`. `early`: the target was known while it was prefilled."""
+    """One transfer: the sequence as it will go on at `target`. `rest`: bytes that can flow when its prefill has ended
+    and the others have."""
 
-    __slots__ = ("began", "early", "moved", "seq", "size", "source", "target")
+    __slots__ = ("began", "moved", "rest", "seq", "size", "source", "target", "waits_since")
 
-    def __init__(self, seq: Seq, source: str, target: str, early: bool, began: float) -> None:
-        self.seq, self.source, self.target, self.early, self.began = seq, source, target, early, began
-        self.size = 0.0  # bytes
+    def __init__(self, seq: Seq, source: str, target: str, began: float) -> None:
+        self.seq, self.source, self.target, self.began = seq, source, target, began
+        self.size = self.rest = 0.0  # bytes
+        self.waits_since: float | None = None  # for its prefill
         self.moved: KvMoved | None = None  # how it went, once it landed
 
 
@@ -61,6 +73,7 @@ class Handoff:
         self.network = Network(host.settings.links, self._port_gb_s if self._ports else None)
         self._host = host
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
+        self._ending: dict[str, Prefill] = {}  # until the gateway hears of its end
         self._moves: dict[str, Move] = {}
         self._news: list[ev.Event] = []
         self._cut: dict[str, float] = {}  # instances whose port is dead, until when
@@ -88,19 +101,48 @@ class Handoff:
                     self._news += self._links_of(event.spec.id)
         for action in actions:
             if isinstance(action, ev.Send) and self._role(action.instance_id) is Role.PREFILL:
-                self._news.append(ev.PrefillSent(action.request, action.instance_id))
+                self._news.append(ev.PrefillSent(action.request, action.instance_id, prefill_s=action.prefill_s))
         self._settle()
+
+    def watch(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
+        """What an engine did, before anybody hears of it: last steps of prefills have begun or ended."""
+        ending, instance.ending = instance.ending, []
+        if not self._host.settings.links.overlap:
+            return
+        for seq in ending:
+            self._ending[seq.id] = Prefill(instance, seq)
+            self._host.later(partial(self._heard_ending, instance.id, seq))
+        for action in actions:
+            if isinstance(action, Finish):
+                self._computed(action.seq)
+
+    def _heard_ending(self, instance_id: str, seq: Seq) -> None:
+        prefill = self._ending.get(seq.id)
+        if prefill is not None and prefill.seq is seq:
+            self._host.tell_dispatcher(ev.PrefillEnding(seq.id, instance_id))
+
+    def _computed(self, seq: Seq) -> None:
+        """The last layer of what moved already may follow."""
+        prefill = self._ending.get(seq.id)
+        if prefill is None or prefill.seq is not seq:
+            return
+        prefill.computed = True
+        move = self._moves.get(seq.id)
+        if move is not None and move.waits_since is not None:
+            self._send_rest(seq.id, move)
 
     def prefilled(self, trip: Trip, instance: Instance, seq: Seq) -> None:
         """The engine ended the prefill and keeps the KV."""
         trip.prefill_instance = instance.id
         self._kept[seq.id] = (instance.id, seq)
+        self._ending.pop(seq.id, None)
         trip.seq = None
         self._host.tell_dispatcher(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
 
     def forget(self, request_id: str) -> None:
         """The request is over, whatever it was doing."""
         self._undo(request_id)
+        self._ending.pop(request_id, None)
         self._free(request_id)
 
     def busy(self, instance_id: str) -> bool:
@@ -114,6 +156,8 @@ class Handoff:
             self._undo(name)
         for name in [name for name, (where, _) in self._kept.items() if where == instance.id]:
             del self._kept[name]
+        for name in [name for name, prefill in self._ending.items() if prefill.instance is instance]:
+            del self._ending[name]
 
     # ---- the migrator's side ---------------------------------------------------------------------------------------
 
@@ -142,7 +186,7 @@ class Handoff:
     def _act(self, action: ev.Action) -> None:
         host = self._host
         if isinstance(action, ev.Place):
-            host.later(partial(self._reserve, action, self.migrator.placement.one_shot))
+            host.later(partial(self._reserve, action))
         elif isinstance(action, ev.FreeKv):
             self._free(action.request_id)
         elif isinstance(action, ev.Abort):
@@ -151,20 +195,31 @@ class Handoff:
         elif isinstance(action, ev.PrefillAgain):
             trip = host.trip(action.request.id)
             if trip is not None:
+                self._stop_prefill(action.request.id)
                 trip.restart()
-                host.tell_dispatcher(ev.Arrived(action.request))
+                host.tell_dispatcher(ev.Arrived(action.request, action.avoid))
                 host.heap.push(host.heap.now, Kind.TICK, _nothing)  # so that the dispatcher is asked at this instant
         elif isinstance(action, ev.GiveUp):
             trip = host.trip(action.request.id)
             if trip is not None:
                 host.stop(trip, Outcome.CUT, action.decision.reason)
 
-    def _reserve(self, place: ev.Place, early: bool) -> None:
+    def _stop_prefill(self, name: str) -> None:
+        """One that is not to be decoded from here, and has not ended as far as the dispatcher knows."""
+        prefill = self._ending.pop(name, None)
+        if prefill is None:
+            return
+        self._host.tell_dispatcher(ev.Failed(name, False, "prefilled elsewhere"))
+        if prefill.instance.up:
+            over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
+            self._host.tell_engine(prefill.instance, [over])
+
+    def _reserve(self, place: ev.Place) -> None:
         """Placed: the decode instance takes blocks, and the bytes begin to flow."""
         name, now = place.request.id, self._host.heap.now
         trip, instance = self._host.trip(name), self._host.cluster.get(place.target)
-        source = self._host.cluster.get(place.source)
-        if trip is None or source is None or name not in self._kept:
+        source, early = self._host.cluster.get(place.source), self._ending.get(name)
+        if trip is None or source is None or (early is None and name not in self._kept):
             return
         if instance is None or self._dead(place.source) or self._dead(place.target):
             self._failed(name, place.target, "no_instance" if instance is None else "link_down")
@@ -174,15 +229,13 @@ class Handoff:
         if not any(isinstance(action, Reserved) for action in answers):
             self._failed(name, place.target, "no_room")
             return
-        move = self._moves[name] = Move(seq, place.source, place.target, early, now)
-        links = self._host.settings.links
-        size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
-        if links.overlap and early:
-            size /= links.layers
-        move.size = size
-        self.network.start(name, place.source, place.target, size, now)
-        self._plan()
+        move = self._moves[name] = Move(seq, place.source, place.target, now)
+        move.size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
+        if early is not None:
+            move.rest = move.size / self._host.settings.links.layers
         self._report(ev.TransferStarted(name, place.target))
+        self.network.start(name, place.source, place.target, move.size - move.rest, now)
+        self._plan()
 
     def _plan(self) -> None:
         self._network_version += 1
@@ -195,14 +248,31 @@ class Handoff:
             return
         now, latency = self._host.heap.now, self._host.settings.links.latency_s
         for name in self.network.ended(now):
-            land = partial(self._landed, name, self._moves[name])
-            self._host.heap.push(now + latency, Kind.DELIVERY, land)
+            move, prefill = self._moves[name], self._ending.get(name)
+            if not move.rest:
+                self._host.heap.push(now + latency, Kind.DELIVERY, partial(self._landed, name, move))
+            elif prefill is None or prefill.computed:
+                self._send_rest(name, move)
+            else:
+                move.waits_since = now
+        self._plan()
+
+    def _send_rest(self, name: str, move: Move) -> None:
+        rest, move.rest, now = move.rest, 0.0, self._host.heap.now
+        if move.waits_since is not None:
+            move.began += now - move.waits_since  # it was not the link that took so long
+        move.waits_since = None
+        self.network.start(name, move.source, move.target, rest, now)
         self._plan()
 
     def _landed(self, name: str, move: Move) -> None:
         trip, instance = self._host.trip(name), self._host.cluster.get(move.target)
         if self._moves.get(name) is not move or trip is None or instance is None:
             return  # undone meanwhile
+        if name in self._ending:  # the news of its first token is still on its way
+            soon = self._host.heap.now + max(self._host.settings.network_s, SHORTEST_WAKE_S)
+            self._host.heap.push(soon, Kind.DELIVERY, partial(self._landed, name, move))
+            return
         del self._moves[name]
         tokens = move.seq.prompt_tokens - move.seq.cached
         move.moved = KvMoved(round(move.size), tokens=tokens, seconds=self._host.heap.now - move.began)

@@ -48,6 +48,7 @@ class Instance:
         self.busy_s = 0.0
         self.watch: WatchStep | None = None
         self.speed: SpeedClock | None = None  # None: steps take what the latency model says
+        self.ending: list[Seq] = []  # whose KV others take, and whose prefill's last step began; for who watches them
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
@@ -168,6 +169,8 @@ class Instance:
             for chunk in step.chunks:
                 tokens += chunk.length
                 squares += chunk.length * (chunk.length + 2 * chunk.start)
+                if chunk.last and chunk.seq.keep_kv:
+                    self.ending.append(chunk.seq)
             seconds = self.latency.step(tokens, squares, len(step.decodes), step.context_sum)
             self._ends = [self._after(now, seconds)]
         else:

@@ -51,9 +51,9 @@ class LinkSettings:
     """`bandwidth_gb_s`: 1e9 bytes a second each way; the default is a 400 Gb/s port. `latency_s`: of a whole transfer.
 
     `scope`: what shares the bandwidth: each instance's port and direction, each pair of instances, or all of them.
-    `overlap`: layers are sent while the prefill computes the next ones, so that one layer's bytes of `layers` remain at
-    its end. That needs a target that is known by then, as with one-shot placement; other transfers send everything
-    after the prefill. What overlapped layers took of a link earlier is not counted against others. `ports`: where
+    `overlap`: engines give out KV while they compute, as the reference engine does: its decode stage may be placed when
+    the last step of its prefill begins, all layers but the last of `layers` move from then on, and the last one once
+    the prefill has ended. (In truth layer follows layer; at an even rate both end at the same time.) `ports`: where
     ports differ; engines then tell the migrator what their links reach, as real ones measure it when they join.
     """
 

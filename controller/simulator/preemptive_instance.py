@@ -62,6 +62,7 @@ class PreemptiveInstance(Instance):
                 case Start(step):
                     seconds = self.latency.step(*sums(step), len(step.decodes), step.context_sum)
                     self._go(Work(step, seconds, seconds), now)
+                    self.ending += [chunk.seq for chunk in step.chunks if chunk.last and chunk.seq.keep_kv]
                 case Resume(step_id):
                     self._go(self._suspended.pop(step_id), now)
                 case Suspend():

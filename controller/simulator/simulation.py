@@ -265,6 +265,8 @@ class Simulation:
     def _tell(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
         if instance.due is not None:
             self.heap.push(instance.due, Kind.STEP, instance, instance.version)
+        if self.handoff is not None:
+            self.handoff.watch(instance, actions)
         for action in actions:
             if isinstance(action, Finish):
                 self._finished(instance, action.seq)

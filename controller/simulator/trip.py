@@ -71,11 +71,11 @@ class Trip:
         return self.seq
 
     def decode_sequence(self, now: float, rank: int) -> Seq:
-        """The same, as a decode instance goes on with it: one token is out, all before it computed elsewhere."""
+        """The same, as a decode instance goes on with it: one token is out, or will be, all before it computed
+        elsewhere."""
         running, seq = self.seq, self.sequence(now)
         self.seq = running
         seq.priority, seq.output_tokens = rank, 1
-        seq.first_token_at = seq.last_token_at = self.head[0]
         return seq
 
     def keep(self, times: array[float]) -> None:
@@ -84,6 +84,7 @@ class Trip:
             self.head = times
 
     def go_on(self, instance_id: str, seq: Seq, now: float) -> None:
+        seq.first_token_at = seq.last_token_at = self.head[0]
         self.instance, self.seq, self.landed_at = instance_id, seq, now
 
     def restart(self) -> None:

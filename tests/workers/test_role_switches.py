@@ -206,6 +206,68 @@ def test_a_call_under_way_carries_the_mark_of_its_worker_and_an_ended_one_none()
         assert (action.error, "call" in action.params) == ("num_running_reqs 1", False), "anybody may try next"
 
 
+def test_a_drain_does_not_cross_a_call_under_way() -> None:
+    """The engine switches whatever is decided meanwhile: its row must say what it became."""
+    release = threading.Event()
+    calls = LongCalls()
+    mine = server("prefill")
+
+    def slow(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
+        release.wait(10.0)
+        mine.mode = role.value
+
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        settle()
+        assert look_with(slow, calls) is None
+        Instance.objects.update(desired_state="draining")
+        assert look([], calls=calls) == [], "it is being told"
+        release.set()
+        call = calls.find(Action.objects.get().pk)
+        assert call is not None
+        give_up_at = time.monotonic() + 5.0
+        while not call.done and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        (decision,) = look([], calls=calls)
+        assert (decision.kind, decision.reason) == ("role_switch", "switched")
+        row.refresh_from_db()
+        assert row.role == "decode"
+
+
+@pytest.mark.parametrize(("mode", "kind", "role"), [("decode", "role_switch", "decode"),
+                                                    ("prefill", "role_switch_failed", "prefill")])  # fmt: skip
+def test_an_order_that_ran_out_of_time_ends_with_the_role_that_the_engine_has(mode: str, kind: str, role: str) -> None:
+    """Its call was lost with its worker, after the engine had begun."""
+    mine = server("prefill")
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+        action = Action.objects.get()
+        long_ago = timezone.now() - TIMEOUT - timedelta(seconds=1)
+        Action.objects.update(params={**action.params, "told": True}, created_at=long_ago, error="no answer in time")
+        mine.mode = mode
+        (decision,) = look_once()
+        assert (decision.kind, "/pd_role_switch" in mine.asked) == (kind, False)
+        row.refresh_from_db()
+        assert row.role == role
+
+
+def test_an_order_whose_engine_was_told_is_not_given_up_while_it_does_not_say_its_role() -> None:
+    mine = server("prefill")
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+    action = Action.objects.get()
+    long_ago = timezone.now() - TIMEOUT - timedelta(seconds=1)
+    Action.objects.update(params={**action.params, "told": True}, created_at=long_ago)
+    assert look_once() == []
+    assert "does not say which role" in Action.objects.get().error
+    Instance.objects.update(desired_state="draining")
+    (decision,) = look_once()
+    assert decision.kind == "role_switch_failed"
+
+
 def test_engines_that_take_either_stage_need_no_switch() -> None:
     row = factories.instance(id="v1", backend="vllm")
     assert role_ask(actor=SYSTEM, instance_id=row.pk, role="decode") is None

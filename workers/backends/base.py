@@ -44,6 +44,8 @@ class Capabilities:
     links: bool = False  # keeps links to its peers and tells how they are
     paired: bool = False  # both stages of a handover are sent at once and find one another (`meeting`)
     load_weights: bool = False  # takes other weights while it runs
+    offers_early: bool = False  # says where a prompt's KV waits when the last step of its prefill begins
+    tells_landing: bool = False  # the headers of a whole answer come when the KV that it goes on from is there
 
 
 class Usage(NamedTuple):
@@ -86,8 +88,8 @@ class Chunk(NamedTuple):
     """One piece of an answer.
 
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are, `tokens` of them with
-    text, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed call. `moved`: with
-    `accepted`, how the KV came, where the engine says so.
+    text, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed call. `moved`: how the KV
+    came, where the engine says so. `offer`: with `accepted`, where the KV of a prefill under way waits.
     """
 
     kind: ChunkKind
@@ -96,6 +98,7 @@ class Chunk(NamedTuple):
     usage: Usage | None = None
     done: bool = False
     moved: KvMoved | None = None
+    offer: bytes = b""
 
 
 class Promise(NamedTuple):
@@ -180,8 +183,11 @@ class Backend(Protocol):
         """First an `accepted` chunk, then data until `done`, or one body. Closing the iterator aborts the call."""
         ...
 
-    async def prefill(self, call: UpstreamCall) -> Prefilled:
-        """Compute the prompt and keep its KV for another engine. With a meeting's offer: for the engine it names."""
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+        """Compute the prompt and keep its KV for another engine. With a meeting's offer: for the engine it names.
+
+        `ending` is called with the offer when the last step begins, by engines that say so (`offers_early`).
+        """
         ...
 
     async def meeting(self) -> bytes:
@@ -210,6 +216,10 @@ class Backend(Protocol):
 
     async def role_settings(self) -> Mapping[str, Any]:
         """What an engine that is to take this one's role must be told of it."""
+        ...
+
+    async def role(self) -> Role:
+        """That it runs in now; where a role is mere routing, the one it was given."""
         ...
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:

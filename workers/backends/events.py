@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import orjson
 
+from controller.core.links import KvMoved
 from workers.backends.base import Chunk, EngineError, Usage
+from workers.backends.handover import kv_moved
 
 MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill our memory
 DONE = b"data: [DONE]"
 ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
+KV_COMMENT = b": kv "  # the reference engine's: how the KV of this answer came
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
 
 
@@ -65,6 +68,7 @@ class EventReader:
 
     def _read(self, whole: bytes, events: list[bytes]) -> Chunk:
         tokens, usage, done, dropped = 0, None, False, False
+        moved: KvMoved | None = None
         kept: list[bytes] = []
         for event in events:
             if event.startswith(DONE):
@@ -76,8 +80,11 @@ class EventReader:
                 if not self._keep_usage:
                     dropped = True
                     continue
+            elif event.startswith(KV_COMMENT):
+                moved, dropped = kv_moved(event.removeprefix(KV_COMMENT)), True
+                continue
             elif carries_text(event, self._chat):
                 tokens += 1
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return Chunk("data", raw, tokens, usage, done)
+        return Chunk("data", raw, tokens, usage, done, moved)

@@ -6,7 +6,7 @@ Scripts are taken one a call, in order; the last one repeats. It speaks the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class Script:
     cut_after: int | None = None  # 0: accepted, then lost before the first token
     hang_after: int | None = None
     prefill_done: bool = False  # a prefill whose first token is the last
+    early: bool = False  # a prefill whose last step begins when it is accepted
     moved: KvMoved | None = None  # what a decode says of the KV that it pulled
 
 
@@ -92,12 +93,13 @@ class FakeBackend:
             if not ended:
                 self.aborted.append(call.request_id)
 
-    async def prefill(self, call: UpstreamCall) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
         """The next script, up to its first token."""
-        script = replace(self.scripts[0], tokens=1)
-        async for _ in self.generate(replace(call, streamed=False)):
-            pass
-        return Prefilled(b'{"from":"%s"}' % self.spec.id.encode(), script.prefill_done)
+        script, offer = replace(self.scripts[0], tokens=1), b'{"from":"%s"}' % self.spec.id.encode()
+        async for chunk in self.generate(replace(call, streamed=False)):
+            if chunk.kind == "accepted" and script.early and ending is not None:
+                ending(offer)
+        return Prefilled(offer, script.prefill_done)
 
     async def _answer(self, call: UpstreamCall, script: Script) -> AsyncIterator[Chunk]:
         usage = Usage(script.prompt_tokens, script.tokens)
@@ -157,6 +159,9 @@ class FakeBackend:
 
     async def role_settings(self) -> Mapping[str, Any]:
         return {}
+
+    async def role(self) -> Role:
+        return self.spec.role
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         old, self.spec.role = self.spec.role, role

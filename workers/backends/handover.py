@@ -19,19 +19,23 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_port": None,
 }
 KV_MOVED = "x-slackline-kv"
+KV_OFFER = "x-slackline-kv-offer"
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "stop", "stop_token_ids", "max_completion_tokens")
 
 
-def prefill_head(head: bytes) -> bytes:
-    """The body (without its closing brace) of the first leg: the same prompt, one token, nothing streamed."""
+def prefill_head(head: bytes, early: bool = False) -> bytes:
+    """The body (without its closing brace) of the first leg: the same prompt, one token, nothing streamed. `early`:
+    the offer is wanted before the answer."""
     body = orjson.loads(head + b"}")
     for name in NOT_FOR_PREFILL:
         body.pop(name, None)
-    return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE})[:-1]
+    params = {**REMOTE_DECODE, "early": True} if early else REMOTE_DECODE
+    return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": params})[:-1]
 
 
-def kv_moved(header: str | None) -> KvMoved | None:
-    """The header in which the reference engine says how the KV came; None where there is none that can be read."""
+def kv_moved(header: str | bytes | None) -> KvMoved | None:
+    """The header (of a stream: the comment) in which the reference engine says how the KV came; None where there is
+    none that can be read."""
     try:
         return moved_from_json(orjson.loads(header)) if header else None
     except orjson.JSONDecodeError:

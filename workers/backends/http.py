@@ -18,7 +18,7 @@ from controller.core.links import LinkReport
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, WeightSource
 from workers.backends.events import EventReader, parse_usage
-from workers.backends.handover import KV_MOVED, kv_moved
+from workers.backends.handover import KV_MOVED, KV_OFFER, kv_moved
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _MAX_ERROR_BYTES = 64 << 10
@@ -48,7 +48,8 @@ class HttpBackend:
         try:
             if response.status != 200:
                 raise await self._refused(response)
-            yield Chunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)))
+            offer = response.headers.get(KV_OFFER, "").encode()
+            yield Chunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)), offer=offer)
             if call.streamed:
                 async for chunk in self._events(response, call):
                     yield chunk
@@ -90,6 +91,9 @@ class HttpBackend:
 
     async def role_settings(self) -> Mapping[str, Any]:
         return {}
+
+    async def role(self) -> Role:
+        return self.spec.role
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         raise NotSupported(f"{self.kind} has no switch: it takes either stage of a request, and a role is routing.")

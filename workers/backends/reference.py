@@ -22,7 +22,16 @@ class ReferenceBackend(VllmBackend):
     and `value`. No other engine knows these fields."""
 
     kind = "The reference engine"
-    capabilities = Capabilities(priority=True, sleep=True, profile=True, handover=True, frees_kv=True, links=True)
+    capabilities = Capabilities(
+        priority=True,
+        sleep=True,
+        profile=True,
+        handover=True,
+        frees_kv=True,
+        links=True,
+        offers_early=True,
+        tells_landing=True,
+    )
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         await self._control("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from itertools import count
 
@@ -94,7 +94,7 @@ class SglangBackend(SglangControl):
         room = secrets.randbits(ROOM_BITS)
         return orjson.dumps({"bootstrap_host": host, "bootstrap_port": info.bootstrap_port, "bootstrap_room": room})
 
-    async def prefill(self, call: UpstreamCall) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
         """The same body as its decode stage gets; the answer ends when the KV was taken, and says nothing more."""
         async with aclosing(self.generate(call)) as chunks:  # type: ignore[type-var]
             async for _ in chunks:

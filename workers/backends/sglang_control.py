@@ -62,6 +62,10 @@ class SglangControl(HttpBackend):
         self.forget()
         return (await self.known()).graphs
 
+    async def role(self) -> Role:
+        self.forget()
+        return (await self.known()).role
+
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         """One try, with a dry run before it; the caller has seen to it that nothing is sent there. Raises RoleRefused.
 

@@ -6,6 +6,7 @@ that every streamed body asks for is dropped unless the client asked too. Closin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from controller.core.types import Load
@@ -22,10 +23,13 @@ class VllmBackend(HttpBackend):
     kind = "vLLM"
     capabilities = Capabilities(priority=True, sleep=True, handover=True)
 
-    async def prefill(self, call: UpstreamCall) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
         """The pull connectors' first leg: one token, no stream; the answer says where the KV waits."""
-        unary = replace(call, head=prefill_head(call.head), streamed=False, keep_usage=False)
+        early = self.capabilities.offers_early and ending is not None
+        unary = replace(call, head=prefill_head(call.head, early), streamed=False, keep_usage=False)
         async for chunk in self.generate(unary):
+            if chunk.offer and ending is not None:
+                ending(chunk.offer)
             if chunk.kind == "body":
                 return parse_prefilled(chunk.raw)
         raise EngineError("the engine ended the prefill without an answer")

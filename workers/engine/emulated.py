@@ -38,13 +38,16 @@ class Work:
 
 
 class EmulatedExecutor:
-    """One step at a time. All on the timer's thread."""
+    """One step at a time. All on the timer's thread. `layers`: of the emulated model, all equally long."""
 
-    def __init__(self, profile: Profile, timer: Timer, sink: Sink, boundaries: StepBoundaries | None = None) -> None:
+    def __init__(
+        self, profile: Profile, timer: Timer, sink: Sink, boundaries: StepBoundaries | None = None, layers: int = 0
+    ) -> None:
         self._profile = profile
         self._timer = timer
         self._sink = sink
         self._boundaries = boundaries
+        self._layers = layers
         self._due = 0.0
         self._following = False  # inside the sink's call: the next step was there when this one ended
         self._cancel: Callable[[], None] | None = None
@@ -76,6 +79,15 @@ class EmulatedExecutor:
     def discard(self, step_id: int) -> None:
         if self._suspended.pop(step_id, None) is None:
             raise RuntimeError(f"step {step_id} is not suspended")
+
+    def layers_done(self, step_id: int) -> int:
+        work = self._running
+        if work is None or work.step.id != step_id:
+            work = self._suspended.get(step_id)
+        if work is None or work.seconds <= 0:
+            return 0
+        since = max(0.0, self._timer.now() - work.since) if work is self._running else 0.0
+        return min(self._layers, int(self._layers * (work.used + since) / work.seconds))
 
     def close(self) -> None:
         if self._cancel is not None:

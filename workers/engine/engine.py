@@ -28,6 +28,7 @@ from controller.core.steps import (
     Seq,
     SeqState,
     Start,
+    Step,
     StepDone,
     Suspend,
     Suspended,
@@ -74,6 +75,7 @@ class Engine:
         self.call_at: Callable[[float, Callable[[], None]], Callable[[], None]] | None = (
             None  # for schedulers that wait
         )
+        self.on_start: Callable[[Step], None] | None = None  # told of each step
         self._wake_at: float | None = None
         self._cancel_wake: Callable[[], None] = lambda: None
         self._clock = clock
@@ -154,6 +156,9 @@ class Engine:
     def busy_s(self) -> float:
         """Seconds the device has computed since the start."""
         return self._busy_s + (self._clock() - self._busy_from if self.on_device else 0.0)
+
+    def layers_done(self, step_id: int) -> int:
+        return self._device().layers_done(step_id)
 
     def _takes_device(self, now: float) -> None:
         self.on_device, self._busy_from = True, now
@@ -244,6 +249,8 @@ class Engine:
                 self.metrics.step(step.tokens)
                 self._takes_device(now)
                 self._device().start(step)
+                if self.on_start is not None:
+                    self.on_start(step)
             case Suspend(step_id):
                 self._device().suspend(step_id)
             case Resume(step_id):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import orjson
 
-from controller.core.steps import FinishReason, Release, Seq
+from controller.core.steps import FinishReason, Seq
 from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
@@ -15,13 +16,16 @@ from workers.engine.errors import ApiError
 from workers.engine.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.handover import FIELD, Handover
 from workers.engine.http import JSON_TYPE, Exchange
+from workers.engine.kv_transfer import Offer
 from workers.engine.pseudo_text import seed_of
 from workers.engine.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.streams import Stream
 
 Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
+NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.links.KvMoved as JSON
+OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits whose last step has begun
 
 
 class Generator:
@@ -49,30 +53,72 @@ class Generator:
         watch.add_done_callback(lambda _: self._engine.abort(stream.seq))
         self.in_flight += 1
         try:
-            told = await self._begin(stream, asked)
-            if asked.stream:
-                await self._stream(exchange, stream, form, asked, *told)
-            else:
-                await self._whole(exchange, stream, form, *told)
+            await self._answer(exchange, stream, form, asked)
         finally:
             self.in_flight -= 1
             watch.cancel()
             self._give_up(stream.seq)  # nothing to do unless the response failed half-way
 
-    async def _begin(self, stream: Stream, asked: Generation) -> list[tuple[bytes, bytes]]:
-        """Headers that say how its KV came, if it came from elsewhere. Raises ApiError before anything is queued."""
-        if (asked.offer or asked.hands_over) and self._handover is None:
-            raise ApiError("this engine moves no KV: it was started without FLEET_TOKEN", FIELD)
-        if asked.offer is not None and self._handover is not None:
-            moved = await self._handover.take_over(stream, asked.offer)
-            return [(MOVED_HEADER, orjson.dumps(moved._asdict()))]
+    async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
+        """Raises ApiError before anything is queued."""
+        if asked.hands_over or asked.offer is not None:
+            if self._handover is None:
+                raise ApiError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
+            if asked.offer is not None:
+                await self._decode(exchange, stream, form, asked, asked.offer, self._handover)
+            else:
+                await self._prefill(exchange, stream, form, asked, self._handover)
+            return
         self._engine.submit(stream)
-        return []
+        if asked.stream:
+            await exchange.start(200, EVENT_STREAM, NO_CACHE)
+            await self._stream(exchange, stream, form, asked)
+        else:
+            await stream.ready()
+            await exchange.answer(self._whole(stream, form))
+
+    async def _prefill(
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, handover: Handover
+    ) -> None:
+        """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
+        handover.begin(stream.seq)
+        self._engine.submit(stream)
+        early = asked.offers_early and await handover.ending(stream)
+        if early:
+            told = orjson.dumps(handover.early_offer(stream.seq))
+            await exchange.start(200, JSON_TYPE, (OFFER_HEADER, told))
+        await stream.ready()
+        body = self._whole(stream, form, {FIELD: handover.offer(stream.seq)})
+        if early:
+            await exchange.write(body, more=False)
+        else:
+            await exchange.answer(body)
+
+    async def _decode(
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, offer: Offer, handover: Handover
+    ) -> None:
+        """From KV of another engine. The headers of a stream say that blocks are reserved, a comment how the KV came;
+        those of a whole answer come once the KV is here, and say it themselves."""
+        handover.reserve(stream, offer)
+        if not asked.stream:
+            moved = await handover.take_over(stream, offer)
+            await exchange.start(200, JSON_TYPE, (MOVED_HEADER, orjson.dumps(moved._asdict())))
+            await stream.ready()
+            await exchange.write(self._whole(stream, form), more=False)
+            return
+        await exchange.start(200, EVENT_STREAM, NO_CACHE)
+        try:
+            moved = await handover.take_over(stream, offer)
+        except ApiError as error:
+            await exchange.write(b"data: " + error.body() + b"\n\n", more=False)
+            return
+        await exchange.write(b": kv %s\n\n" % orjson.dumps(moved._asdict()))
+        await self._stream(exchange, stream, form, asked)
 
     def _give_up(self, seq: Seq) -> None:
         self._engine.abort(seq)
-        if seq.keep_kv and self._handover is not None and not self._handover.keeps(seq):
-            self._engine.handle(Release(seq))
+        if seq.keep_kv and self._handover is not None:
+            self._handover.end(seq)
 
     def _sequence(self, asked: Generation) -> Seq:
         engine = self._engine
@@ -97,10 +143,8 @@ class Generator:
             keep_kv=asked.hands_over,
         )
 
-    async def _stream(
-        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, *told: tuple[bytes, bytes]
-    ) -> None:
-        await exchange.start(200, EVENT_STREAM, (b"cache-control", b"no-cache"), *told)
+    async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
+        """Events behind the headers."""
         prefix = form.first()
         while True:
             await stream.ready()
@@ -120,11 +164,7 @@ class Generator:
         events = [form.event(text, None) for text in pieces]
         return b"".join([*events, form.event(last, finish, stream.stop_reason)])
 
-    async def _whole(self, exchange: Exchange, stream: Stream, form: Format, *told: tuple[bytes, bytes]) -> None:
-        await stream.ready()
+    def _whole(self, stream: Stream, form: Format, extra: Mapping[str, Any] | None = None) -> bytes:
+        """The answer in one piece, once it is ready."""
         finish = stream.finish or FinishReason.ABORT
-        extra = {}
-        if stream.seq.keep_kv and self._handover is not None:
-            extra = {FIELD: self._handover.offer(stream.seq)}
-        body = form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra)
-        await exchange.answer(body, 200, JSON_TYPE, *told)
+        return form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra or {})

@@ -3,6 +3,8 @@
 The choreography is vLLM's pull connector's. A body with `kv_transfer_params.do_remote_decode` is prefilled, answered
 with one token and an offer, and its KV is kept for a lease. A body with the offer (`do_remote_prefill`) reserves
 blocks, pulls the KV, and goes on from the token the other engine sampled, which is the first one the client gets.
+Who says `early` gets the offer when the last step of the prefill begins, with the headers of the answer: what is pulled
+then is sent as it is computed.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge
 
 from controller.core.links import KvMoved
-from controller.core.steps import FinishReason, Landed, Release, Seq
+from controller.core.steps import FinishReason, Landed, Release, Seq, Step
 from workers.engine import fields
 from workers.engine.engine import Engine, names_of
 from workers.engine.errors import ApiError
 from workers.engine.kv_links import Links
+from workers.engine.kv_progress import Progress
+from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import KvStore
-from workers.engine.kv_transfer import KvServer, Offer, Traffic
+from workers.engine.kv_transfer import Offer, Traffic
 from workers.engine.kv_wire import KvTransferError
 from workers.engine.streams import Stream
 
 FIELD = "kv_transfer_params"
+UNKNOWN = 0  # in the place of a first token that has not been sampled yet
 log = logging.getLogger(__name__)
 
 
@@ -50,8 +55,11 @@ class Handover:
         self._reached_at = reached_at or host
         self._lease_s = lease_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
+        self._begun: dict[str, tuple[Seq, asyncio.Event]] = {}  # under way; set: the last step of the prefill has begun
+        self._progress = Progress(engine.layers_done)
+        engine.on_start = self._step_began
         self.expired = self.freed = 0
-        self.server = KvServer(store, token, self._find, self.release)
+        self.server = KvServer(store, token, self._find, self.release, self._progress)
         self.links = Links(store, token, self.traffic, timeout_s)
 
     def expose(self, registry: CollectorRegistry) -> None:
@@ -59,6 +67,7 @@ class Handover:
         for name, text, read in (
             ("kv_sent_bytes", "KV bytes other engines pulled from here.", lambda: self.traffic.sent_bytes),
             ("kv_received_bytes", "KV bytes pulled from other engines.", lambda: self.traffic.received_bytes),
+            ("kv_early_bytes", "Of them, sent while their prompt was computed.", lambda: self.traffic.early_bytes),
             ("kv_receiving_seconds", "Time of the pulls that ended well.", lambda: self.traffic.receiving_s),
             ("kv_sent", "Prompts whose KV another engine has taken.", lambda: self.traffic.sent),
             ("kv_received", "Prompts taken over.", lambda: self.traffic.received),
@@ -86,22 +95,34 @@ class Handover:
     def kept(self) -> int:
         return len(self._kept)
 
-    def keeps(self, seq: Seq) -> bool:
-        return seq.id in self._kept
-
     @property
     def traffic(self) -> Traffic:
         return self.server.traffic
 
     # ---- prefill side ----------------------------------------------------------------------------------------------
 
-    def offer(self, seq: Seq) -> dict[str, Any] | None:
-        """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
-        if seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1:
-            self._engine.handle(Release(seq))
-            return None
-        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq)
-        self._kept[seq.id] = (seq, timer)
+    def begin(self, seq: Seq) -> None:
+        """Its prefill is about to be queued. `end` follows, whatever becomes of it."""
+        self._begun[seq.id] = (seq, asyncio.Event())
+
+    async def ending(self, stream: Stream) -> bool:
+        """Return once the last step of its prefill has begun; False if it ended before."""
+        _, begun = self._begun[stream.seq.id]
+        waits = [asyncio.ensure_future(begun.wait()), asyncio.ensure_future(stream.ready())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return stream.finish is None
+
+    def _step_began(self, step: Step) -> None:
+        for seq in self._progress.began(step):
+            if seq.id in self._begun:
+                self._begun[seq.id][1].set()
+
+    def early_offer(self, seq: Seq) -> dict[str, Any]:
+        """While it is prefilled: without the token that it will go on from."""
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -109,16 +130,33 @@ class Handover:
             "remote_request_id": seq.id,
             "remote_host": self._reached_at,
             "remote_port": self.server.port,
-            "remote_num_tokens": seq.computed,
-            "remote_blocks_expiry_time": time.time() + self._lease_s,
-            "first_token": int(seq.token_ids[-1]),
+            "remote_num_tokens": seq.prompt_tokens,
         }
+
+    def offer(self, seq: Seq) -> dict[str, Any] | None:
+        """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
+        if seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1:
+            self._engine.handle(Release(seq))
+            return None
+        if seq.id in self._begun:  # else somebody has taken it already
+            timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq)
+            self._kept[seq.id] = (seq, timer)
+        expires = {"remote_blocks_expiry_time": time.time() + self._lease_s, "first_token": int(seq.token_ids[-1])}
+        return self.early_offer(seq) | expires
+
+    def end(self, seq: Seq) -> None:
+        """Its prefill is answered, or was given up: then nothing is kept."""
+        self._begun.pop(seq.id, None)
+        self._progress.forget(seq)
+        if seq.id not in self._kept:
+            self._engine.handle(Release(seq))
 
     def release(self, seq: Seq) -> None:
         """Somebody has it, or nobody wants it."""
         kept = self._kept.pop(seq.id, None)
         if kept is not None:
             kept[1].cancel()
+        self._begun.pop(seq.id, None)
         self._engine.handle(Release(seq))
 
     def free(self, names: Iterable[str]) -> int:
@@ -137,25 +175,28 @@ class Handover:
         self.release(seq)
 
     def _find(self, name: str) -> Seq | None:
-        kept = self._kept.get(name)
-        return kept[0] if kept is not None else None
+        found = self._kept.get(name) or self._begun.get(name)
+        return found[0] if found is not None else None
 
     # ---- decode side -----------------------------------------------------------------------------------------------
 
-    async def take_over(self, stream: Stream, offer: Offer) -> KvMoved:
-        """Return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
+    def reserve(self, stream: Stream, offer: Offer) -> None:
+        """Blocks for its KV. Raises ApiError; then nothing of it is left."""
         seq = stream.seq
         if offer.tokens != seq.prompt_tokens:
             raise ApiError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
         if seq.token_ids is None or seq.max_tokens < 2:
             raise ApiError("nothing is left to decode: max_tokens must be at least 2", "max_tokens")
-        seq.token_ids.append(offer.first_token)
+        seq.token_ids.append(UNKNOWN if offer.first_token is None else offer.first_token)
         seq.output_tokens = 1
         seq.first_token_at = seq.scheduled_at = self._engine.now()
         self._engine.reserve(stream)
-        busy_s = self._engine.busy_s()
+
+    async def take_over(self, stream: Stream, offer: Offer) -> KvMoved:
+        """After `reserve`: return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
+        seq, busy_s = stream.seq, self._engine.busy_s()
         try:
-            moved = await self._pull(stream, offer)
+            moved, first_token = await self._pull(stream, offer)
         except KvTransferError as error:
             self._engine.abort(seq)
             moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
@@ -164,11 +205,14 @@ class Handover:
         except asyncio.CancelledError:
             self._engine.abort(seq)
             raise
-        stream.push(offer.first_token, None)
+        if seq.token_ids is not None:
+            seq.token_ids[-1] = first_token
+        del seq.block_hashes[seq.prompt_tokens // self._engine.config.block_size :]  # of the token that was not known
+        stream.push(first_token, None)
         self._engine.handle(Landed(seq))
         return moved._replace(busy_s=self._engine.busy_s() - busy_s)
 
-    async def _pull(self, stream: Stream, offer: Offer) -> KvMoved:
+    async def _pull(self, stream: Stream, offer: Offer) -> tuple[KvMoved, int]:
         """Nothing more is written into blocks that an abort gave back."""
         pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq))
         over = asyncio.ensure_future(stream.ready())
@@ -187,6 +231,10 @@ def wants_handover(body: fields.Body) -> bool:
     return fields.boolean(fields.mapping(body, FIELD), "do_remote_decode")
 
 
+def wants_early_offer(body: fields.Body) -> bool:
+    return fields.boolean(fields.mapping(body, FIELD), "early")
+
+
 def offer_in(body: fields.Body) -> Offer | None:
     """The offer a decode request carries; None without one. Raises ApiError naming the field."""
     params = fields.mapping(body, FIELD)
@@ -198,7 +246,7 @@ def offer_in(body: fields.Body) -> Offer | None:
             port=_needed(params, "remote_port", 1, 65535),
             request=fields.string(params, "remote_request_id"),
             tokens=_needed(params, "remote_num_tokens", 1),
-            first_token=_needed(params, "first_token", 0),
+            first_token=fields.integer(params, "first_token", low=0, high=fields.INT64 - 1),
             engine=fields.string(params, "remote_engine_id"),
         )
     except ApiError as error:

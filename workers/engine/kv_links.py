@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from controller.core.links import KvMoved, LinkReport
 from controller.core.steps import Seq
 from controller.engine.link_health import LinkHealth
 from workers.engine.kv_store import KvStore
-from workers.engine.kv_transfer import Connection, Offer, Traffic, as_transfer_errors
+from workers.engine.kv_transfer import Connection, Offer, Pulled, Traffic, as_transfer_errors
 from workers.engine.kv_wire import KvTransferError
 
 PING_S = 1.0
@@ -159,8 +159,10 @@ class Links:
         for at in list(self._links):
             self._forget(at)
 
-    async def pull(self, offer: Offer, seq: Seq) -> KvMoved:
-        """Bring the KV of the prompt into the blocks of `seq`. Raises KvTransferError with what had come."""
+    async def pull(self, offer: Offer, seq: Seq) -> tuple[KvMoved, int]:
+        """Bring the KV of the prompt into the blocks of `seq`; how it went, and the token that its prefill sampled.
+
+        Raises KvTransferError with what had come. The time-out counts from when the source computes no more."""
         link = self._links.get((offer.host, offer.port))
         if link is None:
             link = self._make(Peer(offer.engine, offer.host, offer.port), announced=False)
@@ -168,19 +170,22 @@ class Links:
         transfer = _Transfer(link, offer, seq)
         try:
             with as_transfer_errors(f"KV of {offer.request}", "unreachable"):
-                async with asyncio.timeout(self._timeout_s):
-                    await transfer.run(self._store, self._traffic)
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    loop = asyncio.get_running_loop()
+                    still = lambda: limit.reschedule(loop.time() + self._timeout_s)  # noqa: E731
+                    pulled = await transfer.run(self._store, self._traffic, still)
         except KvTransferError as error:
             error.moved = self._moved(transfer, seq, began, error.reason)
             self._traffic.failed += 1
             if error.reason not in NOT_THE_LINKS_FAULT:
                 link.health.failed(str(error), time.monotonic(), error.moved.bytes)
             raise
-        moved = self._moved(transfer, seq, began)
-        link.health.moved(moved.bytes, moved.seconds)
+        early, waited_s = pulled.early_bytes, pulled.waited_s
+        moved = self._moved(transfer, seq, began)._replace(early_bytes=early, waited_s=waited_s)
+        link.health.moved(moved.bytes, 0.0 if early else moved.seconds)  # at its prefill's pace it tells no bandwidth
         self._traffic.received += 1
         self._traffic.receiving_s += moved.seconds
-        return moved
+        return moved, pulled.first_token
 
     def _moved(self, transfer: _Transfer, seq: Seq, began: float, reason: str = "") -> KvMoved:
         a_layer = max(1, (transfer.offer.tokens - seq.cached) * self._store.token_bytes)
@@ -216,20 +221,23 @@ class _Transfer:
     def received(self) -> int:
         return self._connection.received if self._connection is not None else 0
 
-    async def run(self, store: KvStore, traffic: Traffic) -> None:
+    async def run(self, store: KvStore, traffic: Traffic, still: Callable[[], None]) -> Pulled:
         self._connection, new = await self._link.take()
         try:
-            await self._over(self._connection, store, traffic)
+            pulled = await self._over(self._connection, store, traffic, still)
         except KvTransferError as error:
             if new or self._connection.received or error.reason not in ("cut", "unreachable"):
                 raise
             self._connection = await self._link.open()
-            await self._over(self._connection, store, traffic)
+            pulled = await self._over(self._connection, store, traffic, still)
         self._link.give_back(self._connection)
+        return pulled
 
-    async def _over(self, connection: Connection, store: KvStore, traffic: Traffic) -> None:
+    async def _over(
+        self, connection: Connection, store: KvStore, traffic: Traffic, still: Callable[[], None]
+    ) -> Pulled:
         try:
-            await connection.pull(self.offer, self._seq, store, traffic)
+            return await connection.pull(self.offer, self._seq, store, traffic, still)
         except BaseException:
             connection.close()
             raise

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ MAX_FRAME = 64 << 10
 GREETING_S = 5.0
 GOT_IT = b"\x01"
 NONCE_LENGTH = 32  # hex digits of 16 random bytes
+ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # seconds, seconds, probes
 
 
 class KvTransferError(SlacklineError):
@@ -97,3 +99,11 @@ def _nonce(said: Mapping[str, Any]) -> str:
     if not isinstance(nonce, str) or len(nonce) != NONCE_LENGTH:
         raise KvTransferError("not an engine of the fleet: no greeting", "refused")
     return nonce
+
+
+def keep_alive(writer: asyncio.StreamWriter) -> None:
+    """So that a peer that vanished without a word is noticed on a connection over which nothing is sent."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -12,7 +12,7 @@ from typing import Any
 from controller.core.steps import Sampling
 from workers.engine import fields
 from workers.engine.errors import ApiError
-from workers.engine.handover import offer_in, wants_handover
+from workers.engine.handover import offer_in, wants_early_offer, wants_handover
 from workers.engine.kv_transfer import Offer
 from workers.engine.tokenizer import Tokenizer
 
@@ -60,6 +60,7 @@ class Generation:
     waited_s: float  # of the TTFT, before it came here
     value: float
     hands_over: bool = False  # prefill only: its KV is kept for another engine
+    offers_early: bool = False  # and told where while its last step runs
     offer: Offer | None = None  # decode only: where its KV waits
 
 
@@ -105,6 +106,7 @@ def _generation(
         waited_s=fields.number(body, "waited", 0.0, 0.0, 86_400.0),
         value=fields.number(body, "value", 1.0, 0.0, 1e9),
         hands_over=_hands_over(body, max_tokens, stream),
+        offers_early=wants_early_offer(body),
         offer=offer_in(body),
     )
 

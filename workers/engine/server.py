@@ -118,7 +118,7 @@ def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loo
         return
     assert config.profile is not None
     boundaries = ComposedBoundaries(stops, shape(EMULATED_SHAPE), config.profile.coefficients) if stops else None
-    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries))
+    engine.attach(EmulatedExecutor(config.profile, timer, engine.handle, boundaries, config.kv.layers))
 
 
 def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:

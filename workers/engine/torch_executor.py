@@ -40,6 +40,8 @@ class TorchExecutor:
         self._program, self._sink, self._post, self._fail = program, sink, post, fail
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
+        self._tasks: dict[int, Task] = {}  # until their end is told
+        self._layer_length = (len(program.stages) - 1) // program.model.config.layers
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
             cuda=program.model.device.type == "cuda",
@@ -50,7 +52,8 @@ class TorchExecutor:
         segments = segments_of(step, self._eos)
         if self._group is not None:
             self._group.run(step.id, segments)
-        self._pool.submit(Task(step.id, self._program, segments))
+        task = self._tasks[step.id] = Task(step.id, self._program, segments)
+        self._pool.submit(task)
 
     def suspend(self, step_id: int) -> None:
         self._pool.preempt(step_id)
@@ -64,6 +67,12 @@ class TorchExecutor:
         if self._group is not None:
             self._group.discard(step_id)
         self._pool.discard(step_id)
+        self._tasks.pop(step_id, None)
+
+    def layers_done(self, step_id: int) -> int:
+        """Operators are counted when they are queued on a CUDA device; reads of the cache queue behind them there."""
+        task = self._tasks.get(step_id)
+        return 0 if task is None else min(task.done // self._layer_length, self._program.model.config.layers)
 
     def close(self) -> None:
         self._closed = True
@@ -76,7 +85,12 @@ class TorchExecutor:
     def _ended(self, task: Task) -> None:
         eos = self._program.model.config.eos
         sampled = [Sampled(segment.seq, token, token in eos) for segment, token in task.sampled]
-        self._tell(lambda: self._sink(StepDone(task.id, sampled, task.seconds)))
+        self._tell(lambda: self._over(StepDone(task.id, sampled, task.seconds)))
+
+    def _over(self, done: StepDone) -> None:
+        """On the driver's thread, which knows the step's layers as passed until it knows the step as ended."""
+        self._tasks.pop(done.step_id, None)
+        self._sink(done)
 
     def _suspended(self, task: Task) -> None:
         self._tell(lambda: self._sink(Suspended(task.id, task.seconds)))

@@ -188,17 +188,28 @@ async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
         assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1
 
 
-async def test_a_request_between_two_stages_ends_when_the_last_role_is_taken_away() -> None:
+async def test_a_request_between_two_stages_is_prefilled_again_where_only_collocated_engines_are_left() -> None:
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        bed.backend("p", Script(first_delay_s=0.05))
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("p").calls)
+        bed.gateway.configure(fleet(p="collocated", d="collocated"))
+        answer = await client.done()
+        assert answer.status == 200
+        assert ("place", "no_decode_instance") in kinds(bed)
+        assert not bed.gateway.runtime.handoff.active
+
+
+async def test_a_request_between_two_stages_ends_where_nobody_is_left_to_decode() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         migrator = bed.gateway.runtime.handoff.migrator
         migrator.config = replace(migrator.config, hold_s=0.1)
         bed.backend("p", Script(first_delay_s=0.05))
         client = bed.send(STREAMED)
         await until(lambda: bed.backend("p").calls)
-        bed.gateway.configure(fleet(p="collocated", d="collocated"))
+        bed.gateway.configure(fleet(p="prefill"))
         answer = await client.done()
         assert (answer.status, answer.error["code"]) == (503, "no_capacity")
-        assert not bed.gateway.runtime.handoff.active
 
 
 async def test_roles_that_were_taken_away_are_forgotten() -> None:

@@ -96,7 +96,7 @@ def test_time_of_a_move_from_bandwidth_else_from_transfers():
 def test_an_instance_that_comes_back_begins_anew():
     book = LinkBook(1, 2.0)
     book.failed(("p", "d"), 0.0)
-    book.forget("d")
+    book.forget("d", {"p"})
     assert book.usable(("p", "d"), 0.1)
 
 
@@ -127,7 +127,7 @@ def test_with_every_link_down_it_is_prefilled_again_where_one_is_not():
     made = fleet("q")
     reply = made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
     (again,) = of(reply, ev.PrefillAgain)
-    assert (again.request.id, again.avoid, again.decision.reason) == ("a", "p", "links_down")
+    assert (again.request.id, again.avoid, again.decision.reason) == ("a", {"p"}, "links_down")
     assert of(reply, ev.FreeKv) == [ev.FreeKv("a", "p")]
     assert made.state_of("a") is None
 
@@ -136,7 +136,7 @@ def test_a_collocated_instance_needs_no_link():
     made = fleet()
     made.handle([up("c", Role.COLLOCATED)], 0.0)
     reply = made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
-    assert [again.avoid for again in of(reply, ev.PrefillAgain)] == ["p"]
+    assert [again.avoid for again in of(reply, ev.PrefillAgain)] == [{"p"}]
 
 
 def test_nowhere_else_to_go_it_waits_for_the_link_and_then_tries_it():

@@ -123,13 +123,42 @@ def test_kept_kv_holds_prefills_back_until_it_is_taken_over():
     assert second.ttft_s >= first.ttft_s + 0.7
 
 
-def test_overlap_leaves_one_layer_where_the_target_is_known():
+FIRST = 0.004 + 5e-5 * 100 + 1e-9 * 100**2  # seconds of the prefill of `one`
+
+
+@pytest.mark.parametrize("migration", list(MIGRATIONS))
+@pytest.mark.parametrize(
+    ("gb_s", "handoff_s"),
+    [(20.0, 0.1 / 20 / 10), (1.0, 0.1 - FIRST)],  # one layer of ten is left; or the link is slower than the prefill
+)
+def test_overlap_hides_the_way_behind_the_prefill(migration, gb_s, handoff_s):
     instances = tuple(replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
-    links = LinkSettings(bandwidth_gb_s=1.0, latency_s=0.0, overlap=True, layers=10)
-    (known,) = run([one()], instances, migration="one_shot", links=links).records
-    (unknown,) = run([one()], instances, migration="round_robin", links=links).records
-    assert known.handoff_s == pytest.approx(0.01)
-    assert unknown.handoff_s == pytest.approx(0.1)
+    links = LinkSettings(bandwidth_gb_s=gb_s, latency_s=0.0, overlap=True, layers=10)
+    (record,) = run([one()], instances, migration=migration, links=links).records
+    assert record.handoff_s == pytest.approx(handoff_s)
+    assert (record.ttft_s, record.output_tokens) == (pytest.approx(FIRST), 10)
+
+
+def test_a_migrator_that_waits_for_the_end_of_the_prefill_moves_everything_after_it():
+    instances = tuple(replace(each, kv_bytes_per_token=1_000_000) for each in (PREFILL, DECODE))
+    settings = SimulationSettings(instances, links=LinkSettings(20.0, 0.0, overlap=True, layers=10))
+    migrator = build_migrator("slackline", {"migrator": {"overlap": False}})
+    (record,) = Simulation(settings, build_dispatcher("slackline"), [one()], migrator=migrator).run().records
+    assert record.handoff_s == pytest.approx(0.1 / 20)
+
+
+@pytest.mark.parametrize("network_s", [0.0, 0.003])
+def test_overlap_loses_nothing_and_invents_nothing(network_s):
+    """Also with dead links, a dead prefill instance and a decode stage that is short of room."""
+    instances = tuple(replace(each, kv_bytes_per_token=100_000) for each in TWO_AND_TWO)
+    demands = some_demands(150, rate=60.0)
+    links = LinkSettings(2.0, 0.001, overlap=True, layers=4, failures=(LinkFailure(3, 0.5, 0.4),))
+    result = run(demands, instances, links=links, network_s=network_s, failures=(Failure(0, 1.0, 1.0),))
+    assert sorted(record.id for record in result.records) == sorted(demand.id for demand in demands)
+    for record in result.records:
+        assert record.outcome is Outcome.OK
+        assert record.output_tokens == len(record.token_times)
+        assert list(record.token_times) == sorted(record.token_times)
 
 
 def test_the_network_delays_every_message_of_a_handoff():

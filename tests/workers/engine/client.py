@@ -29,9 +29,9 @@ async def complete(http: aiohttp.ClientSession, **body: Any) -> dict[str, Any]:
 
 
 def events_of(raw: bytes) -> list[bytes]:
-    """Payloads of a whole event stream, whose framing is checked."""
+    """Payloads of a whole event stream, whose framing is checked. Comments (how its KV came) are left out."""
     assert raw.endswith(b"\n\n")
-    events = raw[:-2].split(b"\n\n")
+    events = [event for event in raw[:-2].split(b"\n\n") if not event.startswith(b":")]
     assert all(event.startswith(b"data: ") and b"\n" not in event for event in events)
     return [event[6:] for event in events]
 

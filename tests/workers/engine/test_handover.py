@@ -12,12 +12,13 @@ import aiohttp
 import pytest
 
 from controller.core.links import KvMoved
-from controller.core.steps import Seq
+from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
 from tests.workers.engine.process import EngineProcess
 from workers.engine.kv_links import Links
+from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import EmulatedKv, KvMismatch
-from workers.engine.kv_transfer import KvServer, Offer, Traffic
+from workers.engine.kv_transfer import Offer, Traffic
 from workers.engine.kv_wire import KvTransferError
 
 PROMPT = list(range(10, 90))
@@ -137,6 +138,7 @@ async def test_a_prefill_needs_one_token_and_no_stream(http):
 # ---- the wire, without engines --------------------------------------------------------------------------------------
 
 STORE = EmulatedKv(layers=4, token_bytes=64)
+FIRST = 5  # the token that the prefill sampled
 
 
 def seq(tokens: list[int], computed: int = 0) -> Seq:
@@ -145,17 +147,26 @@ def seq(tokens: list[int], computed: int = 0) -> Seq:
     return made
 
 
+def prefilled(tokens: list[int]) -> Seq:
+    made = seq([*tokens, FIRST], computed=len(tokens))
+    made.prompt_tokens, made.output_tokens = len(tokens), 1
+    made.state, made.finish = SeqState.FINISHED, FinishReason.LENGTH
+    return made
+
+
 async def pull(offer: Offer, target: Seq, store: EmulatedKv, token: str, timeout_s: float) -> KvMoved:
     links = Links(store, token, Traffic(), timeout_s)
     try:
-        return await links.pull(offer, target)
+        moved, first_token = await links.pull(offer, target)
+        assert first_token == FIRST
+        return moved
     finally:
         links.close()
 
 
 @asynccontextmanager
 async def serving(store: EmulatedKv = STORE, token: str = "t") -> AsyncIterator[tuple[KvServer, Offer, list[Seq]]]:
-    source, taken = seq(PROMPT, computed=len(PROMPT)), []
+    source, taken = prefilled(PROMPT), []
     server = KvServer(store, token, {"s": source}.get, taken.append)
     await server.start("127.0.0.1", 0)
     yield server, Offer("127.0.0.1", server.port, "s", len(PROMPT), 5), taken

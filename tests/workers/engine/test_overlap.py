@@ -1,0 +1,268 @@
+"""KV that moves while its prompt is still being computed: two real processes, and the answer is the single engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from controller.core.links import KvMoved, moved_from_json
+from controller.core.steps import Chunk as StepChunk
+from controller.core.steps import FinishReason, Seq, SeqState, Step
+from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
+from tests.workers.engine.process import EngineProcess
+from workers.engine import kv_server
+from workers.engine.kv_links import Links
+from workers.engine.kv_progress import Progress
+from workers.engine.kv_server import KvServer
+from workers.engine.kv_store import EmulatedKv
+from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_wire import KvTransferError
+
+PROMPT = list(range(10, 330))
+LAYERS, TOKEN_BYTES = 4, 1024
+WHOLE = LAYERS * TOKEN_BYTES * len(PROMPT)
+OPTIONS = (
+    *("--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching"),
+    *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(TOKEN_BYTES), "--shutdown-timeout", "0"),
+)
+SLOW = ("--profile", "constant:400ms", "--max-num-batched-tokens", "160")  # the prompt takes two steps
+EARLY = {"do_remote_decode": True, "early": True}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineProcess]]:
+    os.environ["FLEET_TOKEN"] = "fleet-secret"
+    try:
+        with (
+            EngineProcess(*OPTIONS, *SLOW, "--role", "prefill") as prefill,
+            EngineProcess(*OPTIONS, "--profile", "constant:2ms", "--role", "decode") as decode,
+        ):
+            yield {"p": prefill, "d": decode}
+    finally:
+        del os.environ["FLEET_TOKEN"]
+
+
+@pytest.fixture
+async def http(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
+    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in engines.items()}
+    yield sessions
+    for session in sessions.values():
+        await session.close()
+
+
+def asked(params: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": PROMPT,
+        "max_tokens": 6,
+        "ignore_eos": True,
+        "kv_transfer_params": params,
+        **more,
+    }
+
+
+class Prefill:
+    """One under way: `offer` came with the headers, `ended` is set with the body."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.offer = orjson.loads(response.headers["x-slackline-kv-offer"])
+        self.body = asyncio.ensure_future(response.json())
+
+    @classmethod
+    async def begin(cls, session: aiohttp.ClientSession, **more: Any) -> Prefill:
+        response = await session.post(COMPLETIONS, json=asked(EARLY, max_tokens=1, **more))
+        assert response.status == 200
+        return cls(response)
+
+
+async def received(session: aiohttp.ClientSession, name: str = "received_bytes") -> float:
+    async with session.get("/metrics") as answer:
+        text = await answer.text()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"slackline_kv_{name} "))
+
+
+async def test_kv_moves_before_the_prefill_has_ended(http):
+    whole = await complete(http["d"], prompt=PROMPT, max_tokens=6, ignore_eos=True)
+    before = await received(http["d"])
+    prefill = await Prefill.begin(http["p"])
+    assert "first_token" not in prefill.offer
+    async with http["d"].post(COMPLETIONS, json=asked(prefill.offer, stream=True)) as response:
+        assert response.status == 200, "blocks are reserved"
+
+        async def some_came() -> bool:
+            return await received(http["d"]) - before > WHOLE / 2 - 1
+
+        await until(some_came, "the first half was computed when the offer was made")
+        assert not prefill.body.done()
+        raw = await response.read()
+    said = await prefill.body
+    text = "".join(orjson.loads(event)["choices"][0]["text"] for event in events_of(raw)[:-1])
+    assert text == whole["choices"][0]["text"]
+    assert text.startswith(said["choices"][0]["text"])
+    moved = moved_in(raw)
+    assert moved.bytes == await received(http["d"]) - before == WHOLE
+    assert WHOLE / 2 <= moved.early_bytes < WHOLE, "all but the last layer, at most, of what the last step computes"
+    assert (await samples(http["p"]))["vllm:kv_cache_usage_perc", ""] == 0, "released once taken"
+
+
+def moved_in(raw: bytes) -> KvMoved:
+    comment = next(event for event in raw.split(b"\n\n") if event.startswith(b": kv "))
+    moved = moved_from_json(orjson.loads(comment[5:]))
+    assert moved is not None
+    return moved
+
+
+async def test_a_whole_answers_headers_come_with_its_kv(http):
+    prefill = await Prefill.begin(http["p"])
+    async with http["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=200)) as response:
+        moved = moved_from_json(orjson.loads(response.headers["x-slackline-kv"]))
+        assert moved is not None
+        assert moved.early_bytes > 0
+        whole = await response.json()
+    assert whole["usage"]["completion_tokens"] == 200 - 8 or whole["usage"]["completion_tokens"] > 100
+    await prefill.body
+
+
+async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(http):
+    prefill = await Prefill.begin(http["p"], request_id="gone")
+    decode = asyncio.ensure_future(post(http["d"], COMPLETIONS, asked(prefill.offer)))
+    await asyncio.sleep(0.05)
+    prefill.body.cancel()
+    async with http["p"].post("/abort_requests", json={"request_ids": ["gone"]}):
+        pass
+    status, answer = await decode
+    assert (status, answer["error"]["kv"]["reason"]) == (502, "refused")
+    assert (await samples(http["d"]))["vllm:kv_cache_usage_perc", ""] == 0
+
+
+async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(http):
+    prefill = await Prefill.begin(http["p"])
+    lost = prefill.offer | {"remote_port": 1}
+    async with http["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
+        assert response.status == 200
+        raw = await response.read()
+    assert raw.startswith(b'data: {"error"')
+    assert orjson.loads(raw[6:])["error"]["kv"]["reason"] == "unreachable"
+    assert b"[DONE]" not in raw
+    await prefill.body
+    body = asked(prefill.offer, stream=True)
+    async with http["d"].post(COMPLETIONS, json=body) as response:
+        assert (await response.read()).endswith(b"data: [DONE]\n\n"), "it can be pulled again"
+
+
+async def test_who_does_not_ask_gets_no_early_offer(http):
+    async with http["p"].post(COMPLETIONS, json=asked({"do_remote_decode": True}, max_tokens=1)) as response:
+        assert "x-slackline-kv-offer" not in response.headers
+        body = await response.json()
+    assert body["kv_transfer_params"]["first_token"] >= 0
+
+
+# ---- layer by layer, without engines --------------------------------------------------------------------------------
+
+
+class Source:
+    """A sequence in the middle of its prefill: a step computes its tokens 32 to 64, and `passed` layers are done."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.seq = Seq("s", 0.0, 64, 1, token_ids=list(range(64)), keep_kv=True, state=SeqState.RUNNING, computed=32)
+        self.progress = Progress(lambda step_id: self.passed if step_id == 7 else 0)
+        list(self.progress.began(Step(7, (StepChunk(self.seq, 32, 32, True),), (), 0)))
+
+    def end(self) -> None:
+        self.seq.computed, self.seq.output_tokens = 64, 1
+        self.seq.token_ids.append(9)
+        self.seq.state, self.seq.finish = SeqState.FINISHED, FinishReason.LENGTH
+
+
+STORE = EmulatedKv(layers=4, token_bytes=64)
+
+
+async def begin(source: Source, timeout_s: float = 5.0) -> tuple[asyncio.Task[Any], KvServer, Links, list[Seq]]:
+    taken: list[Seq] = []
+    server = KvServer(STORE, "t", {"s": source.seq}.get, taken.append, source.progress)
+    await server.start("127.0.0.1", 0)
+    links = Links(STORE, "t", Traffic(), timeout_s)
+    target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
+    return asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target)), server, links, taken
+
+
+async def settled(server: KvServer) -> int:
+    """Bytes sent once nothing more comes."""
+    await asyncio.sleep(0.1)
+    return server.traffic.sent_bytes
+
+
+async def test_layers_go_as_the_running_step_passes_them():
+    source = Source()
+    pulling, server, links, taken = await begin(source)
+    assert await settled(server) == 0
+    source.passed = 1
+    assert await settled(server) == 64 * 64, "the first layer, of all tokens: those of earlier steps too"
+    source.passed = 3
+    assert await settled(server) == 3 * 64 * 64
+    assert not pulling.done()
+    source.end()
+    moved, first_token = await pulling
+    assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
+    await asyncio.sleep(0.05)
+    assert taken == [source.seq]
+    links.close()
+    server.close()
+
+
+async def test_a_sequence_that_gave_its_blocks_back_is_waited_for():
+    source = Source()
+    pulling, server, links, _ = await begin(source)
+    source.passed = 2
+    await settled(server)
+    source.passed, source.seq.computed, source.seq.state = 0, 0, SeqState.WAITING
+    assert await settled(server) == 2 * 64 * 64
+    source.end()
+    moved, _ = await pulling
+    assert moved.bytes == 4 * 64 * 64
+    links.close()
+    server.close()
+
+
+async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
+    monkeypatch.setattr(kv_server, "STILL_S", 0.05)
+    source = Source()
+    pulling, server, links, _ = await begin(source, timeout_s=0.3)
+    await asyncio.sleep(0.8)
+    assert not pulling.done()
+    source.end()
+    assert (await pulling)[1] == 9
+    links.close()
+    server.close()
+
+
+async def test_a_prompt_whose_first_token_is_its_last_leaves_nothing_to_take_over():
+    source = Source()
+    pulling, server, links, taken = await begin(source)
+    source.end()
+    source.seq.finish = FinishReason.STOP
+    with pytest.raises(KvTransferError, match="nothing") as raised:
+        await pulling
+    assert (raised.value.reason, taken) == ("refused", [])
+    links.close()
+    server.close()
+
+
+def test_progress_counts_only_sequences_that_others_take():
+    plain = Seq("plain", 0.0, 64, 1)
+    progress = Progress(lambda step_id: 4)
+    assert list(progress.began(Step(1, (StepChunk(plain, 0, 64, True),), (), 0))) == []
+    assert progress.coming(plain) == 0
+    kept = Seq("kept", 0.0, 64, 1, keep_kv=True, state=SeqState.RUNNING)
+    assert list(progress.began(Step(2, (StepChunk(kept, 0, 32, False),), (), 0))) == []
+    assert (progress.coming(kept), progress.there(kept, 3, 32), progress.there(kept, 3, 33)) == (32, True, False)
+    assert list(progress.began(Step(3, (StepChunk(kept, 32, 32, True),), (), 0))) == [kept]
+    progress.forget(kept)
+    assert progress.coming(kept) == 0
