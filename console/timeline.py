@@ -169,7 +169,10 @@ def kv_moves(row: RequestRecord) -> list[KvMove]:
             continue
         began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
         words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
-        if figures.get("bytes") and figures.get("seconds"):
+        if figures.get("early_bytes"):
+            early = f"{figures['early_bytes'] / 1e6:.3g} of them while the prompt was computed"
+            words.append(f"{figures['bytes'] / 1e6:.3g} MB, {early}")
+        elif figures.get("bytes") and figures.get("seconds"):
             rate = figures["bytes"] / figures["seconds"]
             words.append(f"{figures['bytes'] / 1e6:.3g} MB in {figures['seconds']:.4f} s, {rate / 1e6:.3g} MB/s")
         if not arrived:

@@ -23,11 +23,12 @@ from api.openai.flight import Flight, Phase
 from api.openai.overlap import Overlap
 from api.openai.pairs import Pairs
 from api.openai.relay import relay
+from api.openai.roles import Roles
 from api.openai.stages import StageRates
 from api.openai.transfers import Transfers
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.types import Outcome, Role
+from controller.core.types import Outcome
 from controller.dispatch import Migrator
 from workers.backends.base import Backend, EngineError, Prefilled, UpstreamCall
 
@@ -69,7 +70,7 @@ class Host(Protocol):
 
 
 class Handoff:
-    """`roles` by instance, as configured; the migrator hears everything the dispatcher hears."""
+    """The migrator hears everything the dispatcher hears."""
 
     def __init__(self, migrator: Migrator, backends: Mapping[str, Backend], host: Host) -> None:
         self.migrator = migrator
@@ -77,7 +78,7 @@ class Handoff:
         self.transfers = Transfers(host, backends)
         self._backends = backends
         self._host = host
-        self._roles: dict[str, Role] = {}
+        self._roles = Roles()
         self._offers: dict[str, Prefilled] = {}
         self._calls: dict[str, UpstreamCall] = {}
         self._wake: asyncio.TimerHandle | None = None
@@ -87,35 +88,15 @@ class Handoff:
     @property
     def active(self) -> bool:
         """Are there instances of a role, or requests that were begun while there were?"""
-        return bool(self._roles) or self.migrator.busy
+        return len(self._roles) > 0 or self.migrator.busy
 
     def prefills(self, instance_id: str) -> bool:
-        return self._roles.get(instance_id) is Role.PREFILL
+        return self._roles.prefills(instance_id)
 
     # ---- what the runtime says ------------------------------------------------------------------------------------
 
     def for_dispatcher(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
-        """Learn of roles; decode instances are the migrator's: one that becomes one is gone for the dispatcher."""
-        if not any(isinstance(event, ev.InstanceUp | ev.InstanceDown) for event in events):
-            return events
-        told: list[ev.Event] = []
-        for event in events:
-            if isinstance(event, ev.InstanceDown):
-                self._roles.pop(event.instance_id, None)
-                told.append(event)
-            elif isinstance(event, ev.InstanceUp):
-                self._set(event.spec.id, event.spec.role)
-                gone = event.spec.role is Role.DECODE
-                told.append(ev.InstanceDown(event.spec.id) if gone else event)
-            else:
-                told.append(event)
-        return told
-
-    def _set(self, instance_id: str, role: Role) -> None:
-        if role is Role.COLLOCATED:
-            self._roles.pop(instance_id, None)
-        else:
-            self._roles[instance_id] = role
+        return self._roles.for_dispatcher(events)
 
     def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action], now: float) -> None:
         """After each pass of the dispatcher: the same events, and what it sent to prefill instances.

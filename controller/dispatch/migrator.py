@@ -91,13 +91,7 @@ class Migrator:
 
     def pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
-        found: dict[str, tuple[int, float]] = {}
-        for _, transfer in self._queue.waiting:
-            tpot_s = transfer.request.targets.tpot_s
-            count, longest = found.get(transfer.request.model, (0, 0.0))
-            wait = (now - transfer.since) / tpot_s if tpot_s > 0 and not transfer.early else 0.0
-            found[transfer.request.model] = (count + 1, max(longest, wait))
-        return found
+        return self._queue.pressure(now)
 
     def state_of(self, request_id: str) -> State | None:
         transfer = self._queue.get(request_id)

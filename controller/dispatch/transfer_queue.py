@@ -56,6 +56,16 @@ class TransferQueue:
         transfer.hopeless = True
         self._enter(transfer)
 
+    def pressure(self, now: float) -> dict[str, tuple[int, float]]:
+        """By model: how many wait that can still make it, and their largest wait since the first token over TPOT."""
+        found: dict[str, tuple[int, float]] = {}
+        for _, transfer in self.waiting:
+            tpot_s = transfer.request.targets.tpot_s
+            count, longest = found.get(transfer.request.model, (0, 0.0))
+            wait = (now - transfer.since) / tpot_s if tpot_s > 0 and not transfer.early else 0.0
+            found[transfer.request.model] = (count + 1, max(longest, wait))
+        return found
+
     def _enter(self, transfer: Transfer) -> None:
         if transfer.state is State.WAITING:
             insort(self._queue(transfer), (self._order(transfer.stage), transfer), key=_order)

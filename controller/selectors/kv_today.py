@@ -1,4 +1,8 @@
-"""How KV moves between prefill and decode instances now, from transfers that engines measured: a simulation's links."""
+"""How KV moves between prefill and decode instances now, as engines measured it: a simulation's links.
+
+Only reference engines measure, and they give out KV while they compute (`overlap`). How long such a transfer took says
+more of its prefill than of the link, so what the links themselves are measured at counts first.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any
 
+from controller.models import InstanceLink
 from controller.selectors.links import kv_transfers
 
 WINDOW = timedelta(days=1)
@@ -17,33 +22,46 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class KvToday:
-    """Medians over the newest transfers that arrived: `gb_s` 1e9 bytes a second of one, bytes a token of its prompt."""
+    """Medians over the newest transfers that arrived: bytes a token of a prompt, layers; and `gb_s`, 1e9 bytes a second
+    of one of `links` now or, where none is measured, of one transfer."""
 
     gb_s: float
     bytes_per_token: int
+    layers: int
     transfers: int
+    links: int
 
     @property
     def note(self) -> str:
-        return (
-            f"KV moves at {self.gb_s:.3g} GB/s, {self.bytes_per_token:,} bytes a token: the medians of the last "
-            f"{self.transfers:,} transfers."
-        )
+        last = f"the last {self.transfers:,} transfers"
+        speed = f"KV moves at {self.gb_s:.3g} GB/s"
+        size = f"{self.bytes_per_token:,} bytes a token"
+        if not self.links:
+            return f"{speed}, {size}: the medians of {last}."
+        return f"{speed}, the median of {self.links:,} links; {size}, that of {last}."
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """A simulation's links."""
+        return {"bandwidth_gb_s": self.gb_s, "overlap": True, "layers": self.layers}
 
 
 NOT_MEASURED = "No KV transfer is on record: links and KV sizes are the simulator's defaults."
 
 
 def kv_today(model: str, now: datetime) -> KvToday | None:
-    """None: no engine measured a transfer of this model lately. One query."""
+    """None: no engine measured a transfer of this model lately. Two queries."""
     rows = kv_transfers(model=model, outcome="done", since=now - WINDOW)
     measured = rows.filter(measured_by="engine", bytes__gt=0, seconds__gt=0, tokens__gt=0)
-    found = list(measured.values_list("bytes", "seconds", "tokens")[:NEWEST])
+    found = list(measured.values_list("bytes", "seconds", "tokens", "layers")[:NEWEST])
     if not found:
         return None
-    speed = median(size / seconds for size, seconds, _ in found)
-    per_token = median(size / tokens for size, _, tokens in found)
-    return KvToday(speed / GIGA, max(1, round(per_token)), len(found))
+    links = InstanceLink.objects.filter(model=model, closed_at__isnull=True, bandwidth_bytes_s__gt=0)
+    measured_now = list(links.values_list("bandwidth_bytes_s", flat=True))
+    speed = median(measured_now or [size / seconds for size, seconds, _, _ in found])
+    per_token = median(size / tokens for size, _, tokens, _ in found)
+    layers = round(median(layers or 1 for *_, layers in found))
+    return KvToday(speed / GIGA, max(1, round(per_token)), max(1, layers), len(found), len(measured_now))
 
 
 def apart(instances: Any) -> bool:

@@ -91,7 +91,7 @@ def with_kv_today(spec: dict[str, Any], model: str) -> list[str]:
     found = kv_today(model, timezone.now())
     if found is None:
         return [NOT_MEASURED]
-    spec["settings"] = {**settings, "links": {"bandwidth_gb_s": found.gb_s}}
+    spec["settings"] = {**settings, "links": found.settings}
     for fleet in fleets:
         for group in fleet if isinstance(fleet, list) else [fleet]:
             if isinstance(group, dict):

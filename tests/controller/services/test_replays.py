@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controller.core.errors import ConfigError
 from controller.core.types import Outcome, Role
-from controller.models import Experiment, KvTransfer
+from controller.models import Experiment, InstanceLink, KvTransfer
 from controller.selectors.edits import ClassEdit, Owners, edit_as_json, edit_of_json
 from controller.selectors.fleet_model import fleet_today, size_of
 from controller.selectors.kv_today import NOT_MEASURED
@@ -63,7 +63,7 @@ def moved(request: str, **fields) -> None:
     defaults = {
         "started_at": timezone.now() - timedelta(minutes=1), "request": request, "attempt": 1, "model": "demo",
         "source": "p", "target": "d", "outcome": "done", "state": "released", "reason": "", "bytes": 400_000,
-        "seconds": 0.002, "tokens": 100, "cached": 50, "measured_by": "engine",
+        "seconds": 0.002, "tokens": 100, "cached": 50, "layers": 28, "measured_by": "engine",
     }  # fmt: skip
     KvTransfer.objects.create(**{**defaults, **fields})
 
@@ -77,9 +77,17 @@ def test_kv_moves_in_a_preview_as_it_does_between_todays_engines():
     moved(requests[0], measured_by="gateway", seconds=9.0)
     asked = {"instances": {"fleet": "today", "model": "demo"}}
     spec, notes = resolved({**data.spec(), **asked}, data.no_profile)
-    assert spec["settings"] == {"links": {"bandwidth_gb_s": pytest.approx(0.4)}}
+    assert spec["settings"] == {"links": {"bandwidth_gb_s": pytest.approx(0.4), "overlap": True, "layers": 28}}
     assert [group["kv_bytes_per_token"] for group in spec["instances"]] == [8000, 8000]
     assert notes == ["KV moves at 0.4 GB/s, 8,000 bytes a token: the medians of the last 3 transfers."]
+
+    at = timezone.now()
+    for target, speed in (("d", 2e9), ("e", 3e9), ("f", 4e9)):
+        link = {"source": "p", "target": target, "model": "demo", "since": at, "created_at": at, "observed_at": at}
+        InstanceLink.objects.create(**link, bandwidth_bytes_s=speed, closed_at=at if target == "f" else None)
+    spec, notes = resolved({**data.spec(), **asked}, data.no_profile)
+    assert spec["settings"]["links"]["bandwidth_gb_s"] == pytest.approx(2.5), "how long pulls took says less"
+    assert notes == ["KV moves at 2.5 GB/s, the median of 2 links; 8,000 bytes a token, that of the last 3 transfers."]
 
     given = {"settings": {"links": {"bandwidth_gb_s": 25.0}}}
     spec, notes = resolved({**data.spec(), **asked, **given}, data.no_profile)
@@ -119,6 +127,59 @@ def test_a_reference_engine_batches_as_it_was_told():
     factories.instance(model, device_kind="a100", max_num_seqs=16, spec={"batching": "iteration_level"})
     (group,) = fleet_today("demo")
     assert group["batching"] == "iteration_level"
+
+
+@pytest.mark.parametrize(
+    ("told", "role", "expected"),
+    [
+        ({"scheduler": "continuous"}, "collocated", {"batching": "chunked_prefill"}),
+        (
+            {"scheduler": "preemptive", "boundary": "chunk", "chunk_tokens": 512},
+            "collocated",
+            {
+                "engine_kind": "preemptive_prefill",
+                "batching": "slo_aware_batching",
+                "preemption": {"boundary": "chunk", "chunk_tokens": 512},
+            },
+        ),
+        ({"scheduler": "preemptive"}, "prefill", {"engine_kind": "preemptive_prefill"}),
+        ({"scheduler": "slackline", "deadlines": True}, "collocated", {"engine_kind": "slackline", "deadlines": True}),
+        ({"scheduler": "slackline"}, "decode", {"engine_kind": "slackline"}),
+        ({"scheduling_policy": "fcfs", "max_num_batched_tokens": 4096}, "collocated", {"scheduling_policy": "fcfs"}),
+        ({"kv_blocks": 1000, "block_size": 32}, "collocated", {"kv_tokens": 32_000, "block_size": 32}),
+    ],
+)
+def test_a_replay_runs_the_schedulers_that_the_engines_run(told, role, expected):
+    model = data.fleet(instances=0)
+    factories.instance(model, device_kind="a100", max_num_seqs=16, role=role, spec=told)
+    (group,) = fleet_today("demo")
+    assert {name: group.get(name) for name in expected} == expected
+    if role == "collocated":
+        spec, _ = resolved({**data.spec(), "instances": {"fleet": "today", "model": "demo"}}, data.no_profile)
+        (one,) = read(spec)
+        assert {name: getattr(one.settings.instances[0], name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "role", "complaint"),
+    [
+        ({"scheduler": "preemptive"}, "decode", "decodes under scheduler 'preemptive'"),
+        ({"scheduler": "lottery"}, "collocated", "runs scheduler 'lottery', which the simulator does not know"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_replayed_is_refused_by_name(told, role, complaint):
+    model = data.fleet(instances=0)
+    row = factories.instance(model, device_kind="a100", role=role, spec=told)
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        fleet_today("demo")
+    assert (caught.value.field, row.pk in str(caught.value)) == ("instances", True)
+
+
+def test_what_a_vllm_was_told_under_the_same_names_is_its_own_business():
+    model = data.fleet(instances=0)
+    factories.instance(model, device_kind="a100", backend="vllm", spec={"scheduler": "preemptive"})
+    (group,) = fleet_today("demo")
+    assert (group["batching"], "engine_kind" in group) == ("vllm_v1", False)
 
 
 def test_what_was_served_late_is_served_late_in_a_replay():
