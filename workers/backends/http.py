@@ -6,7 +6,7 @@ Closing the connection is how every one of them is told to abort; an engine that
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from controller.core.types import InstanceSpec, Role
 from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, WeightSource
 from workers.backends.events import EventReader, parse_usage
 from workers.backends.handover import KV_MOVED, KV_OFFER, kv_moved
+from workers.backends.wire import Connection, Patience, Unanswered, Wire
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _MAX_ERROR_BYTES = 64 << 10
@@ -35,12 +36,10 @@ class HttpBackend:
         self._limits = limits
         self._base = spec.url.rstrip("/")
         self._urls: dict[str, URL] = {}
-        self._open: dict[str, aiohttp.ClientResponse] = {}
-        self._streamed_timeout = aiohttp.ClientTimeout(
-            total=limits.total_s, sock_connect=limits.connect_s, sock_read=limits.between_chunks_s
-        )
-        self._headers_s = limits.headers_s
-        self._unary_timeout = aiohttp.ClientTimeout(total=limits.total_s, sock_connect=limits.connect_s)
+        self._open: dict[str, Connection] = {}
+        self._wire = Wire(self._base)
+        self._patience = Patience(limits.connect_s, limits.headers_s, limits.between_chunks_s, limits.total_s)
+        self._unary_patience = Patience(limits.connect_s, math.inf, math.inf, limits.total_s)
 
     async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
         response = await self._post(call)
@@ -56,11 +55,11 @@ class HttpBackend:
             else:
                 raw = await response.read()
                 yield Chunk("body", raw, usage=parse_usage(raw))
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except OSError as error:
             raise self._engine_error(error) from error
         finally:
             del self._open[call.request_id]
-            response.close() if not response.content.at_eof() else response.release()
+            response.release()
 
     async def abort(self, request_id: str) -> None:
         """Harmless when the call is over."""
@@ -107,41 +106,29 @@ class HttpBackend:
         """The whole JSON body: the client's head, then what is ours."""
         raise NotImplementedError
 
-    async def _post(self, call: UpstreamCall) -> aiohttp.ClientResponse:
+    async def _post(self, call: UpstreamCall) -> Connection:
         """A kept-alive connection may have died unnoticed: one immediate second try, nothing was answered yet."""
+        body, patience = self.body_of(call), self._patience if call.streamed else self._unary_patience
         try:
             try:
-                return await self._start(call)
-            except aiohttp.ServerDisconnectedError:
-                return await self._start(call)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return await self._wire.post(call.path, body, patience)
+            except Unanswered:
+                return await self._wire.post(call.path, body, patience, anew=True)
+        except OSError as error:
             raise self._engine_error(error) from error
 
-    async def _start(self, call: UpstreamCall) -> aiohttp.ClientResponse:
-        request = self._session.post(
-            self._url(call.path),
-            data=self.body_of(call),
-            headers=_HEADERS,
-            timeout=self._streamed_timeout if call.streamed else self._unary_timeout,
-        )
-        if not call.streamed:
-            return await request
-        async with asyncio.timeout(self._headers_s):
-            return await request
-
-    async def _events(self, response: aiohttp.ClientResponse, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def _events(self, response: Connection, call: UpstreamCall) -> AsyncIterator[Chunk]:
         reader = EventReader(chat=call.path.endswith("/chat/completions"), keep_usage=call.keep_usage)
-        content = response.content
-        while data := await content.readany():
+        while data := await response.readany():
             if chunk := reader.feed(data):
                 yield chunk
                 if chunk.done:
-                    await content.readany()  # the terminator, so that the connection can be kept
+                    await response.readany()  # the terminator, so that the connection can be kept
                     return
         raise EngineError("the engine ended the stream without [DONE]")
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> EngineError:
-        body = await response.content.read(_MAX_ERROR_BYTES)
+    async def _refused(self, response: aiohttp.ClientResponse | Connection) -> EngineError:
+        body = (await response.read())[:_MAX_ERROR_BYTES]
         return EngineError(f"the engine answered {response.status}", status=response.status, body=body)
 
     async def _get(self, path: str, limit_s: float | None = None) -> bytes:

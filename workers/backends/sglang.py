@@ -20,6 +20,7 @@ from controller.core.types import InstanceSpec, Load, Role
 from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall
 from workers.backends.sglang_control import SglangControl
 from workers.backends.sglang_state import load_of, parse_loads, parse_metrics
+from workers.backends.wire import Connection
 
 ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 ROOM_BITS = 63
@@ -37,7 +38,8 @@ class SglangBackend(SglangControl):
     def __init__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> None:
         super().__init__(spec, session, limits)
         # Its headers may come with its first token only.
-        self._headers_s = max(limits.headers_s, limits.between_chunks_s)
+        headers_s = max(limits.headers_s, limits.between_chunks_s)
+        self._patience = self._patience._replace(headers_s=headers_s)
         self._serial = count()
         self._rids: dict[str, str] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -119,7 +121,7 @@ class SglangBackend(SglangControl):
         except (EngineError, RuntimeError):  # gone, or our session is closed: nothing is left to abort for us
             return
 
-    async def _refused(self, response: aiohttp.ClientResponse) -> EngineError:
+    async def _refused(self, response: aiohttp.ClientResponse | Connection) -> EngineError:
         """Its errors lack OpenAI's outer object."""
         error = await super()._refused(response)
         error.body = _openai_shape(error.body)
