@@ -57,6 +57,7 @@ class Request:
     workflow: str = ""
     stage: str = ""
     attempts: int = 0
+    failed_on: tuple[str, ...] = ()  # instances that failed it, the last one last
 
     @property
     def ttft_due(self) -> float:

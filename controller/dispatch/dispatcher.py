@@ -209,8 +209,9 @@ class StageDispatcher:
         if request.attempts >= self.config.max_attempts:
             actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
+        request.failed_on += (worker.id,)
         entry = Entry(request, lane.cost(request), now)
-        entry.excluded, entry.retry_at = frozenset({worker.id}), now + RETRY_SAME_S
+        entry.retry_at = now + RETRY_SAME_S
         if entry.drop_at <= now:
             actions.append(ev.Drop(request, Decision("expire", "no_time_to_retry", request.id, now, figures)))
             return
@@ -289,7 +290,7 @@ class StageDispatcher:
             fits = used + request.prompt_tokens < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
             alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
-            if worker.id in entry.excluded and lane.elsewhere(entry, now):
+            if not lane.may_go(entry, worker, now):
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1
@@ -368,10 +369,8 @@ class StageDispatcher:
                 return
             if not (worker.takes and self._pacing.ready(worker, now) and self._pacing.spare(worker, now)):
                 continue
-            entry = lane.queue.hopeless[0][1]
-            if worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding:
-                continue
-            if worker.id in entry.excluded and lane.elsewhere(entry, now):
+            entry = lane.cheapest_hopeless(worker, self.config.scan_limit, now)
+            if entry is None or (worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding):
                 continue
             self._send(lane, worker, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -77,11 +78,18 @@ class Lane:
         }
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures))
 
-    def elsewhere(self, entry: Entry, now: float) -> bool:
-        """It is not to go back to the instance that failed it: another takes requests, or it failed a moment ago."""
-        if now < entry.retry_at:
+    def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
+        """Where it failed only if no other takes requests, and where it failed last only after a moment."""
+        if worker.id not in entry.excluded:
             return True
-        return any(worker.takes and worker.id not in entry.excluded for worker in self.workers.values())
+        if any(other.takes and other.id not in entry.excluded for other in self.workers.values()):
+            return False
+        return now >= entry.retry_at or worker.id != entry.request.failed_on[-1]
+
+    def cheapest_hopeless(self, worker: Worker, scan_limit: int, now: float) -> Entry | None:
+        """The first that may go there: one that failed there a moment ago holds up no other."""
+        entries = (entry for _, entry in islice(self.queue.hopeless, scan_limit))
+        return next((entry for entry in entries if self.may_go(entry, worker, now)), None)
 
     def cost(self, request: Request) -> Cost:
         """Predicted on the first instance: the fleet of one model is taken to be alike."""

@@ -48,8 +48,8 @@ class Entry:
         self.order = 0
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
-        self.excluded = excluded
-        self.retry_at = -math.inf  # until then not at those that failed it
+        self.excluded = excluded.union(request.failed_on)
+        self.retry_at = -math.inf  # until then not where it failed last
 
     @property
     def forced(self) -> bool:

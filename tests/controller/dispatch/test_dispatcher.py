@@ -151,6 +151,33 @@ def test_failure_before_the_first_token_goes_elsewhere():
     assert given_up.actions[0].code == "no_capacity"
 
 
+def test_a_second_retry_goes_where_it_has_not_failed_yet():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), up("b"), up("c")], 0.0)
+    tried = [where for _, where in sends(dispatcher.handle([ev.Arrived(request("r", ttft=5.0))], 0.0))]
+    for at in (0.1, 0.2):
+        tried += [where for _, where in sends(dispatcher.handle([ev.Failed("r", True)], at))]
+    assert sorted(tried) == ["a", "b", "c"]
+
+
+def test_where_all_have_failed_it_only_the_last_one_is_left_alone_for_a_moment():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a"), ev.Arrived(request("r", ttft=5.0))], 0.0)
+    waiting = dispatcher.handle([ev.Failed("r", True)], 0.1)
+    assert sends(waiting) == []
+    assert sends(dispatcher.handle([ev.Woke()], waiting.wake_at)) == [("r", "a")]
+
+
+def test_a_hopeless_request_that_failed_a_moment_ago_holds_up_no_other():
+    dispatcher = build_dispatcher("slackline", {"dispatch": {"refuse_infeasible": False}})
+    dispatcher.handle([up("a", slots=1)], 0.0)
+    dispatcher.handle([ev.Arrived(request("cheap", arrival=-5.0, output=1))], 0.0)
+    dispatcher.handle([ev.Arrived(request("dear", arrival=-5.0, prompt=2000, output=100))], 0.0)
+    assert dispatcher.queue().ids() == ["dear"]
+    reply = dispatcher.handle([ev.Failed("cheap", True)], 0.1)
+    assert sends(reply) == [("dear", "a")]
+
+
 def test_a_retry_waits_for_a_replacement_when_its_only_instance_is_gone():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up("a"), ev.Arrived(request("r", wait=30.0))], 0.0)
