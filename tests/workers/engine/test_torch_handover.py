@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
+import orjson
 import pytest
 import torch
 
-from controller.core.steps import Seq
+from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch_bench import VOCABULARY, folder, program
+from workers.engine.kv_links import Links
+from workers.engine.kv_progress import Progress
+from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import KvMismatch
+from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.torch_executor import TorchExecutor
 from workers.engine.torch_kv import TorchKv
+from workers.engine.torch_task import Boundary
 
 pytestmark = pytest.mark.torch
 
@@ -55,6 +64,63 @@ async def test_a_handed_over_answer_is_the_single_engines(http, sampling):
     assert (await samples_of(http["decode"]))["slackline_kv_received_bytes"] > before
 
 
+async def test_an_answer_from_kv_that_was_pulled_while_it_was_computed_is_the_single_engines(http):
+    body = {"prompt": [(11 * i + 3) % VOCABULARY for i in range(300)], "ignore_eos": True, "temperature": 0}
+    asked = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "early": True}}
+    async with http["prefill"].post(COMPLETIONS, json=asked) as prefill:
+        offer = orjson.loads(prefill.headers["x-slackline-kv-offer"])
+        assert "first_token" not in offer
+        chunks = await streamed(http["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer})
+        first = await prefill.json()
+    whole = await complete(http["prefill"], **body, max_tokens=20)
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert text == whole["choices"][0]["text"]
+    assert text.startswith(first["choices"][0]["text"])
+
+
+async def test_layers_of_a_real_step_move_as_it_passes_them():
+    """Suspended behind its first layer, of that one everything is sent and of the other nothing."""
+    one, other = program(folder()), program(folder())
+    here, there = TorchKv(one.cache), TorchKv(other.cache)
+    events: queue.Queue[object] = queue.Queue()
+    executor = TorchExecutor(one, events.put, lambda call: call(), events.put, boundary=Boundary.LAYER)
+    tokens, blocks = [(7 * i) % VOCABULARY for i in range(40)], list(range(10))
+    seq = Seq("s", 0.0, 40, 1, token_ids=[*tokens], keep_kv=True, state=SeqState.RUNNING, blocks=blocks)
+    step = Step(1, (Chunk(seq, 0, 40, True),), (), 0)
+    progress = Progress(executor.layers_done)
+    assert list(progress.began(step)) == [seq]
+    executor.start(step)
+    executor.suspend(1)
+    assert isinstance(await asyncio.to_thread(events.get, True, 30.0), Suspended)
+    assert executor.layers_done(1) == 1
+
+    server = KvServer(here, "t", {"s": seq}.get, lambda taken: None, progress)
+    await server.start("127.0.0.1", 0)
+    links = Links(there, "t", Traffic(), 30.0)
+    target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
+    pulling = asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 40), target))
+    async with asyncio.timeout(30.0):
+        while server.traffic.sent_bytes < 40 * here.token_bytes:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert server.traffic.sent_bytes == 40 * here.token_bytes
+
+    executor.resume(1)
+    done = await asyncio.to_thread(events.get, True, 30.0)
+    assert isinstance(done, StepDone)
+    (sampled,) = done.sampled
+    seq.computed, seq.output_tokens = 40, 1
+    seq.token_ids.append(sampled.token)
+    seq.state, seq.finish = SeqState.FINISHED, FinishReason.LENGTH
+    moved, first_token = await pulling
+    assert (first_token, moved.early_bytes) == (sampled.token, 40 * here.token_bytes)
+    for layer in range(here.layers):
+        assert there.read(target, layer, 0, 40) == here.read(seq, layer, 0, 40)
+    links.close()
+    server.close()
+    executor.close()
+
+
 async def samples_of(session: aiohttp.ClientSession) -> dict[str, float]:
     async with session.get("/metrics") as response:
         lines = (await response.text()).splitlines()
@@ -64,7 +130,7 @@ async def samples_of(session: aiohttp.ClientSession) -> dict[str, float]:
 
 async def test_metrics_name_what_moved(http):
     seen = await samples_of(http["decode"])
-    assert (seen["slackline_kv_received"], seen["slackline_kv_failed"]) == (2, 0)
+    assert (seen["slackline_kv_received"], seen["slackline_kv_failed"]) == (3, 0)
     assert (await samples(http["decode"]))["vllm:num_requests_running", ""] == 0
 
 
