@@ -71,6 +71,13 @@ class ServerConfig:
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
     group: Any = None  # its other ranks (`workers.engine.torch_group.RankGroup`)
 
+    @property
+    def keeps_kv(self) -> str:
+        """Why no other engine may have its KV; "" where they may."""
+        if self.group is not None:
+            return "each of its tensor-parallel ranks holds a part of it"
+        return "" if self.kv.token else "it was started without FLEET_TOKEN"
+
 
 def parse(argv: Sequence[str] | None = None) -> ServerConfig:
     """Exits with a message naming the option when one is wrong."""
