@@ -269,10 +269,10 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _pause(self, paused: bool) -> None:
-        if self._transport is not None and self.open:
-            self._paused = paused
+        self._paused = paused
+        self.heard_at = self._loop.time()  # from here on its silence counts again
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading() if paused else self._transport.resume_reading()
-            self.heard_at = self._loop.time()  # from here on its silence counts again
 
     def _watch(self) -> None:
         """One timer an answer: it is set anew only when it fires."""
