@@ -15,7 +15,8 @@ from controller.engine.errors import ProtocolError
 def repeats(step: Step, blocks: BlockManager, config: EngineConfig) -> int:
     """How often a step of decodes alone runs unchanged: until the first sequence ends or blocks may run out."""
     longest = config.max_model_len
-    until_end = min(min(s.max_tokens - s.output_tokens, longest - s.tokens) for s in step.decodes)
+    lefts = [min(seq.max_tokens, longest - seq.prompt_tokens) - seq.output_tokens for seq in step.decodes]
+    until_end = min(lefts)
     with_blocks = 1 + blocks.free // len(step.decodes) * config.block_size
     return max(1, min(until_end, with_blocks))
 

@@ -32,8 +32,7 @@ from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import Prompting, fill, queued
-from controller.policies.batching.kairos_choice import StepTable
-from controller.policies.batching.kairos_standing import Standing
+from controller.policies.batching.kairos_standing import Standing, StepMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class KairosDecode:
 
     def __init__(self, config: KairosDecodeConfig | None = None) -> None:
         self.config = config or KairosDecodeConfig()
-        self.table = StepTable(self.config.step_s, self.config.length_bucket)
+        self.table = StepMatrix(self.config.step_s, self.config.length_bucket)
         self._standing = Standing(self.table, self.config)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:
@@ -84,6 +83,9 @@ class KairosDecode:
         return grants + fill(engine, chain(begun, queued(engine)), engine.token_budget - len(grants))
 
     def observe(self, event: EngineEvent, now: float) -> None:
-        if isinstance(event, StepRan) and event.step.decodes and not event.step.chunks and event.seconds > 0:
-            longest = event.step.decodes[-1].tokens - event.repeats  # as `choose` ordered them
-            self.table.observe(len(event.step.decodes), longest, event.seconds / event.repeats)
+        if not isinstance(event, StepRan) or not (decodes := event.step.decodes):
+            return
+        if not event.step.chunks and event.seconds > 0:
+            longest = decodes[-1].tokens - event.repeats  # as `choose` ordered them
+            self.table.observe(len(decodes), longest, event.seconds / event.repeats)
+        self._standing.ran(decodes, event.repeats)

@@ -28,7 +28,7 @@ class Plain(KairosDecode):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("kv_tokens", [1100, 40_000])
+@pytest.mark.parametrize("kv_tokens", [1500, 40_000])
 def test_a_run_is_that_of_the_plain_algorithm(seed, kv_tokens, monkeypatch):
     monkeypatch.setitem(BATCHINGS._entries, "plain", Plain)
     demands = some_demands(60, rate=40.0, seed=seed, longest=800, targets=Targets(1.0, 0.012, None, 60.0))
