@@ -14,6 +14,7 @@ import numpy as np
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.policies.batching import BATCHINGS, Pausing
+from controller.policies.by_stage import BY_STAGE
 from controller.predict.latency import LatencyModel
 from controller.simulator import InstanceSettings, Simulation, SimulationResult, SimulationSettings
 from controller.simulator.__main__ import read_profile, read_trace
@@ -22,6 +23,7 @@ from controller.simulator.concord_mix import ConcordMix
 from controller.simulator.foresight import Blind, Noisy, Oracle
 from controller.simulator.programs import Foresight, Programs, Speeds
 from controller.simulator.results import ProgramRecord
+from controller.simulator.stage_pace import StagePace
 from controller.slo.attainment import quantile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +38,7 @@ MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call, and of a program: what is 
 
 
 NEVER = 10**9  # steps
+FULL_BATCH = 96  # sequences, of 1,000 tokens each: the pace against which that of stages is measured
 MIX = ConcordMix()
 PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where goodput is counted in requests
 
@@ -43,7 +46,8 @@ PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where 
 @dataclass(frozen=True, slots=True)
 class System:
     """`policy` is the dispatcher's set; `foresight` what is believed of lengths and graphs: "noisy", "oracle" or
-    "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch."""
+    "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch
+    (None: learned as the run goes on); `by_stage`: the engine is of the combined set, which says that it runs CALM."""
 
     name: str
     batching: str
@@ -52,7 +56,8 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     foresight: str = "noisy"
     policy: str = "round_robin"
-    history: float = 1.25
+    history: float | None = None
+    by_stage: bool = False
 
     def variant(self, **changes: Any) -> System:
         return replace(self, **changes)
@@ -61,11 +66,13 @@ class System:
     def text(self) -> str:
         given = {key: "never" if value == NEVER else value for key, value in self.settings.items()}
         more = "".join(f", {key} {value}" for key, value in given.items())
-        past = f", history x {self.history:g}" if self.batching == "calm" else ""
+        past = ""
+        if self.batching == "calm":
+            past = ", history learned" if self.history is None else f", history x {self.history:g}"
         return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
 
 
-CONCORD = System("Concord (CALM)", "calm", 96, settings={"rectangles": True})
+CONCORD = System("Concord (CALM)", "calm", 128, settings={"rectangles": True})
 WHOLE_SLOTS = System("Concord, whole slots", "calm", 96, settings={"cutoffs": (0.8, 0.9, 0.95, 1.0)})
 ORACLE = CONCORD.variant(name="Concord, oracle", foresight="oracle")
 BLIND = CONCORD.variant(name="Concord without analyser", foresight="blind")
@@ -155,6 +162,7 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
     if system.batching == "calm":
         settings.setdefault("prefill_s", coefficients().prefill_b)
         settings.setdefault("starvation", 0.5 if count == "tokens" else 0.5 * PER_REQUEST)
+    kind = {"engine_kind": BY_STAGE, "deadlines": True} if system.by_stage else {"batching": system.batching}
     return InstanceSettings(
         coefficients(),
         kv_tokens=KV_TOKENS,
@@ -162,20 +170,29 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
         max_num_batched_tokens=system.budget,
         max_model_len=16_384,
         prefix_caching=False,
-        batching=system.batching,
         batching_settings=settings,
+        **kind,
+    )
+
+
+def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
+    """Stages are believed to take what they took lately, or `history` times what they take in a full batch. A program
+    is lost where even a lone sequence would come too late."""
+    model, prefill_s = LatencyModel(coefficients()), coefficients().prefill_b
+    full_s = model.decode(FULL_BATCH, FULL_BATCH * 1000)
+    return Programs(
+        case.mix.programs(times, case.seed),
+        foresight(system, case),
+        Speeds(full_s if system.history is None else system.history * full_s, prefill_s),
+        case.count,
+        StagePace() if system.history is None else None,
+        Speeds(model.decode(1, 1000), prefill_s),
     )
 
 
 def run(system: System, case: Case) -> Figures:
     times = arrivals(case)
-    token_s = system.history * LatencyModel(coefficients()).decode(CONCORD.slots, CONCORD.slots * 1000)
-    programs = Programs(
-        case.mix.programs(times, case.seed),
-        foresight(system, case),
-        Speeds(token_s, coefficients().prefill_b),
-        case.count,
-    )
+    programs = programs_of(system, case, times)
     settings = SimulationSettings(
         (instance(system, case.count),) * case.engines,
         cutoff_s=PATIENCE_S,

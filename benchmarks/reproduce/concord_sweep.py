@@ -31,12 +31,13 @@ def choices() -> dict[str, list[System]]:
     """Candidates by system. The seeds of later runs are others than the sweep's."""
     return {
         CONCORD.name: [
-            *(CONCORD.variant(slots=slots) for slots in (80, 96, 112)),
+            *(CONCORD.variant(slots=slots) for slots in (96, 112, 128, 160)),
             CONCORD.variant(settings={"rectangles": True, "commit": 1.0}),
             CONCORD.variant(settings={"rectangles": True, "late_below": 1.0}),
+            CONCORD.variant(history=1.25),
             CONCORD.variant(history=1.75),
         ],
-        WHOLE_SLOTS.name: [WHOLE_SLOTS.variant(slots=slots) for slots in (80, 96)],
+        WHOLE_SLOTS.name: [WHOLE_SLOTS.variant(slots=slots) for slots in (80, 96, 128)],
         LTR.name: [
             *(LTR.variant(slots=slots, settings={"promote_steps": NEVER}) for slots in (96, 128, 160)),
             LTR.variant(settings={"promote_steps": 4000}),
@@ -56,7 +57,7 @@ def choices() -> dict[str, list[System]]:
         EDF.name: [
             *(EDF.variant(slots=slots) for slots in (96, 192)),
         ],
-        SJF.name: [SJF.variant(slots=slots) for slots in (96, 128)],
+        SJF.name: [SJF.variant(slots=slots) for slots in (96, 128, 160)],
         BY_CLASS.name: [BY_CLASS.variant(slots=128), BY_CLASS],
     }
 

@@ -21,6 +21,7 @@ from controller.core.types import Outcome, Targets
 from controller.simulator.demand import Demand
 from controller.simulator.mixes import PATIENT_S
 from controller.simulator.results import ProgramRecord
+from controller.simulator.stage_pace import StagePace
 
 
 class Call(NamedTuple):
@@ -75,11 +76,17 @@ class Speeds(NamedTuple):
     token_s: float = 0.03
     prefill_s: float = 1e-4
 
+    def times(self, factor: float) -> Speeds:
+        return Speeds(factor * self.token_s, factor * self.prefill_s)
+
+
+def longest_call_s(stage: Stage, speeds: Speeds) -> float:
+    return max(call.output_tokens * speeds.token_s + call.prompt_tokens * speeds.prefill_s for call in stage.calls)
+
 
 def stage_seconds(stage: Stage, speeds: Speeds) -> float:
     """Of its longest call, and its tool."""
-    longest = max(call.output_tokens * speeds.token_s + call.prompt_tokens * speeds.prefill_s for call in stage.calls)
-    return longest + stage.tool_s
+    return longest_call_s(stage, speeds) + stage.tool_s
 
 
 def accumulated_shares(seconds: Sequence[float]) -> list[float]:
@@ -121,10 +128,11 @@ class Foresight(Protocol):
 @dataclass(slots=True)
 class _Open:
     program: Program
-    seconds: list[float]
-    shares: list[float]
     tokens: float
-    stage: int = 0
+    seconds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)  # seconds of each stage at best
+    stage: int = 0  # the next one
     running: int = 0
     lost: bool = False
     earned: int = 0
@@ -135,12 +143,16 @@ class _Open:
 
 @dataclass(slots=True)
 class Programs:
-    """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1)."""
+    """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1).
+    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long. `best`: the
+    speeds below which no stage comes, by which a program is lost or not; None: `speeds`, or those learned."""
 
     programs: Sequence[Program]
     foresight: Foresight
     speeds: Speeds = field(default_factory=Speeds)
     count: str = "tokens"
+    pace: StagePace | None = None
+    best: Speeds | None = None
     records: list[ProgramRecord] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
 
@@ -154,11 +166,23 @@ class Programs:
         """Calls of the first stages, with which the workload begins."""
         found: list[Demand] = []
         for program in self.programs:
-            seconds = self.foresight.seconds(program, self.speeds)
-            opened = _Open(program, seconds, accumulated_shares(seconds), self.foresight.tokens(program))
-            self._open[program.id] = opened
+            opened = self._open[program.id] = _Open(program, self.foresight.tokens(program))
             found += self._release(opened, program.at)
         return found
+
+    def arrived(self, demand: Demand) -> Demand:
+        """A call that was there from the beginning (`first`), as it is believed to be by now."""
+        opened = self._open.get(demand.workflow)
+        if opened is None or opened.program.single or self.pace is None:
+            return demand
+        self._look_ahead(opened)
+        return self._demand(opened, 0, demand.id, Call(demand.prompt_tokens, demand.output_tokens), demand.at)
+
+    def _look_ahead(self, opened: _Open) -> None:
+        speeds = self.speeds.times(self.pace.factor) if self.pace is not None else self.speeds
+        opened.seconds = self.foresight.seconds(opened.program, speeds)
+        opened.shares = accumulated_shares(opened.seconds)
+        opened.least = self.foresight.seconds(opened.program, self.best or speeds)
 
     def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
         """A call ended: what comes next, if it was its stage's last. A lost call loses the program."""
@@ -193,6 +217,9 @@ class Programs:
         if not program.single:
             opened.attained = not opened.lost and deadline is not None and took <= deadline + 1e-9
             opened.earned = program.tokens if opened.attained else 0
+            if self.pace is not None and opened.attained:
+                alone = math.fsum(longest_call_s(stage, self.speeds) for stage in program.stages)
+                self.pace.observe(took - math.fsum(stage.tool_s for stage in program.stages[:-1]), alone)
         self.records.append(
             ProgramRecord(
                 program.id, program.at, program.kind, len(program.stages), opened.calls, program.tokens,
@@ -202,18 +229,18 @@ class Programs:
         del self._open[program.id]
 
     def _release(self, opened: _Open, at: float) -> list[Demand]:
-        stage = opened.program.stages[opened.stage]
+        self._look_ahead(opened)
+        number, stage = opened.stage, opened.program.stages[opened.stage]
         found = [
-            self._demand(opened, f"{opened.program.id}/{opened.stage}.{number}", call, at)
-            for number, call in enumerate(stage.calls)
+            self._demand(opened, number, f"{opened.program.id}/{number}.{index}", call, at)
+            for index, call in enumerate(stage.calls)
         ]
         opened.stage += 1
         opened.running = len(found)
         return found
 
-    def _demand(self, opened: _Open, call_id: str, call: Call, at: float) -> Demand:
-        program, stage = opened.program, opened.stage
-        deadline = program.targets.deadline_s
+    def _demand(self, opened: _Open, stage: int, call_id: str, call: Call, at: float) -> Demand:
+        program, deadline = opened.program, opened.program.targets.deadline_s
         length = self.foresight.length(call_id, call.output_tokens)
         program_id = "" if program.single else program.id
         if deadline is None:
@@ -224,10 +251,10 @@ class Programs:
                 length, 1.0, each_token=paced, due=at + targets.ttft_s, latest=paced_end, likely_latest=paced_end
             )
         else:
-            whole = math.fsum(opened.seconds)
-            due = program.at + opened.shares[stage] * deadline
-            end, later_s = program.at + deadline, (1.0 - opened.shares[stage]) * whole
-            latest = end - later_s * self.foresight.optimism
+            whole, share = math.fsum(opened.seconds), opened.shares[stage]
+            due = program.at + share * deadline
+            end, later_s = program.at + deadline, (1.0 - share) * whole
+            latest = end - math.fsum(opened.least[stage + 1 :]) * self.foresight.optimism
             worth = opened.tokens if self.count == "tokens" else 1.0
             later = self.foresight.later(program, stage)
             estimate = Estimate(
@@ -245,4 +272,5 @@ class Programs:
             slo_class=program.kind,
             workflow=program.id,
             estimate=estimate,
+            may_defer=not program.single,  # a stage that is late loses nothing yet: what is promised is the whole
         )

@@ -82,7 +82,7 @@ class Simulation:
             Kind.FAILURE: self._failure,
             Kind.DELIVERY: self._delivered,
             Kind.ARRIVAL: self._arrival,
-            Kind.TICK: self._tick,
+            Kind.TICK: lambda what, _: what(),
             Kind.WAKE: self._woke,
             Kind.END: self._cut_off,
         }
@@ -168,6 +168,8 @@ class Simulation:
             self._next += 1
             if self._next < len(self._demands):
                 self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
+            if self._programs is not None:
+                demand = self._programs.arrived(demand)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
         self._pending.append(ev.Arrived(trip.request))
 
@@ -390,9 +392,6 @@ class Simulation:
             self._end(trip, Outcome.CUT, "engine_failed", self._so_far(trip))
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
-
-    def _tick(self, what: Callable[[], None], _: int) -> None:
-        what()
 
     def _scale(self) -> None:
         if self._elastic is not None:

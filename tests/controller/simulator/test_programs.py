@@ -14,6 +14,7 @@ from controller.simulator.foresight import Blind, Noisy, Oracle
 from controller.simulator.mixes import PATIENT_S
 from controller.simulator.programs import Call, Program, Programs, Speeds, Stage, accumulated_shares
 from controller.simulator.report import report
+from controller.simulator.stage_pace import StagePace
 from tests.controller.simulator.runs import SMALL, facts
 
 WIDE = replace(SMALL, max_num_seqs=64, kv_tokens=65_536)
@@ -197,3 +198,71 @@ def test_bad_settings_are_refused(build, field):
     with pytest.raises(ConfigError) as caught:
         build()
     assert caught.value.field == field
+
+
+# ---- how long stages take, learned ----------------------------------------------------------------------------------
+
+
+def test_the_pace_is_a_decaying_mean_of_what_programs_took():
+    pace = StagePace(start=2.0, weight=0.5)
+    pace.observe(took_s=12.0, alone_s=3.0)
+    assert pace.factor == pytest.approx(3.0)
+    pace.observe(took_s=3.0, alone_s=3.0)
+    assert pace.factor == pytest.approx(2.0)
+    pace.observe(took_s=1.0, alone_s=0.0)  # nothing to compare with
+    assert pace.factor == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("bad", "field"), [({"start": 0.0}, "start"), ({"weight": 1.5}, "weight")])
+def test_a_wrong_pace_is_refused(bad, field):
+    with pytest.raises(ConfigError) as caught:
+        StagePace(**bad)
+    assert caught.value.field == field
+
+
+def test_programs_in_time_teach_what_later_stages_need():
+    """Tools are not stretched, late programs teach nothing, and a program that arrives later is seen by then."""
+    calls, pace = Stage((Call(0, 100),), tool_s=1.0), StagePace(start=1.0, weight=1.0)
+    stages = (calls, Stage((Call(0, 100),)))
+    both = [program("a", stages=stages, deadline=40.0), program("b", 30.0, stages, deadline=10.0)]
+    driver = Programs(both, Oracle(), Speeds(0.05, 0.0), pace=pace)
+    first, other = driver.first()
+    assert first.estimate.latest == pytest.approx(40.0 - 5.0)
+    (second,) = driver.ended(first, Outcome.OK, True, 0, 9.0)
+    assert second.at == 10.0
+    driver.ended(second, Outcome.OK, True, 0, 21.0)
+    assert pace.factor == pytest.approx((21.0 - 1.0) / 10.0)
+    assert other.estimate.latest == pytest.approx(40.0 - 5.0)
+    seen = driver.arrived(other)
+    assert (seen.id, seen.at, seen.prompt_tokens, seen.output_tokens) == (other.id, 30.0, 0, 100)
+    assert seen.estimate.latest == pytest.approx(40.0 - 10.0)
+    assert seen.estimate.due == pytest.approx(30.0 + 10.0 * 11.0 / 21.0)
+    (last,) = driver.ended(seen, Outcome.OK, True, 0, 60.0)
+    driver.ended(last, Outcome.OK, False, 0, 99.0)
+    assert pace.factor == pytest.approx(2.0)
+
+
+def test_a_run_tells_programs_when_their_calls_arrive():
+    """Programs that wait for each other: the later ones are believed to need longer than the first."""
+    seen = []
+
+    class Watched(Programs):
+        def arrived(self, demand):
+            found = Programs.arrived(self, demand)
+            seen.append(found.estimate.latest - found.at)
+            return found
+
+    stages = (Stage((Call(100, 50),)), Stage((Call(100, 50),)))
+    programs = [program(f"p{n:02}", 0.5 * n, stages, 60.0) for n in range(40)]
+    driver = Watched(programs, Oracle(), Speeds(), pace=StagePace(start=0.01, weight=0.5))
+    settings = SimulationSettings((replace(SMALL, max_num_seqs=1),))
+    Simulation(settings, build_dispatcher("round_robin"), [], programs=driver).run()
+    assert len(seen) == len(programs)
+    assert seen[-1] < seen[0]
+
+
+def test_a_stage_that_is_late_is_not_refused_for_it():
+    """Its program may still end in time: only a single request's own deadline is its promise."""
+    compound, alone = program(), single("s", whole(20.0))
+    demands = Programs([compound, alone], Oracle()).first()
+    assert [demand.may_defer for demand in demands] == [True, True, False]

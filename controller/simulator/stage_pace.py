@@ -1,0 +1,36 @@
+"""How long stages take under the load of the moment, learned from the programs that have ended.
+
+Concord's analyser takes the shares of a new program's stages, and what the later ones need, from the execution times in
+the history of similar programs (sec. 4.1): times that were observed under load, waiting included. The simulator's
+analysers know tokens, so what is learned here is how many times longer a stage takes than its tokens take alone.
+Only programs that kept their deadline are learned from: what was late waited until nobody else needed the time, and
+says nothing about what a stage needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from controller.core.errors import ConfigError
+
+
+@dataclass(slots=True)
+class StagePace:
+    """`factor`: a stage's seconds over those of its longest call alone; `start` before anything was observed. Each
+    program counts `weight` against all before it, so that old load is forgotten."""
+
+    start: float = 1.25
+    weight: float = 0.02
+    factor: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.start > 0:
+            raise ConfigError("start must be positive", field="start")
+        if not 0 <= self.weight <= 1:
+            raise ConfigError("weight must lie in [0, 1]", field="weight")
+        self.factor = self.start
+
+    def observe(self, took_s: float, alone_s: float) -> None:
+        """Of a program's stages together, without their tools."""
+        if alone_s > 0:
+            self.factor += self.weight * (took_s / alone_s - self.factor)
