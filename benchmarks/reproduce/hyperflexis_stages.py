@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
 from benchmarks.reproduce.hyperflexis_setting import (
@@ -26,6 +27,15 @@ TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
 MOST = 8
 ROUND_ROBIN = "round robin"
 SCALING = "{}, scaling"
+COLUMNS = [
+    "model", "load, x", "scheduler", "attainment", "± std", "mean latency, s", "cost, units", "instances",
+    "role changes",
+]  # fmt: skip
+REASON = (
+    "with 32 sequences an instance decode is the bottleneck (30 s of it against 21 s of prefill for a run's "
+    "requests on Qwen32B). Alg. 1 on the decode stage places by TPOT, so that short answers of a looser pace wait "
+    "behind long ones of a tighter, and what waits lengthens the mean"
+)
 
 
 def stages(model: Model, *, scaling: bool = False, **settings: object) -> SimulationSettings:
@@ -41,79 +51,95 @@ def stages(model: Model, *, scaling: bool = False, **settings: object) -> Simula
     return replace(made, **settings)  # type: ignore[arg-type]
 
 
+class Run(NamedTuple):
+    """One scheduler at `factor` times the rate at which round robin (`base`) holds 90 %."""
+
+    model: str
+    factor: float
+    label: str
+    point: Point
+    base: Point
+
+    @property
+    def where(self) -> str:
+        return f"{self.model}, {self.factor:g} x the 90 % point"
+
+    @property
+    def times(self) -> float:
+        """Attainment over round robin's."""
+        return self.point.attainment / max(self.base.attainment, 1e-9)
+
+    @property
+    def faster(self) -> float:
+        """Per cent of round robin's mean latency saved."""
+        return 100 * (1 - self.point.e2e_s / self.base.e2e_s)
+
+    @property
+    def row(self) -> list[Value]:
+        point = self.point
+        changes = sum(d.kind == "role_change" for result in point.results for d in result.decisions)
+        most = max((s.instances for result in point.results for s in result.samples), default=4)
+        return [
+            self.model, self.factor, self.label, point.attainment, point.spread, point.e2e_s, point.cost, most, changes
+        ]  # fmt: skip
+
+
 def figure_4(
     progress: Progress, models: Sequence[str], times: Sequence[float], per_task: int, seeds: Sequence[int]
 ) -> tuple[list[Claim], list[Table], list[Plot]]:
-    tasks = MIXES["4-task"]
-    rows: list[list[Value]] = []
+    runs: list[Run] = []
     plots: list[Plot] = []
-    best: dict[str, tuple[float, str]] = {}
-    faster: dict[str, tuple[float, str]] = {}
     for name in models:
-        fixed, elastic = stages(MODELS[name]), stages(MODELS[name], scaling=True)
-        at = knee(fixed, CONTENDERS[ROUND_ROBIN], tasks, per_task, seeds)
-        series: dict[str, list[tuple[float, float]]] = {}
-        for factor in times:
-            requests = of_mix(tasks, at * factor, per_task)
-            points: dict[str, Point] = {
-                label: measure(fixed, CONTENDERS[label], requests, seeds) for label in (ROUND_ROBIN, *OURS)
-            }
-            grown = {label: measure(elastic, CONTENDERS[label], requests, seeds, keep=True) for label in OURS}
-            points |= {SCALING.format(label): point for label, point in grown.items()}
-            base = points[ROUND_ROBIN]
-            for label, point in points.items():
-                changes = sum(d.kind == "role_change" for result in point.results for d in result.decisions)
-                most = max((s.instances for result in point.results for s in result.samples), default=4)
-                rows.append(
-                    [name, factor, label, point.attainment, point.spread, point.e2e_s, point.cost, most, changes]
-                )
-                series.setdefault(label, []).append((factor, point.attainment))
-                if label != ROUND_ROBIN:
-                    where = f"{name}, {factor:g} x the 90 % point"
-                    best[label] = max(
-                        best.get(label, (0.0, "")), (point.attainment / max(base.attainment, 1e-9), where)
-                    )
-                    faster[label] = max(faster.get(label, (-1e9, "")), (100 * (1 - point.e2e_s / base.e2e_s), where))
-        title = f"HyperFlexis Fig. 4: {name}, 4-task, P/D"
-        plots.append(
-            Plot(
-                f"hyperflexis-fig4-{name}".lower(),
-                title,
-                f"load, multiples of {at:.1f} requests/s",
-                "SLO attainment",
-                series,
-                0.9,
-            )
-        )
+        at = knee(stages(MODELS[name]), CONTENDERS[ROUND_ROBIN], MIXES["4-task"], per_task, seeds)
+        own = [run for factor in times for run in _runs(name, at, factor, per_task, seeds)]
+        runs += own
+        plots.append(_plot(name, at, own))
         progress(f"Fig. 4: {name}, round robin holds 90 % up to {at:.1f} requests/s")
     setting = f"; 2P + 2D (to 8 with scaling), 4-task, {per_task} a task"
-    reason = (
-        "with 32 sequences an instance decode is the bottleneck (30 s of it against 21 s of prefill for a run's "
-        "requests on Qwen32B). Alg. 1 on the decode stage places by TPOT, so that short answers of a looser pace wait "
-        "behind long ones of a tighter, and what waits lengthens the mean"
+    table = Table("Fig. 4: prefill/decode disaggregation", COLUMNS, [run.row for run in runs])
+    return _claims(runs, setting, seeds), [table], plots
+
+
+def _runs(name: str, at: float, factor: float, per_task: int, seeds: Sequence[int]) -> list[Run]:
+    """Round robin and ours on fixed stages, then ours where they grow."""
+    fixed, elastic = stages(MODELS[name]), stages(MODELS[name], scaling=True)
+    requests = of_mix(MIXES["4-task"], at * factor, per_task)
+    points = {label: measure(fixed, CONTENDERS[label], requests, seeds) for label in (ROUND_ROBIN, *OURS)}
+    for label in OURS:
+        points[SCALING.format(label)] = measure(elastic, CONTENDERS[label], requests, seeds, keep=True)
+    return [Run(name, factor, label, point, points[ROUND_ROBIN]) for label, point in points.items()]
+
+
+def _plot(name: str, at: float, runs: Sequence[Run]) -> Plot:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        series.setdefault(run.label, []).append((run.factor, run.point.attainment))
+    return Plot(
+        f"hyperflexis-fig4-{name}".lower(),
+        f"HyperFlexis Fig. 4: {name}, 4-task, P/D",
+        f"load, multiples of {at:.1f} requests/s",
+        "SLO attainment",
+        series,
+        0.9,
     )
+
+
+def _claims(runs: Sequence[Run], setting: str, seeds: Sequence[int]) -> list[Claim]:
+    """Of each scheduler the best load."""
+    labels = [label for label in dict.fromkeys(run.label for run in runs) if label != ROUND_ROBIN]
     claims = []
-    for label, (ratio, where) in best.items():
+    for label in labels:
+        ratio, where = max((run.times, run.where) for run in runs if run.label == label)
         text = f"{label}: P/D attainment over round robin, times"
-        why = "" if ratio >= 2.54 else reason
+        why = "" if ratio >= 2.54 else REASON
         claims.append(
             Claim("HyperFlexis", "Fig. 4", text, 2.54, round(ratio, 3), ratio >= 2.54, where + setting, seeds, why)
         )
-    for label, (percent, where) in faster.items():
+    for label in labels:
+        percent, where = max((run.faster, run.where) for run in runs if run.label == label)
         text = f"{label}: P/D mean latency below round robin, %"
-        reached, why = percent >= 31.82, "" if percent >= 31.82 else reason
+        reached, why = percent >= 31.82, "" if percent >= 31.82 else REASON
         claims.append(
             Claim("HyperFlexis", "Fig. 4", text, 31.82, round(percent, 2), reached, where + setting, seeds, why)
         )
-    columns = [
-        "model",
-        "load, x",
-        "scheduler",
-        "attainment",
-        "± std",
-        "mean latency, s",
-        "cost, units",
-        "instances",
-        "role changes",
-    ]
-    return claims, [Table("Fig. 4: prefill/decode disaggregation", columns, rows)], plots
+    return claims
