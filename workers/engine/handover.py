@@ -205,6 +205,8 @@ class Handover:
         except asyncio.CancelledError:
             self._engine.abort(seq)
             raise
+        if stream.finish is not None:  # while what was pulled was put in order
+            raise _aborted()
         if seq.token_ids is not None:
             seq.token_ids[-1] = first_token
         del seq.block_hashes[seq.prompt_tokens // self._engine.config.block_size :]  # of the token that was not known
@@ -219,12 +221,16 @@ class Handover:
         try:
             await asyncio.wait((pulling, over), return_when=asyncio.FIRST_COMPLETED)
             if stream.finish is not None:
-                raise ApiError("the request was aborted during its KV transfer", status=503)
+                raise _aborted()
             return await pulling
         finally:
             pulling.cancel()
             over.cancel()
             await asyncio.gather(pulling, over, return_exceptions=True)
+
+
+def _aborted() -> ApiError:
+    return ApiError("the request was aborted during its KV transfer", status=503)
 
 
 def wants_handover(body: fields.Body) -> bool:

@@ -79,7 +79,10 @@ class KvServer:
         except asyncio.IncompleteReadError as error:
             if error.partial:
                 self._ended_early(error)
-        except (OSError, TimeoutError, KvTransferError, KvMismatch) as error:
+        except TimeoutError as error:
+            self._ended_early(error)
+            writer.transport.abort()  # what it does not take is not waited for
+        except (OSError, KvTransferError, KvMismatch) as error:
             self._ended_early(error)
         finally:
             self._open.discard(writer)
@@ -101,7 +104,7 @@ class KvServer:
                 await self._give(asked, reader, writer)
             case other:
                 write_frame(writer, {"error": f"unknown op {other!r}"})
-        await writer.drain()
+        await _drained(writer)
 
     async def _probe(self, size: Any, writer: asyncio.StreamWriter) -> None:
         if not isinstance(size, int) or not 0 < size <= MAX_PROBE_BYTES:
@@ -111,7 +114,7 @@ class KvServer:
         piece = bytes(PIECE_BYTES)
         for at in range(0, size, PIECE_BYTES):
             writer.write(piece[: size - at])
-            await writer.drain()
+            await _drained(writer)
 
     async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name, start = asked.get("request"), asked.get("start")
@@ -125,7 +128,7 @@ class KvServer:
             return
         write_frame(writer, {"layers": self._store.layers, "token_bytes": self._store.token_bytes, "tokens": tokens})
         sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic)
-        if not await sending.run():
+        if not await sending.run(reader.at_eof):
             return
         try:
             async with asyncio.timeout(TAKEN_S):
@@ -145,11 +148,12 @@ class _Sending:
     ) -> None:
         self._seq, self._at = seq, at
         self._writer, self._store, self._progress, self._traffic = writer, store, progress, traffic
+        self._gone: Callable[[], bool] = lambda: False
         self._early = 0  # bytes
 
-    async def run(self) -> bool:
-        """False where it ended otherwise than with a token to go on from; the receiver was told."""
-        seq = self._seq
+    async def run(self, gone: Callable[[], bool]) -> bool:
+        """False where it ended without a token to go on from: then the receiver, unless it is `gone`, was told."""
+        self._gone, seq = gone, self._seq
         while self._at < seq.prompt_tokens:
             if not await self._until(lambda: self._progress.coming(seq) > self._at):
                 return False
@@ -165,7 +169,7 @@ class _Sending:
             write_frame(self._writer, {"error": f"nothing of {seq.id} is left to decode"})
             return False
         write_frame(self._writer, {"first_token": int(seq.token_ids[-1]), "early_bytes": self._early})
-        await self._writer.drain()
+        await _drained(self._writer)
         return True
 
     async def _until(self, there: Callable[[], bool]) -> bool:
@@ -178,9 +182,8 @@ class _Sending:
             looks += 1
             if looks % round(STILL_S / LOOK_S) == 0:
                 write_frame(self._writer, {"computing": True})
-                async with asyncio.timeout(TAKEN_S):
-                    await self._writer.drain()
-            if self._writer.is_closing():
+                await _drained(self._writer)
+            if self._gone() or self._writer.is_closing():
                 raise KvTransferError(f"the receiver of {self._seq.id} went away", "cut")
             await asyncio.sleep(LOOK_S)
         return True
@@ -199,6 +202,11 @@ class _Sending:
             self._traffic.sent_bytes += len(piece)
             if self._seq.state is not SeqState.FINISHED:
                 self._early += len(piece)
-            async with asyncio.timeout(TAKEN_S):
-                await self._writer.drain()
+            await _drained(self._writer)
         self._writer.write(check.to_bytes(4, "big"))
+
+
+async def _drained(writer: asyncio.StreamWriter) -> None:
+    """Wait while too much is on its way. Raises TimeoutError where the other side takes nothing."""
+    async with asyncio.timeout(TAKEN_S):
+        await writer.drain()
