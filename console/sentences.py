@@ -104,6 +104,7 @@ VERBS: dict[str, str] = {
     "instance_role_switch_ordered": "ordered another role for instance",
     "role_switch_failed": "could not switch the role of instance",
     "weights_load_failed": "got no weights into instance",
+    "audit_trimmed": "forgot old",
     "scale_out_unserved": "saw no request served by a new instance of",
     "queue_cancel": "cancelled",
     "queue_reprioritise": "changed the priority of",

@@ -104,6 +104,7 @@ REASONS: dict[str, str] = {
     "reload_lost": "the engine went away while it read its weights",
     "demand_diverged": "one stage has too much to do, the other too little",
     "role_too_low": "the role does not allow it",
+    "older_than_kept": "they were older than what is kept",
 }
 
 

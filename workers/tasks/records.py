@@ -1,4 +1,4 @@
-"""Request records: partitions made ahead, old ones dropped, and the roll-up trimmed."""
+"""Request records: partitions made ahead, old ones dropped; the roll-up, actions and the audit trimmed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.conf import settings
 
 from controller.services.instance_links import instance_links_retain
 from controller.services.partitions import partitions_ensure, records_retain, rollup_retain
+from controller.services.retention import actions_retain, decisions_retain
 from controller.services.scaling import SAMPLES_KEPT_DAYS, samples_retain
 from workers.tasks.names import PARTITIONS, RETENTION
 
@@ -29,6 +30,10 @@ def drop_old_records() -> None:
         log.info("dropped the records of %s", ", ".join(map(str, dropped)))
     samples_retain(days=SAMPLES_KEPT_DAYS)
     instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
+    actions_retain(days=settings.ACTIONS_KEPT_DAYS)
+    decided = decisions_retain(days=settings.DECISIONS_KEPT_DAYS)
+    if decided:
+        log.info("forgot %d decisions of jobs", decided)
     trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
     if trimmed:
         log.info("trimmed the roll-up by %d minutes of a group", trimmed)

@@ -1,0 +1,67 @@
+"""How long actions and decisions stay. Deleting a decision is what the database refuses, but for this."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import connection, transaction
+from django.db.models import Exists, OuterRef, Q
+from django.utils import timezone
+
+from controller.models import Action, Decision, Instance
+from controller.services.actors import Actor
+from controller.services.decisions import decision_record
+
+RETENTION = Actor.job("retention")
+CHUNK = 5_000  # rows a transaction
+SHORTEST_DAYS = 30  # of decisions: the trigger `decision_append_only` lets nothing younger go
+
+
+def actions_retain(*, days: int, now: datetime | None = None) -> int:
+    """Forget actions that ended more than `days` days ago, with their transfers; returns how many went.
+
+    The newest of each kind stays while its instance is wanted: it tells how the instance came to be what it is.
+    """
+    if days < 1:
+        raise ValueError("days: at least 1")
+    limit = (now or timezone.now()) - timedelta(days=days)
+    newer = Action.objects.filter(instance=OuterRef("instance"), kind=OuterRef("kind"), pk__gt=OuterRef("pk"))
+    old = Action.objects.filter(ended_at__lt=limit).filter(
+        Q(Exists(newer)) | Q(instance__desired_state=Instance.Desired.STOPPED)
+    )
+    gone = 0
+    while ids := list(old.order_by("pk").values_list("pk", flat=True)[:CHUNK]):
+        Action.objects.filter(pk__in=ids).delete()
+        gone += len(ids)
+    return gone
+
+
+def decisions_retain(*, days: int, now: datetime | None = None) -> int:
+    """Forget what jobs, gateways and the system decided more than `days` days ago; 0: nothing. Returns how many went.
+
+    What people did is kept for ever. That decisions went is itself a Decision.
+    """
+    if days == 0:
+        return 0
+    if days < SHORTEST_DAYS:
+        raise ValueError(f"days: at least {SHORTEST_DAYS}, or 0 for ever")
+    limit = (now or timezone.now()) - timedelta(days=days)
+    old = Decision.objects.filter(at__lt=limit).exclude(actor_type=Decision.ActorType.PERSON)
+    gone = 0
+    while ids := list(old.order_by("at", "pk").values_list("pk", flat=True)[:CHUNK]):
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL slackline.retention = 'on'")
+            Decision.objects.filter(pk__in=ids).delete()
+            gone += len(ids)
+    if gone:
+        decision_record(
+            actor=RETENTION,
+            kind="audit_trimmed",
+            subject_type="audit",
+            subject="decisions",
+            reason="older_than_kept",
+            inputs={"days": days, "before": limit.isoformat(timespec="seconds")},
+            outcome={"gone": gone},
+        )
+    return gone
