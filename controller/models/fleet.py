@@ -15,12 +15,13 @@ class Role(models.TextChoices):
 
 
 class ServedModel(Versioned):
-    """A model under its public name. Prompt tokens are estimated from characters."""
+    """A model under its public name. Without a tokenizer prompt tokens are estimated from characters."""
 
     name = models.CharField(max_length=120, unique=True, validators=[NAME])
     aliases = models.JSONField(default=list, blank=True)
     context_tokens = models.PositiveIntegerField(default=4096, validators=[above_zero])
     chars_per_token = models.FloatField(default=4.0, validators=[above_zero])
+    tokenizer = models.CharField(max_length=500, blank=True, default="", db_default="")
 
     class Meta:
         db_table = "served_model"
@@ -262,6 +263,12 @@ class Instance(Versioned):
 
     def __str__(self) -> str:
         return self.id
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
+        `tp` its latencies are of, and what other engines do with theirs is their own business."""
+        return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
 
     @property
     def shown_state(self) -> str:

@@ -23,7 +23,8 @@ MOST_ENGINES = 3  # tried before the host's copy: each that fails costs a time-o
 @dataclass(frozen=True, slots=True)
 class Holder:
     """An engine whose weights are whole. `host` "": nobody knows. `transfers`: how many engines it sends to now.
-    `reached` false: the target's engine says that its own link from there is down."""
+    `reached` false: the target's engine says that its own link from there is down. `ranks`: processes that have a part
+    of the weights each."""
 
     id: str
     url: str
@@ -31,6 +32,7 @@ class Holder:
     utilisation: float = 0.0
     transfers: int = 0
     reached: bool = True
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,13 @@ def plan_sources(
     target_host: str = "",
     host_copy: bool = False,
     copy_first: bool = False,
+    ranks: int = 1,
     most_engines: int = MOST_ENGINES,
 ) -> SourcePlan:
     """Sources for the engine `target`, best first; the disk is always the last. `host_copy`: its host's memory has one.
 
-    `copy_first`: it was kept for this (sleep level 1), so it goes before other engines, which it costs nothing.
+    `copy_first`: it was kept for this (sleep level 1), so it goes before other engines, which it costs nothing. `ranks`
+    of the target: parts of weights are neither given nor taken, since each would need its counterpart.
 
     `reason` is `same_host`, `widest_link`, `link_unknown`, `host_copy` or `disk_only`, that of the first choice.
     Raises ConfigError when `most_engines` is negative.
@@ -95,6 +99,9 @@ def plan_sources(
             continue
         near = bool(target_host) and holder.host == target_host
         path = known.get(holder.host)
+        if max(ranks, holder.ranks) > 1:
+            rejected[holder.id] = "several_ranks"
+            continue
         if not holder.reached or (path is not None and not path.up):
             rejected[holder.id] = "link_down"
             continue

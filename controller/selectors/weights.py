@@ -30,7 +30,15 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
         )
     )
     holders = [
-        Holder(each.pk, each.url, _host(each), utilisation.get(each.pk, 0.0), sending[each.url], each.pk not in down)
+        Holder(
+            each.pk,
+            each.url,
+            _host(each),
+            utilisation.get(each.pk, 0.0),
+            sending[each.url],
+            each.pk not in down,
+            each.ranks,
+        )
         for each in Instance.objects.live()
         .select_related("host")
         .filter(model=row.model, backend=row.backend, weights=Weights.PRESENT)
@@ -41,8 +49,8 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
         Path(link.source.name, link.target.name, link.bandwidth_bytes_s, link.state == Link.State.UP)
         for link in Link.objects.select_related("source", "target").filter(target=row.host)
     ] if row.host else []  # fmt: skip
-    kept = row.sleep_level == 1
-    return plan_sources(row.pk, holders, paths, target_host=_host(row), host_copy=host_copy, copy_first=kept)
+    kept, host = row.sleep_level == 1, _host(row)
+    return plan_sources(row.pk, holders, paths, target_host=host, host_copy=host_copy, copy_first=kept, ranks=row.ranks)
 
 
 def first_token_at(row: Instance, since: datetime) -> datetime | None:

@@ -160,6 +160,7 @@ def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int
             return row
         if row.desired_state == Desired.STOPPED:
             raise ValidationError({"role": f"{row} was stopped."})
+        _check_role(row, role)
         at = timezone.now()
         row.role, row.version = role, row.version + 1
         row.save(update_fields=["role", "version", "updated_at"])
@@ -267,3 +268,11 @@ def _check(row: Instance) -> None:
         raise ValidationError({"spec": "weights must be present or absent."})
     if row.spec.get("executor") == "torch" and not (isinstance(row.spec.get("folder"), str) and row.spec["folder"]):
         raise ValidationError({"spec": "executor torch needs folder, where the model's config and safetensors lie."})
+    _check_role(row, row.role)
+
+
+def _check_role(row: Instance, role: str) -> None:
+    if row.ranks > 1 and role != Role.COLLOCATED:
+        raise ValidationError(
+            {"role": f"{row} has {row.ranks} tensor-parallel ranks with a part of the KV each, which cannot be moved."}
+        )

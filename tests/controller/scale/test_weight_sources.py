@@ -37,6 +37,12 @@ def test_a_copy_that_was_kept_for_it_goes_before_engines():
     assert (kinds(gone), gone.reason) == (["e", "disk"], "same_host")
 
 
+@pytest.mark.parametrize(("target", "source"), [(1, 2), (2, 1), (2, 2)])
+def test_parts_of_weights_are_neither_given_nor_taken(target, source):
+    plan = plan_sources("new", [holder("e", ranks=source)], host_copy=True, ranks=target)
+    assert (kinds(plan), dict(plan.rejected)) == (["host", "disk"], {"e": "several_ranks"})
+
+
 def test_the_same_host_goes_before_any_link():
     paths = [Path("b", "a", 400e9)]
     plan = plan_sources("new", [holder("far", "b"), holder("near", "a", utilisation=0.9)], paths, target_host="a")

@@ -11,12 +11,14 @@ from django.utils import timezone
 from controller.models import Decision, Device, Instance
 from controller.selectors import fleet
 from controller.selectors.snapshot import config_version, gateway_snapshot
+from controller.selectors.weights import weight_plan
 from controller.services.change import VersionConflict
 from controller.services.instances import (
     instance_drain,
     instance_observe,
     instance_register,
     instance_remove,
+    instance_set_role,
     instance_stop,
     instance_undrain,
     instance_update,
@@ -136,3 +138,35 @@ def test_the_newest_observation_of_an_address_wins():
     old.refresh_from_db()
     assert old.url == ""
     assert gateway_snapshot().instances == ()
+
+
+TWO_RANKS = {"tp": 2, "spec": {"executor": "torch", "folder": "/m"}}
+
+
+def test_a_part_of_the_kv_cannot_be_moved_so_such_an_engine_takes_both_stages():
+    model = factories.served_model()
+    with pytest.raises(ValidationError) as refused:
+        instance_wish(actor=ACTOR, model=model, role="decode", **TWO_RANKS)
+    assert list(refused.value.message_dict) == ["role"]
+    row = instance_wish(actor=ACTOR, model=model, **TWO_RANKS)
+    with pytest.raises(ValidationError, match="2 tensor-parallel ranks"):
+        instance_set_role(actor=ACTOR, instance_id=row.pk, role="prefill")
+    one = instance_wish(actor=ACTOR, model=model, role="decode", spec=TWO_RANKS["spec"])
+    with pytest.raises(ValidationError, match="2 tensor-parallel ranks"):
+        instance_update(actor=ACTOR, instance_id=one.pk, version=one.version, changes={"tp": 2})
+    emulated = instance_wish(actor=ACTOR, model=model, tp=2)
+    assert instance_set_role(actor=ACTOR, instance_id=emulated.pk, role="prefill").role == "prefill"
+
+
+def test_weights_of_several_ranks_come_from_their_disk():
+    """Neither side of such a pair is asked, and the plan says why."""
+    model = factories.served_model()
+    row = factories.instance(model, id="two", weights="absent", **TWO_RANKS)
+    factories.instance(model, id="whole")
+    plan = weight_plan(row, {})
+    assert ([choice.kind for choice in plan.choices], dict(plan.rejected)) == (["disk"], {"whole": "several_ranks"})
+    factories.instance(model, id="parts", **TWO_RANKS)
+    other = factories.instance(model, id="one", weights="absent")
+    plan = weight_plan(other, {})
+    assert [choice.id or choice.kind for choice in plan.choices] == ["whole", "disk"]
+    assert plan.rejected["parts"] == "several_ranks"
