@@ -237,7 +237,7 @@ class Handoff:
         for name in [name for name in self._offers if self.migrator.state_of(name) is None]:
             flight = self._host.flights.get(name)
             if flight is not None and flight.task is None and not self._overlap.holds(name):
-                self._again(flight, Decision("place", "migrator_failed", name, now))
+                self._again(flight, Decision("place", "migrator_failed", name, now, {"instance": flight.instance}))
 
     def _woke(self) -> None:
         """Behind what has happened: a first token that was seen just now comes before its time-out."""
