@@ -48,7 +48,8 @@ class Fleet:
 
     def empty(self, keep_copy: bool) -> None:
         """The warm engine without weights; with a copy in host memory if asked."""
-        _ok(requests.post(f"{self.warm.url}/sleep", params={"level": 1 if keep_copy else 2}, timeout=120))
+        level, told = {"level": 1 if keep_copy else 2}, {"token": self.token}
+        _ok(requests.post(f"{self.warm.url}/sleep", params=level, json=told, timeout=120))
 
     def fill(self) -> None:
         """From disk, so that there is something to keep a copy of."""

@@ -1,42 +1,60 @@
 """One look at each open action: ask the engine, act, record. Nothing waits here, so a killed worker loses nothing.
 
-Weights: the engine is asked first. Present: done. Loading: another look later. Absent: told to load, under a name that
-is stored before it is told; absent although it was told under that name: no source gave them. Sleep and wake-up are
-looked at by `workers.sleeping`, changes of role by `workers.role_switches`.
+All engines are asked first, together and for ASK_S at most; then each action is looked at in turn, for BUDGET_S, and
+the next look goes on where this one ended. So an engine that is slow and an action that fails hold up no other. What is
+done about each kind: `workers.weight_loads`, `workers.sleeping`, `workers.role_switches`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple, cast
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.db import Error
-from django.utils import timezone
 
 from controller.core.messages import FleetMessage
 from controller.models import Action, Decision, Instance
-from controller.models.fleet import Weights
-from controller.selectors.weights import first_token_at, weight_plan
-from controller.services.actions import action_end, action_keep, action_lease, actions_open
-from workers import role_switches, sleeping
+from controller.services.actions import action_keep, action_lease, actions_open
+from workers import role_switches, sleeping, weight_loads
+from workers.asking import Asker
 from workers.long_calls import LongCalls
 from workers.sglang_sleep import SglangSleepClient
-from workers.sleep_client import SleepClient
-from workers.weights import EngineAway, EngineRefuses, EngineWeights, WeightsClient
+from workers.sleep_client import ReferenceSleepClient, SleepClient
+from workers.weights import EngineAway, WeightsClient
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT = timedelta(minutes=10)  # from the order to weights that are there
-MOST_TRIES = 3  # an engine that was started again in between forgot what it was told
-WATCH = timedelta(hours=1)  # for a first request
-RECORDS_COME = timedelta(seconds=10)  # a request is recorded when it ends: an earlier token may be recorded later
+ASK_S = 1.5  # for all engines together
+BUDGET_S = 3.0  # then no further action is begun; the task's limit is 7 s, and one action may take a few
+MOST = 128  # actions of one look
+ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
 
 Client = Callable[[str], WeightsClient]
 SleepVerbs = Callable[[str], SleepClient]
-CALLS = LongCalls()
+
+
+class Turn:
+    """Whose turn it is: the action at which the last look of this process ended."""
+
+    def __init__(self) -> None:
+        self._first = 0
+
+    def order(self, ids: Sequence[int]) -> list[int]:
+        return sorted(ids, key=lambda each: (each < self._first, each))[:MOST]
+
+    def ended_at(self, action_id: int) -> None:
+        """The first one that was not looked at any more; 0: all were."""
+        self._first = action_id
+
+
+CALLS, ASKER, TURN = LongCalls(), Asker(), Turn()
 
 
 class Asked(NamedTuple):
@@ -47,53 +65,95 @@ class Asked(NamedTuple):
     calls: LongCalls
 
 
+class Heard:
+    """An engine whose first look is what it was heard to say, or its silence; all else goes to it."""
+
+    def __init__(self, engine: Any, said: Future[Any] | None) -> None:
+        self._engine, self._said = engine, said
+        self._first = True
+
+    def look(self) -> Any:
+        if not self._first:
+            return self._engine.look()
+        self._first = False
+        if self._said is None:
+            raise EngineAway("it has not answered yet")
+        return self._said.result()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 def look(
     fleet: list[FleetMessage],
     client: Client | None = None,
     sleep: SleepVerbs = SleepClient,
     calls: LongCalls = CALLS,
 ) -> list[Decision]:
-    """All open actions that nobody holds, once; the decisions of those that ended."""
+    """The open actions that nobody holds, once; the decisions of those that ended."""
     ask = Asked(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
     utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
-    ended = []
-    for action_id in actions_open():
-        try:
-            action = action_lease(action_id=action_id)
-            if action is not None:
-                decision = _look_at(action, utilisation, ask)
-                ended += [decision] if decision is not None else []
-        except Error:  # one action's trouble is not the others'; its lease runs out
-            log.exception("action %s: look failed", action_id)
+    known = actions_open()
+    waiting = TURN.order(known)
+    said = _ask(waiting, ask)
+    began, ended = time.monotonic(), []
+    for number, action_id in enumerate(waiting):
+        if number and time.monotonic() - began > BUDGET_S:
+            TURN.ended_at(action_id)
+            log.warning("%d of %d actions wait for the next look", len(known) - number, len(known))
+            return ended
+        decision = _one(action_id, partial(_look_at, utilisation=utilisation, ask=ask, said=said.get(action_id)))
+        ended += [decision] if decision is not None else []
+    TURN.ended_at(waiting[-1] + 1 if len(waiting) < len(known) else 0)
     return ended
 
 
-def _look_at(action: Action, utilisation: Mapping[str, float], ask: Asked) -> Decision | None:
+def _ask(waiting: Sequence[int], ask: Asked) -> dict[int, Future[Any]]:
+    """What their engines say of themselves, by action; silence is missing."""
+    rows = Action.objects.filter(pk__in=waiting, kind__in=ASKED).select_related("instance")
+    there = [row for row in rows if row.instance.observed_state == Instance.Observed.READY and row.instance.url]
+    return ASKER.ask({row.pk: _engine(row, ask).look for row in there}, ASK_S)
+
+
+def _one(action_id: int, look_at: Callable[[Action], Decision | None]) -> Decision | None:
+    """One action's trouble, whatever it is, is not the others': it is told, and its lease runs out."""
+    action = None
+    try:
+        action = action_lease(action_id=action_id)
+        return None if action is None else look_at(action)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:
+        log.exception("action %s: look failed", action_id)
+        if action is not None and not isinstance(error, Error):
+            with contextlib.suppress(Error):
+                action_keep(
+                    action=action, release=False, error=f"the look failed: {type(error).__name__}: {error}"[:500]
+                )
+    return None
+
+
+def _look_at(
+    action: Action, *, utilisation: Mapping[str, float], ask: Asked, said: Future[Any] | None
+) -> Decision | None:
     if action.kind == Action.Kind.FIRST_SERVED:
-        return _first_served(action)
+        return weight_loads.first_served(action)
+    row, engine = action.instance, Heard(_engine(action, ask), said)
     hindered = _hindered(action)
     told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
     if hindered is not None and not told:  # whatever it was told it must be known to have become
-        return _failed(action, *hindered)
-    row = action.instance
+        return _give_up(action, engine, *hindered)
     if row.observed_state != Instance.Observed.READY or not row.url:
-        return _later(action, f"its process is {row.observed_state}")
-    if action.kind == Action.Kind.ROLE_SWITCH:
-        return role_switches.look_at(action, ask.calls)
-    if action.kind == Action.Kind.WEIGHTS_LOAD:
-        return _load(action, ask.weights(row.url), utilisation)
-    verbs = SglangSleepClient if row.backend == "sglang" else ask.sleep
-    return sleeping.look_at(action, verbs(row.url), ask.calls)
-
-
-def _load(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
-    try:
-        return _weights(action, engine, utilisation)
-    except EngineAway as error:
-        return _later(action, str(error))
-    except EngineRefuses as error:
-        # Busy with somebody else's load: what comes of it shows at the next look.
-        return _later(action, str(error)) if error.busy else _failed(action, "engine_refused", str(error))
+        action_keep(action=action, error=f"its process is {row.observed_state}")
+        return None
+    match action.kind:
+        case Action.Kind.ROLE_SWITCH:
+            ended = role_switches.look_at(action, ask.calls)
+        case Action.Kind.WEIGHTS_LOAD:
+            ended = weight_loads.look_at(action, cast(WeightsClient, engine), utilisation)
+        case _:
+            ended = sleeping.look_at(action, cast(SleepClient, engine), ask.calls)
+    return ended
 
 
 def _hindered(action: Action) -> tuple[str, str] | None:
@@ -101,158 +161,22 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the instance is wanted {wanted}"
-    if action.kind == Action.Kind.WEIGHTS_LOAD and timezone.now() - action.created_at > LOAD_TIMEOUT:
-        return "timeout", f"no weights within {LOAD_TIMEOUT.total_seconds():.0f} s; {action.error}"
-    return None
+    late = weight_loads.overdue(action) if action.kind == Action.Kind.WEIGHTS_LOAD else ""
+    return ("timeout", late) if late else None
 
 
-def _later(action: Action, error: str = "", **fields: Any) -> None:
-    action_keep(action=action, error=error, **fields)
+def _engine(action: Action, ask: Asked) -> WeightsClient | SleepClient:
+    row = action.instance
+    if action.kind == Action.Kind.WEIGHTS_LOAD:
+        return ask.weights(row.url)
+    if row.backend == "reference":
+        return ReferenceSleepClient(row.url, settings.FLEET_TOKEN)
+    return SglangSleepClient(row.url) if row.backend == "sglang" else ask.sleep(row.url)
 
 
-def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
-    said = engine.look()
-    mine = action.tries > 0 and said.order == _name(action)
-    if said.state == "present":
-        return _present(action, said, mine)
-    if said.state == "loading":
-        return _later(action, state=Action.State.RUNNING)
-    if mine:
-        return _failed(action, "no_source", _last_error(said.attempts), said.attempts)
-    if action.tries >= MOST_TRIES:
-        return _failed(action, "engine_forgot", f"told {action.tries} times, and it knows of none")
-    if not _plan(action, utilisation, said.host_copy):
-        return None
-    engine.order_load(_name(action), action.params["told"])
-    return _later(action)
-
-
-def _plan(action: Action, utilisation: Mapping[str, float], host_copy: bool) -> bool:
-    """What it will be told, stored before it is told. False: the action is somebody else's by now."""
-    params: dict[str, Any] = dict(action.params)
-    if "sources" in params:
-        params["told"] = params["sources"]
-    else:
-        plan = weight_plan(action.instance, utilisation, host_copy=host_copy)
-        params["told"] = [
-            {"kind": each.kind, **({"url": each.url, "id": each.id} if each.url else {})} for each in plan.choices
-        ]
-        params["plan"] = {"reason": plan.reason, **plan.figures}
-        params["rejected"] = dict(plan.rejected)
-    told = {"params": params, "tries": action.tries + 1, "state": Action.State.RUNNING, "error": ""}
-    return action_keep(action=action, release=False, **told)
-
-
-def _name(action: Action) -> str:
-    return f"action-{action.pk}-{action.tries}"
-
-
-# ---- ends -----------------------------------------------------------------------------------------------------------
-
-
-def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None:
-    attempts = _named(action, said.attempts) if mine else []
-    good = next((each for each in attempts if not each["error"]), None)
-    outcome: dict[str, Any] = {"state": "present", "bytes": said.bytes, "attempts": attempts}
-    if good is not None:
-        outcome |= {"source": good["kind"], "from": good["source"], "load_s": round(good["seconds"], 3)}
-        outcome["tried_s"] = round(sum(each["seconds"] for each in attempts), 3)
-    reason = f"from_{good['kind']}" if good else "present_already"
-    return _end(action, Action.State.DONE, reason, outcome, "", attempts)
-
-
-def _failed(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
+def _give_up(action: Action, engine: Heard, reason: str, error: str) -> Decision | None:
     if action.kind == Action.Kind.ROLE_SWITCH:
         return role_switches.give_up(action, reason, error)
-    if action.kind != Action.Kind.WEIGHTS_LOAD:
-        return sleeping.give_up(action, reason, error)
-    attempts = _named(action, said or [])
-    return _end(action, Action.State.FAILED, reason, {"error": error, "attempts": attempts}, error, attempts)
-
-
-def _end(
-    action: Action, state: str, reason: str, outcome: Mapping[str, Any], error: str, attempts: list[dict[str, Any]]
-) -> Decision | None:
-    waited = (timezone.now() - action.created_at).total_seconds()
-    params = action.params
-    inputs = {**params.get("plan", {}), "tries": action.tries, "ordered_s": round(waited, 3), "action": action.pk}
-    if "sources" in params:
-        inputs["sources"] = params["sources"]
-    if "scale_out" in params:
-        inputs["scale_out"] = params["scale_out"].get("decision")
-    return action_end(
-        action=action,
-        state=state,
-        kind="weights_load" if state == Action.State.DONE else "weights_load_failed",
-        subject=("instance", action.instance_id),
-        reason=reason,
-        inputs=inputs,
-        outcome=outcome,
-        error=error,
-        attempts=attempts,
-    )
-
-
-def _first_served(action: Action) -> Decision | None:
-    """Time from the order to the first token that the new instance gave, and where its weights came from."""
-    row, asked = action.instance, action.params["scale_out"]
-    at = first_token_at(row, action.created_at)
-    now = timezone.now()
-    if at is not None and now - at < RECORDS_COME:
-        at = None
-    elif at is None and row.weights == Weights.ASLEEP:
-        return _served(action, Action.State.FAILED, "slept_before", {}, "it was put to sleep before it served")
-    elif at is None and row.desired_state == Instance.Desired.STOPPED:
-        return _served(action, Action.State.FAILED, "stopped_before", {}, "it was stopped before it served")
-    elif at is None and now - action.created_at > WATCH:
-        return _served(action, Action.State.FAILED, "never_served", {}, "no request came to it")
-    if at is None:
-        return _later(action, state=Action.State.RUNNING)
-    served = {"first_served_s": round((at - action.created_at).total_seconds(), 3)}
-    if row.ready_at is not None and not asked.get("warm"):
-        served["ready_s"] = round((row.ready_at - action.created_at).total_seconds(), 3)
-    how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
-    return _served(action, Action.State.DONE, how, served, "")
-
-
-def _served(action: Action, state: str, reason: str, outcome: dict[str, Any], error: str) -> Decision | None:
-    kinds = ("weights_load", "instance_awake")
-    loads = Decision.objects.filter(
-        kind__in=kinds, subject_type="instance", subject=action.instance_id, at__gte=action.created_at
-    )
-    load = loads.order_by("at").first()
-    if load is not None:
-        names = ("source", "from", "load_s", "bytes")
-        outcome |= {name: load.outcome[name] for name in names if name in load.outcome}
-    asked = action.params["scale_out"]
-    return action_end(
-        action=action,
-        state=state,
-        kind="scale_out_served" if state == Action.State.DONE else "scale_out_unserved",
-        subject=("scaling_policy", asked["policy"]),
-        reason=reason,
-        inputs={"instance": action.instance_id, "scale_out": asked.get("decision")},
-        outcome=outcome,
-        error=error,
-    )
-
-
-def _named(action: Action, attempts: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As the engine tells them, with the instance behind each url."""
-    ids = {each.get("url", ""): each.get("id", "") for each in action.params.get("told", [])}
-    return [
-        {
-            "kind": str(each.get("kind", "")),
-            "url": str(each.get("url", "")),
-            "source": ids.get(each.get("url", ""), "") if each.get("url") else "",
-            "seconds": round(float(each.get("seconds", 0.0)), 4),
-            "bytes": int(each.get("bytes", 0)),
-            "error": str(each.get("error", "")),
-        }
-        for each in attempts
-    ]
-
-
-def _last_error(attempts: list[Mapping[str, Any]]) -> str:
-    said = [f"{each.get('kind')}: {each.get('error')}" for each in attempts if each.get("error")]
-    return "; ".join(said) or "the load ended without weights and without a reason"
+    if action.kind == Action.Kind.WEIGHTS_LOAD:
+        return weight_loads.give_up(action, reason, error)
+    return sleeping.give_up(action, reason, error, cast(SleepClient, engine))

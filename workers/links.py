@@ -3,13 +3,15 @@
 Level-triggered: each look asks every engine that can keep links, tells those whose peers are not the wanted ones, and
 stores what all of them say. An engine that joins is told before gateways hear of it (`join`), so that its links are
 there before its first request.
+
+However many engines hang, a look takes ASK_S twice at most. Of an engine that is silent the others keep their links,
+which break and mend by themselves: where it was reached is remembered.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,25 +25,32 @@ from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
 from controller.scale.peers import Member, exchange, peers
 from controller.services.instance_links import instance_links_observe
+from workers.asking import Asker
 from workers.weights import EngineAway
 
 log = logging.getLogger(__name__)
 
 CALL_S = 1.0
 JOIN_WAIT_S = 1.0  # for the first try of each link of an engine that joins
-AT_ONCE = 16
+ASK_S = 1.2  # for all engines together
 LINKABLE = ("reference",)  # backends whose engines keep links; the others' connectors connect with their first transfer
 THERE = (Instance.Observed.READY, Instance.Observed.DRAINING, Instance.Observed.UNREACHABLE)
 
 
+ASKER, TELLER = Asker(), Asker()
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one engine says: its own id as it was told, where its KV is pulled from, its links."""
+    """What one engine says: its own id as it was told, where its KV is pulled from ("": it moves none), its links."""
 
     id: str
     host: str
     port: int
     reports: tuple[LinkReport, ...]
+
+
+KNOWN: dict[tuple[str, str], Told] = {}  # the last that each engine said, by id and url
 
 
 class LinksClient:
@@ -77,20 +86,17 @@ def look(token: str | None = None) -> list[Decision]:
     rows = _rows()
     if not rows and not InstanceLink.objects.filter(closed_at__isnull=True).exists():
         return []
-    told = _ask_all(rows, token)
-    wanted = peers(_members(rows, told))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        calls = {
-            row.pk: pool.submit(_client(row, token).announce, row.pk, wanted[row.pk])
-            for row in rows
-            if row.pk in told and _differs(row, told[row.pk], wanted[row.pk])
-        }
-        for name, call in calls.items():
-            try:
-                told[name] = call.result()
-            except EngineAway as error:
-                log.info("links of %s: %s", name, error)
-    heard = {name: said.reports for name, said in told.items()}
+    told = _heard(ASKER, {row.pk: _client(row, token).look for row in rows}, ASK_S)
+    _remember(rows, told)
+    known = {row.pk: KNOWN[row.pk, row.url] for row in rows if (row.pk, row.url) in KNOWN}
+    wanted = peers(_members(rows, known))
+    moves = {name for name, said in told.items() if said.host}  # one of several ranks, say, refuses to be told
+    differ = [row for row in rows if row.pk in moves and _differs(row, told[row.pk], wanted[row.pk])]
+    asked = {row.pk: partial(_client(row, token).announce, row.pk, wanted[row.pk]) for row in differ}
+    now_told = _heard(TELLER, asked, ASK_S)
+    _remember(rows, now_told)
+    unasked = {name: said for name, said in known.items() if not ASKER.silent(name)}  # for them there was no thread
+    heard = {name: said.reports for name, said in {**unasked, **told, **now_told}.items()}
     models = {row.pk: row.model.name for row in rows}
     return instance_links_observe(heard=heard, silent=models.keys() - heard.keys(), models=models)
 
@@ -106,16 +112,36 @@ def join(row: Instance, url: str, token: str | None = None) -> None:
     if not exchange(map(_member, (*rows, row))):
         return
     row.url = url or row.url
-    told = _ask_all([*rows, row], token)
-    wanted = peers(_members([*rows, row], told))
-    concerned = [each for each in (*rows, row) if each.pk in told and wanted[each.pk]]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        ask = [partial(_client(each, token).announce, each.pk, wanted[each.pk], JOIN_WAIT_S) for each in concerned]
-        for call in [pool.submit(each) for each in ask]:
-            try:
-                call.result()
-            except EngineAway as error:
-                log.warning("%s joins without all of its links: %s", row.pk, error)
+    there = [*rows, row]
+    told = _heard(Asker(), {each.pk: _client(each, token).look for each in there}, ASK_S)
+    wanted = peers(_members(there, told))
+    concerned = {each.pk: each for each in there if each.pk in told and told[each.pk].host and wanted[each.pk]}
+    asked = {
+        name: partial(_client(each, token).announce, name, wanted[name], JOIN_WAIT_S)
+        for name, each in concerned.items()
+    }
+    now_told = _heard(Asker(), asked, ASK_S + JOIN_WAIT_S)
+    if missing := asked.keys() - now_told.keys():
+        log.warning("%s joins without the links of %s", row.pk, ", ".join(sorted(missing)))
+
+
+def _heard(asker: Asker, calls: Mapping[str, Callable[[], Told]], within_s: float) -> dict[str, Told]:
+    """What those say that answered in time."""
+    told = {}
+    for name, answer in asker.ask(calls, within_s).items():
+        try:
+            told[name] = answer.result()
+        except EngineAway as error:
+            log.info("links of %s: %s", name, error)
+    return told
+
+
+def _remember(rows: Iterable[Instance], told: Mapping[str, Told]) -> None:
+    """Those that are gone are forgotten."""
+    urls = {row.pk: row.url for row in rows}
+    for key in [key for key in KNOWN if urls.get(key[0]) != key[1]]:
+        del KNOWN[key]
+    KNOWN.update({(name, urls[name]): said for name, said in told.items()})
 
 
 def _rows() -> list[Instance]:
@@ -128,18 +154,6 @@ def _rows() -> list[Instance]:
 def _there() -> QuerySet[Instance]:
     rows = Instance.objects.live().select_related("model").filter(backend__in=LINKABLE, observed_state__in=THERE)
     return rows.exclude(url="").order_by("pk")
-
-
-def _ask_all(rows: Iterable[Instance], token: str | None) -> dict[str, Told]:
-    """Of those that answered."""
-    found = {}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for name, call in {row.pk: pool.submit(_client(row, token).look) for row in rows}.items():
-            try:
-                found[name] = call.result()
-            except EngineAway as error:
-                log.info("%s", error)
-    return found
 
 
 def _members(rows: Iterable[Instance], told: Mapping[str, Told]) -> list[Member]:

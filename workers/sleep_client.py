@@ -86,12 +86,26 @@ class SleepClient:
         if answer.status_code == 404:
             raise NoSleepMode(f"status 404 at {path}: start the server with VLLM_SERVER_DEV_MODE=1 and sleep mode on")
         if not answer.ok:
-            raise EngineRefuses(f"status {answer.status_code} at {path}: {answer.text[:300]}")
+            busy = answer.status_code == 409
+            raise EngineRefuses(f"status {answer.status_code} at {path}: {answer.text[:300]}", busy=busy)
         try:
             said = answer.json()
         except ValueError:
             return {}
         return said if isinstance(said, dict) else {}
+
+
+class ReferenceSleepClient(SleepClient):
+    """Of a reference engine: the same verbs, with the fleet's token, which no other engine is ever sent."""
+
+    def __init__(self, url: str, token: str) -> None:
+        super().__init__(url)
+        self._token = token
+
+    def _call(
+        self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        return super()._call(path, query, {**(body or {}), "token": self._token}, timeout_s)
 
 
 def parse_state(text: str) -> SleepState:

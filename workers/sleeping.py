@@ -55,11 +55,13 @@ Look = Failed | Done | Next | None
 def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
     """The Decision if this look ended it. Steps that take no time follow each other within LOOK_S."""
     if timezone.now() - action.created_at > TIMEOUT:
-        return _end(action, Failed("timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"))
+        return give_up(action, "timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}", engine)
     began, seen = time.monotonic(), _step(action, engine, calls)
     while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
         seen = _step(action, engine, calls)
-    if isinstance(seen, Failed | Done):
+    if isinstance(seen, Failed):
+        return give_up(action, seen.reason, seen.error, engine)
+    if isinstance(seen, Done):
         return _end(action, seen)
     return _later(action) if isinstance(seen, Next) else None
 
@@ -70,12 +72,26 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
+        if error.busy:  # with a load of weights, say: it is told again
+            return _later(action, str(error))
         return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
 
-def give_up(action: Action, reason: str, error: str) -> Decision | None:
-    """It has become pointless."""
-    return _end(action, Failed(reason, error))
+def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:
+    """It cannot be brought about, or has become pointless. Where an order to sleep left the engine it says itself."""
+    left_at = _left_at(action, engine) if action.kind == Action.Kind.SLEEP else 0
+    return _end(action, Failed(reason, error), left_at)
+
+
+def _left_at(action: Action, engine: SleepClient) -> int:
+    """The level at which it sleeps; 0: it is awake. Where it cannot be asked it sleeps if it was ever told to: to wake
+    what is awake does no harm, to send requests to a sleeper does."""
+    level = int(action.params["level"])
+    try:
+        said = engine.look()
+    except (EngineAway, EngineRefuses):
+        return level if action.tries else 0
+    return 0 if said.awake else said.level or level
 
 
 # ---- falling asleep -------------------------------------------------------------------------------------------------
@@ -83,7 +99,7 @@ def give_up(action: Action, reason: str, error: str) -> Decision | None:
 
 def _sleep(action: Action, engine: SleepClient) -> Look:
     said, level = engine.look(), int(action.params["level"])
-    if not said.awake:
+    if not said.awake and said.level:  # without a level it is merely paused
         if said.level != level:
             return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
         aborted = action.params.get("aborted", 0)
@@ -103,6 +119,9 @@ def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     said = engine.look()
     if said.moving:
         return _later(action)
+    if not said.awake and said.level > int(action.params["level"]):  # somebody put it to a deeper sleep since
+        deeper = {**action.params, "level": said.level}
+        return Next() if action_keep(action=action, release=False, params=deeper) else None
     if int(action.params["level"]) == 2:
         return _wake_empty(action, engine, calls, said.awake)
     return _awake(action) if said.awake else _tell(action, engine.wake, "stays_asleep")
@@ -194,7 +213,7 @@ def _since(action: Action) -> float:
     return max(0.0, time.time() - float(action.params.get("told_at", 0.0)))
 
 
-def _end(action: Action, seen: Failed | Done) -> Decision | None:
+def _end(action: Action, seen: Failed | Done, left_at: int = 0) -> Decision | None:
     failed = isinstance(seen, Failed)
     sleep = action.kind == Action.Kind.SLEEP
     kind = {(True, False): "instance_asleep", (True, True): "instance_sleep_failed"}.get(
@@ -211,6 +230,11 @@ def _end(action: Action, seen: Failed | Done) -> Decision | None:
         subject=("instance", action.instance_id),
         reason=seen.reason if isinstance(seen, Failed) else level,
         inputs=inputs,
-        outcome={"error": seen.error} if isinstance(seen, Failed) else seen.outcome,
+        outcome=_failure(seen, left_at) if isinstance(seen, Failed) else seen.outcome,
         error=seen.error if isinstance(seen, Failed) else "",
+        left_at=left_at,
     )
+
+
+def _failure(seen: Failed, left_at: int) -> dict[str, Any]:
+    return {"error": seen.error} | ({"sleeps_at": left_at} if left_at else {})

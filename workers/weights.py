@@ -67,12 +67,13 @@ class WeightsClient:
 
 def _weights(said: Mapping[str, Any]) -> EngineWeights:
     try:
+        attempts = [dict(each) for each in said.get("attempts", [])]
         return EngineWeights(
             str(said["state"]),
             str(said.get("order", "")),
             int(said["bytes"]),
             bool(said.get("host_copy")),
-            list(said.get("attempts", [])),
+            attempts,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineAway(f"unreadable answer about weights: {error!r}") from error

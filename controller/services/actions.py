@@ -120,8 +120,11 @@ def action_end(
     outcome: Mapping[str, Any],
     error: str = "",
     attempts: Sequence[Mapping[str, Any]] = (),
+    left_at: int | None = None,
 ) -> Decision | None:
     """Close it with its one Decision about `subject` (type, name), and say of its instance what follows.
+
+    `left_at`: of a sleep that failed, the level at which the engine sleeps all the same; 0 or None: it is awake.
 
     None: it was closed before, or the lease has run out and is somebody else's.
     """
@@ -149,7 +152,7 @@ def action_end(
             transfers_record(action=row, attempts=attempts)
             _loaded(row, state == State.DONE, error)
         elif row.kind == Kind.SLEEP:
-            _slept(row, state == State.DONE)
+            _slept(row, int(row.params["level"]) if state == State.DONE else left_at or 0)
         elif row.kind == Kind.WAKE:
             _woke(row, state == State.DONE)
     return decision if decision.is_new else None
@@ -196,11 +199,11 @@ def _loaded(action: Action, here: bool, error: str) -> None:
             instance_stop(actor=Actor(action.actor, action.actor_type), instance_id=row.pk)
 
 
-def _slept(action: Action, asleep: bool) -> None:
-    """One that would not fall asleep serves again."""
+def _slept(action: Action, level: int) -> None:
+    """One that would not fall asleep serves again; one that was found at another level sleeps at that."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
     if row.weights == Weights.LEAVING:
-        weights_set(row, *((Weights.ASLEEP, row.sleep_level) if asleep else (Weights.PRESENT, 0)))
+        weights_set(row, Weights.ASLEEP if level else Weights.PRESENT, level)
 
 
 def _woke(action: Action, awake: bool) -> None:

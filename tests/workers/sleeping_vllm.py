@@ -24,6 +24,7 @@ class SleepingVllm:
     def __init__(self, *, dev_mode: bool = True, reload_s: float = 0.0, wake_s: float = 0.0, sleep_s: float = 0.0):
         self.dev_mode, self.reload_s, self.wake_s, self.sleep_s = dev_mode, reload_s, wake_s, sleep_s
         self.verbs: list[str] = []
+        self.bodies: list[bytes] = []
         self.asleep: set[str] = set()
         self.paused = False
         self.gauge = "awake"
@@ -31,6 +32,7 @@ class SleepingVllm:
         self.prefix_cached = 0  # blocks the prefix cache knows
         self.running = 0
         self.deaf = False  # takes verbs and does nothing
+        self.away = False  # its metrics cannot be read
         self.fail: dict[str, tuple[int, str]] = {}  # verb: status and body
         self.moving = {"sleep": 0, "wake": 0}
         self._core = threading.Lock()  # the engine core carries out one thing at a time
@@ -109,6 +111,8 @@ class SleepingVllm:
         path = urlsplit(handler.path).path
         if path == "/health":
             return _answer(handler, 200, "")
+        if path == "/metrics" and self.away:
+            return _answer(handler, 500, "")
         if path == "/metrics":
             return _answer(handler, 200, self._metrics(), "text/plain")
         if path == "/is_sleeping" and self.dev_mode:
@@ -118,6 +122,7 @@ class SleepingVllm:
     def post(self, handler: BaseHTTPRequestHandler) -> None:
         split = urlsplit(handler.path)
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        self.bodies.append(body)
         query = parse_qs(split.query)
         if split.path == "/v1/completions":
             return self._complete(handler)

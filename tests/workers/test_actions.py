@@ -1,5 +1,7 @@
 """Actions against a real database and a scripted engine: carried out once, whatever happens to whoever looks."""
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -12,10 +14,11 @@ from controller.services.actors import SYSTEM, Actor
 from controller.services.instances import instance_stop
 from controller.services.records import records_write
 from tests import factories
+from workers import actions
 from workers.actions import look
 from workers.weights import EngineAway, EngineRefuses, EngineWeights
 
-pytestmark = [pytest.mark.db, pytest.mark.django_db]
+pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
 
 OLGA = Actor.person("olga")
 
@@ -221,6 +224,71 @@ def test_a_process_that_still_starts_is_waited_for(warm, engine, look_once):
     order(warm)
     assert look_once() == []
     assert engine.orders == []
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(holder):
+    """Warm instances with an order each, oldest first, and their engines by url."""
+    rows = [factories.instance(holder.model, id=f"w{n}", weights="absent") for n in range(4)]
+    return [order(row) for row in rows], {row.url: Engine() for row in rows}
+
+
+def test_an_engine_that_hangs_holds_nobody_up(several, monkeypatch):
+    orders, engines = several
+    gate = threading.Event()
+    first, *others = engines.values()
+    monkeypatch.setattr(first, "look", gate.wait)
+    monkeypatch.setattr(actions, "ASK_S", 1.0)
+    assert look([], client=engines.__getitem__) == []
+    assert [len(engine.orders) for engine in others] == [1, 1, 1]
+    orders[0].refresh_from_db()
+    assert (orders[0].state, orders[0].error, orders[0].lease_until) == ("queued", "it has not answered yet", None)
+    Action.objects.update(created_at=timezone.now() - timedelta(hours=1))
+    assert {decision.reason for decision in look([], client=engines.__getitem__)} == {"timeout"}
+    gate.set()
+
+
+def test_one_that_fails_unexpectedly_fails_alone(several, monkeypatch):
+    orders, engines = several
+    first, *others = engines.values()
+    first.said = EngineWeights("absent", attempts=None)
+    monkeypatch.setattr(first, "order_load", lambda *told: 1 / 0)
+    look([], client=engines.__getitem__)
+    assert [len(engine.orders) for engine in others] == [1, 1, 1]
+    orders[0].refresh_from_db()
+    assert orders[0].error == "the look failed: ZeroDivisionError: division by zero"
+    assert orders[0].lease_until > timezone.now(), "not tried again at once"
+
+
+def test_a_look_that_runs_out_of_time_goes_on_where_it_ended(several, monkeypatch):
+    _, engines = several
+    monkeypatch.setattr(actions, "TURN", actions.Turn())
+    monkeypatch.setattr(actions, "BUDGET_S", 0.0)
+    looked = []
+
+    def slow(action_id, look_at):
+        looked.append(action_id)
+        time.sleep(0.001)
+
+    monkeypatch.setattr(actions, "_one", slow)
+    for _ in range(6):
+        look([], client=engines.__getitem__)
+    known = [action.pk for action in Action.objects.order_by("pk")]
+    assert looked == [*known, *known[:2]], "none is left out, none is preferred"
+
+
+def test_more_than_one_look_holds_are_looked_at_in_turn(several, monkeypatch):
+    _, engines = several
+    monkeypatch.setattr(actions, "TURN", actions.Turn())
+    monkeypatch.setattr(actions, "MOST", 3)
+    looked = []
+    monkeypatch.setattr(actions, "_one", lambda action_id, look_at: looked.append(action_id))
+    for _ in range(4):
+        look([], client=engines.__getitem__)
+    assert sorted(looked) == sorted(3 * [action.pk for action in Action.objects.all()])
 
 
 # ---- time to the first served request ---------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,10 @@ from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe, instance_set_role, instance_stop
 from tests import factories
 from workers import links
+from workers.asking import AT_ONCE, Asker
 from workers.weights import EngineAway
 
-pytestmark = [pytest.mark.db, pytest.mark.django_db]
+pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
 
 
 class Engine:
@@ -140,6 +143,48 @@ def test_other_models_and_other_backends_are_nobodys_peers(add):
     add("v", "decode", backend="vllm").away = True
     links.look("t")
     assert p.told == []
+
+
+def test_a_silent_one_keeps_its_links_to_the_others(add):
+    """They break or mend by themselves; only what it says itself is not known."""
+    p, d = add("p"), add("d", "decode")
+    links.look("t")
+    d.away = True
+    for _ in range(3):
+        links.look("t")
+    assert p.told == [["d"]], "not told to forget it"
+    assert dict(InstanceLink.objects.filter(closed_at=None).values_list("target", "state")) == {"p": "up", "d": "down"}
+
+
+def test_a_hundred_that_hang_hold_nobody_up(add, monkeypatch):
+    def hangs():
+        time.sleep(0.3)
+        raise EngineAway("no answer")
+
+    w, _ = add("w", "collocated", weights="absent"), add("a", "collocated")
+    for number in range(120):
+        monkeypatch.setattr(add(f"x{number}", "collocated"), "look", hangs)
+    monkeypatch.setattr(links, "ASKER", Asker(patience_s=0.01))
+    monkeypatch.setattr(links, "ASK_S", 0.5)
+    before, slowest = threading.active_count(), 0.0
+    for _ in range(60):
+        began = time.monotonic()
+        links.look("t")
+        slowest = max(slowest, time.monotonic() - began)
+        assert threading.active_count() - before <= 2 * AT_ONCE + 2
+        if w.told:
+            break
+    assert (w.told, pairs()) == ([["a"]], {("a", "w")})
+    assert slowest < 120 * 0.3, "not one after the other"
+
+
+def test_one_that_moves_no_kv_is_neither_told_nor_told_of(add):
+    """An engine of several ranks, or without the fleet's token: it would refuse."""
+    p, d = add("p"), add("d", "decode")
+    d.said = links.Told("", "", 0, ())
+    links.look("t")
+    links.join(Instance.objects.get(pk="d"), "http://d", "t")
+    assert (p.told, d.told, pairs()) == ([], [], set())
 
 
 def test_one_that_joins_is_linked_both_ways_before_it_is_ready(add):

@@ -16,7 +16,7 @@ from workers import sleeping
 from workers.actions import look
 from workers.long_calls import LongCalls
 
-pytestmark = [pytest.mark.db, pytest.mark.django_db]
+pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,14 @@ from controller.services.role_switches import role_ask
 from controller.services.scaling_stages import stage_of
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
+from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers import sleep_client, sleeping
 from workers.actions import look
 from workers.long_calls import FRESH_S, LongCalls
 from workers.sleep_client import SleepClient
 
-pytestmark = [pytest.mark.db, pytest.mark.django_db]
+pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
 
 OLGA = Actor.person("olga")
 
@@ -143,6 +144,53 @@ def test_a_verb_that_takes_long_is_not_said_again(vllm, row):
     sleep_order(actor=OLGA, instance_id="v1")
     assert looks(3) == []
     assert vllm.verbs == []
+
+
+@pytest.mark.parametrize(("asked", "found"), [(1, 2), (2, 1)])
+def test_one_that_sleeps_at_another_level_sleeps_at_that(vllm, row, asked, found):
+    """Somebody else put it to sleep: nothing is sent there, and its wake-up is that of the level at which it sleeps."""
+    sleep_order(actor=OLGA, instance_id="v1", level=asked)
+    vllm.sleep(found)
+    (decision,) = looks()
+    assert (decision.kind, decision.reason) == ("instance_sleep_failed", "asleep_otherwise")
+    assert decision.outcome["sleeps_at"] == found
+    row.refresh_from_db()
+    assert (row.weights, row.sleep_level, vllm.verbs) == ("asleep", found, [])
+    assert "v1" not in {spec.id for spec in gateway_snapshot().instances}
+    wake_order(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.kind, decision.reason) == ("instance_awake", f"level_{found}")
+    assert ("collective_rpc" in vllm.verbs, answer(vllm)) == (found == 2, "good")
+
+
+def test_one_that_is_merely_paused_is_put_to_sleep(vllm, row):
+    vllm.sleep(0)
+    sleep_order(actor=OLGA, instance_id="v1", level=2)
+    assert [decision.kind for decision in looks()] == ["instance_asleep"]
+    assert (vllm.gauge, Instance.objects.get(pk="v1").sleep_level) == ("discard_all", 2)
+
+
+def test_an_order_that_ends_after_it_was_carried_out_leaves_a_sleeper(vllm, row):
+    sleep_order(actor=OLGA, instance_id="v1", level=2)
+    with pytest.raises(Killed):
+        looks(client=killed("after", "sleep"))
+    lease_runs_out()
+    instance_drain(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.reason, decision.outcome["sleeps_at"]) == ("instance_not_wanted", 2)
+    row.refresh_from_db()
+    assert (row.weights, row.sleep_level) == ("asleep", 2)
+
+
+@pytest.mark.parametrize(("told", "weights"), [(False, "present"), (True, "asleep")])
+def test_where_nobody_answers_it_sleeps_if_it_was_ever_told_to(vllm, row, told, weights):
+    action = sleep_order(actor=OLGA, instance_id="v1")
+    Action.objects.filter(pk=action.pk).update(
+        tries=int(told), created_at=timezone.now() - sleeping.TIMEOUT - timedelta(seconds=1)
+    )
+    vllm.away = True
+    (decision,) = looks()
+    assert (decision.reason, Instance.objects.get(pk="v1").weights) == ("timeout", weights)
 
 
 @pytest.mark.parametrize("when", ["look", "sleep", "after"])
@@ -316,6 +364,34 @@ def test_a_reload_that_fails_leaves_it_asleep_and_unused(vllm, row):
     vllm.fail.clear()
     assert wake_order(actor=OLGA, instance_id="v1") != action
     assert [decision.kind for decision in looks()] == ["instance_awake"]
+
+
+def test_a_deeper_sleep_since_is_noticed_before_it_is_woken(vllm, row):
+    put_to_sleep(row, 1)
+    vllm.wake_up(None)
+    vllm.sleep(2)
+    wake_order(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.kind, decision.reason, answer(vllm)) == ("instance_awake", "level_2", "good")
+
+
+def test_the_fleets_token_is_for_reference_engines_only(vllm, row, settings):
+    settings.FLEET_TOKEN = FLEET["token"]
+    put_to_sleep(row, 2)
+    wake_order(actor=OLGA, instance_id="v1")
+    looks()
+    assert not any(FLEET["token"].encode() in body for body in vllm.bodies)
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
+        other = factories.instance(id="r1", url=engine.url)
+        settings.FLEET_TOKEN = "another"
+        sleep_order(actor=OLGA, instance_id="r1")
+        (decision,) = looks()
+        assert (decision.reason, "token" in decision.outcome["error"]) == ("engine_refused", True)
+        settings.FLEET_TOKEN = FLEET["token"]
+        assert put_to_sleep(other).sleep_level == 1
+        wake_order(actor=OLGA, instance_id="r1")
+        decisions = [decision for _ in range(50) for decision in looks()]
+        assert [(each.kind, each.outcome["source"]) for each in decisions] == [("weights_load", "host")]
 
 
 def test_one_that_was_started_again_meanwhile_is_awake(vllm, row):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,12 @@ class ReferenceBackend(VllmBackend):
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         await self._control("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)
 
+    async def sleep(self, level: int = 1) -> None:
+        await self._control(f"/sleep?level={level}", _fleet())
+
+    async def wake(self) -> None:
+        await self._control("/wake_up", _fleet())
+
     async def links(self) -> Sequence[LinkReport]:
         try:
             return [report_from_json(each) for each in orjson.loads(await self._get("/links"))["peers"]]
@@ -47,6 +54,11 @@ class ReferenceBackend(VllmBackend):
         for name, value in _promised(call.promise):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
         return super().body_of(replace(call, head=head))
+
+
+def _fleet() -> dict[str, str]:
+    """What the engine wants to hear before it stops, from where it has it itself."""
+    return {"token": os.environ.get("FLEET_TOKEN", "")}
 
 
 def _promised(promise: Promise | None) -> Iterator[tuple[bytes, float]]:

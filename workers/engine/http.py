@@ -64,10 +64,13 @@ class Exchange:
                 raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
         return bytes(received)
 
-    async def json(self) -> dict[str, Any]:
-        """The body as an object."""
+    async def json(self, empty: bool = False) -> dict[str, Any]:
+        """The body as an object. `empty`: without a body an empty one."""
+        raw = await self.body()
+        if empty and not raw:
+            return {}
         try:
-            body = orjson.loads(await self.body())
+            body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise ApiError(f"the body is not valid JSON: {error}") from None
         if not isinstance(body, dict):

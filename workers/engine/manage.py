@@ -13,10 +13,11 @@ from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import ApiError
 from workers.engine.generate import Generator
+from workers.engine.guard import check_token
 from workers.engine.http import Exchange, Handler
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.requests import Served, messages_of, token_ids
-from workers.engine.weights import Source, WeightManager
+from workers.engine.weights import LoadFailed, Source, WeightManager
 
 VERSION = "0.1.0+slackline"
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -24,7 +25,7 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class Management:
-    """Sleep and pause are always there (vLLM hides them behind its development mode)."""
+    """Sleep and pause are always there (vLLM hides them behind its development mode), for those who know the token."""
 
     def __init__(
         self, engine: Engine, config: ServerConfig, served: Served, generator: Generator, weights: WeightManager
@@ -144,20 +145,37 @@ class Management:
 
         1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
         """
+        await self._allowed(exchange)
         level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
         with self._engine.metrics.moves.labels("sleep").track_inprogress():
             async with self._moving:
+                if level and (self._weights.busy or self._weights.store.sending):
+                    raise ApiError("weights are being loaded or sent", status=409)
                 await self._stop(mode, release_kv=level > 0)
                 if level:
-                    await self._engine.device_free()
-                    await self._weights.store.release(keep_host_copy=level == 1)
+                    level = await self._release_weights(level)
                 self._fall_asleep(level)
         await exchange.reply({"status": "sleeping", "level": level})
 
+    async def _release_weights(self, level: int) -> int:
+        """The level that came of it. Raises ApiError where they cannot be given up; then the engine is what it was."""
+        await self._engine.device_free()
+        try:
+            await self._weights.release(keep_host_copy=level == 1)
+        except LoadFailed as error:
+            if not self._weights.store.present:
+                self._fall_asleep(2)
+            elif not self._absent:
+                self._awaken()
+            raise ApiError(str(error), status=503) from error
+        return 1 if self._weights.store.has_host_copy else 2
+
     def _fall_asleep(self, level: int) -> None:
-        self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
-        self._engine.metrics.sleep_state(SLEEP_STATES[level])
+        """One that sleeps already and is merely paused goes on sleeping."""
+        if level or not self._absent:
+            self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
+            self._engine.metrics.sleep_state(SLEEP_STATES[level])
 
     def begin_warm(self) -> None:
         """The process is up and has no weights yet."""
@@ -165,15 +183,18 @@ class Management:
         self._fall_asleep(2)
 
     async def weights_came(self) -> None:
-        """By /weights/load: whatever else was given up is back too."""
-        self._absent.clear()
-        self._awaken()
+        """By /weights/load: whatever else was given up is back too. Not where they were given up again meanwhile."""
+        async with self._moving:
+            if self._weights.store.present:
+                self._absent.clear()
+                self._awaken()
 
     async def wake_up(self, exchange: Exchange) -> None:
         """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
 
         Weights come from the copy in host memory, else from the disk: 503 if neither gives them.
         """
+        await self._allowed(exchange)
         named = exchange.query().get("tags")
         for tag in named or ():
             if tag not in WAKE_TAGS:
@@ -201,6 +222,7 @@ class Management:
 
     async def pause(self, exchange: Exchange) -> None:
         """`keep` freezes and queues; `abort` and `wait` end what runs and refuse what comes until /resume."""
+        await self._allowed(exchange)
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
         if mode != "keep":
             self._engine.refusing = True
@@ -208,6 +230,7 @@ class Management:
         await exchange.reply({"status": "paused"})
 
     async def resume(self, exchange: Exchange) -> None:
+        await self._allowed(exchange)
         if self._absent:
             raise ApiError("the engine sleeps: POST /wake_up", status=409)
         self._awaken()
@@ -218,13 +241,19 @@ class Management:
 
     async def abort_requests(self, exchange: Exchange) -> None:
         """By the ids that clients saw or gave; an empty list aborts everything."""
-        names = fields.strings(await exchange.json(), "request_ids", most=100_000)
+        names = fields.strings(await self._allowed(exchange), "request_ids", most=100_000)
         self._engine.abort_all(names)
         await exchange.reply({"status": "aborted"})
 
     async def reset_prefix_cache(self, exchange: Exchange) -> None:
         self._engine.reset_cache()
         await exchange.reply({"success": True})
+
+    async def _allowed(self, exchange: Exchange) -> fields.Body:
+        """What would stop the engine is for the fleet only. The body. Raises ApiError."""
+        body = await exchange.json(empty=True)
+        check_token(self._config.kv.token, body)
+        return body
 
     async def _stop(self, mode: str, release_kv: bool) -> None:
         if mode == "wait":

@@ -23,6 +23,10 @@ class RankWeights:
         return self._own.present
 
     @property
+    def sending(self) -> bool:
+        return False
+
+    @property
     def nbytes(self) -> int:
         """Of this rank: the others have as much each, but for what all of them keep whole."""
         return self._own.nbytes
@@ -45,9 +49,16 @@ class RankWeights:
         raise error if isinstance(error, LoadFailed) else LoadFailed(str(error))
 
     async def release(self, keep_host_copy: bool) -> None:
-        await asyncio.gather(
-            asyncio.to_thread(self._group.ask, "release", keep_host_copy), self._own.release(keep_host_copy)
-        )
+        """Where one of them can keep no copy, none has one, and all weights are gone."""
+        ask = asyncio.to_thread(self._group.ask, "release", keep_host_copy)
+        own, others = await asyncio.gather(self._own.release(keep_host_copy), ask, return_exceptions=True)
+        failed = next((each for each in (own, others) if isinstance(each, BaseException)), None)
+        if failed is None:
+            return
+        with contextlib.suppress(RankLost):
+            await asyncio.to_thread(self._group.ask, "release", False)
+        await self._own.release(keep_host_copy=False)
+        raise failed if isinstance(failed, LoadFailed) else LoadFailed(str(failed))
 
     async def send(self, host: str, port: int) -> list[list[Any]]:
         raise LoadFailed("an engine of several tensor-parallel ranks does not send its weights")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,11 @@ class TorchWeights:
         self._host = host
         self._token = token
         self._timeout_s = timeout_s
+        self._sends = 0
+
+    @property
+    def sending(self) -> bool:
+        return self._sends > 0
 
     @property
     def present(self) -> bool:
@@ -49,7 +57,7 @@ class TorchWeights:
             if source.kind == "host":
                 return await asyncio.to_thread(self.memory.load_host)
             return await asyncio.to_thread(self.memory.load_disk, self._folder)
-        except (SlacklineError, aiohttp.ClientError, OSError, RuntimeError, TimeoutError, MemoryError) as error:
+        except Exception as error:  # what a source answers may be anything
             self.memory.release()
             raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
 
@@ -72,21 +80,35 @@ class TorchWeights:
         if not keep_host_copy:
             self.memory.drop_host_copy()
         elif self.memory.present:
-            await asyncio.to_thread(self.memory.keep_host_copy)
+            try:
+                await asyncio.to_thread(self.memory.keep_host_copy)
+            except (RuntimeError, MemoryError) as error:
+                raise LoadFailed(f"no copy can be kept in host memory: {error}"[:500]) from error
         await asyncio.to_thread(self.memory.release)
 
     async def send(self, host: str, port: int) -> list[list[Any]]:
+        self._sends += 1  # from now on their memory is not given back
         try:
             manifest = await asyncio.to_thread(self.memory.manifest)
-        except SlacklineError as error:
-            raise LoadFailed(str(error)) from error
+        except BaseException as error:
+            self._sends -= 1
+            if isinstance(error, SlacklineError):
+                raise LoadFailed(str(error)) from error
+            raise
         # A thread that nobody waits for at the end: a receiver that never comes must not keep the engine from stopping.
-        threading.Thread(target=self._send, args=(host, port), name="send-weights", daemon=True).start()
+        sent = partial(asyncio.get_running_loop().call_soon_threadsafe, self._sent)
+        threading.Thread(target=self._send, args=(host, port, sent), name="send-weights", daemon=True).start()
         return [list(info) for info in manifest]
 
-    def _send(self, host: str, port: int) -> None:
+    def _sent(self) -> None:
+        self._sends -= 1
+
+    def _send(self, host: str, port: int, sent: Callable[[], object]) -> None:
         try:
-            sent = self.memory.send(host, port, self._timeout_s)
-            log.info("sent %.1f MB of weights to %s:%d", sent / 1e6, host, port)
-        except SlacklineError as error:
+            size = self.memory.send(host, port, self._timeout_s)
+            log.info("sent %.1f MB of weights to %s:%d", size / 1e6, host, port)
+        except Exception as error:
             log.warning("weights for %s:%d: %s", host, port, error)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: so does the engine
+                sent()

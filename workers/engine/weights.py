@@ -7,6 +7,7 @@ only while its weights are present and whole; one that has none sleeps, as a vLL
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ import aiohttp
 from controller.core.errors import SlacklineError
 
 KINDS = ("engine", "host", "disk")
+log = logging.getLogger("workers.engine")
 ASK_S = 5.0
 
 
@@ -58,11 +60,18 @@ class WeightStore(Protocol):
     @property
     def has_host_copy(self) -> bool: ...
 
+    @property
+    def sending(self) -> bool:
+        """Another engine is reading them."""
+        ...
+
     async def load(self, source: Source) -> int:
         """Bytes that moved. Raises LoadFailed; then nothing is present."""
         ...
 
-    async def release(self, keep_host_copy: bool) -> None: ...
+    async def release(self, keep_host_copy: bool) -> None:
+        """Raises LoadFailed where no copy could be kept. `present` then says whether they are here still."""
+        ...
 
     async def send(self, host: str, port: int) -> list[list[Any]]:
         """Begin to send to the engine that waits there; the manifest of what comes. Raises LoadFailed."""
@@ -74,7 +83,7 @@ class WeightManager:
 
     def __init__(self, store: WeightStore) -> None:
         self.store = store
-        self.loading = False
+        self.loading = self._releasing = False
         self.order = ""  # whose load the newest one was, as its caller named it
         self.attempts: list[Attempt] = []  # of the newest load
 
@@ -83,6 +92,11 @@ class WeightManager:
         if self.loading:
             return "loading"
         return "present" if self.store.present else "absent"
+
+    @property
+    def busy(self) -> bool:
+        """They come or go: nothing else may be begun."""
+        return self.loading or self._releasing
 
     def claim(self, order: str) -> bool:
         """Begin a load, so that no other may: False when the weights are here already. The caller then runs `load`."""
@@ -103,12 +117,26 @@ class WeightManager:
         finally:
             self.loading = False
 
+    async def release(self, keep_host_copy: bool) -> None:
+        """Raises LoadFailed where no copy could be kept, and while they are loaded or sent: somebody writes or reads
+        what this would free."""
+        if self.busy or self.store.sending:
+            raise LoadFailed("weights are being loaded or sent")
+        self._releasing = True
+        try:
+            await self.store.release(keep_host_copy)
+        finally:
+            self._releasing = False
+
     async def _try(self, source: Source) -> bool:
         began, moved, error = time.monotonic(), 0, ""
         try:
             moved = await self.store.load(source)
         except LoadFailed as failure:
             error = str(failure)
+        except Exception as failure:  # whatever a source says or does, the next one is tried
+            log.exception("weights from %s", source)
+            error = f"{type(failure).__name__}: {failure}"[:500] or "no reason given"
         self.attempts.append(Attempt(source.kind, source.url, time.monotonic() - began, moved, error))
         return not error
 
@@ -118,6 +146,8 @@ class EmulatedWeights:
 
     Another engine must have its weights, before and after that time, or it is no source.
     """
+
+    sending = False
 
     def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool) -> None:
         self.present = present
@@ -137,7 +167,8 @@ class EmulatedWeights:
         return self.nbytes
 
     async def release(self, keep_host_copy: bool) -> None:
-        self.present, self.has_host_copy = False, keep_host_copy
+        self.has_host_copy = keep_host_copy and (self.present or self.has_host_copy)
+        self.present = False
 
     async def send(self, host: str, port: int) -> list[list[Any]]:
         raise LoadFailed("emulated weights cannot be sent")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 
 from workers.engine import fields
 from workers.engine.errors import ApiError
+from workers.engine.guard import check_token
 from workers.engine.http import Exchange, Handler
 from workers.engine.weights import KINDS, LoadFailed, Source, WeightManager
 
@@ -15,7 +15,7 @@ MOST_SOURCES = 8
 
 
 class WeightEndpoints:
-    """`awake` is called once the weights are here and the engine may serve; sending needs the fleet's token."""
+    """`awake` is called once the weights are here and the engine may serve. Loading and sending need the token."""
 
     def __init__(self, manager: WeightManager, token: str, awake: Callable[[], Awaitable[None]]) -> None:
         self._manager = manager
@@ -40,10 +40,10 @@ class WeightEndpoints:
         load, so that a caller that was interrupted sees whether the newest load is its own.
         """
         body = await exchange.json()
-        self._check_token(body)
+        check_token(self._token, body)
         sources, order = _sources(body), fields.string(body, "order")
-        if self._manager.loading:
-            raise ApiError("weights are being loaded already", status=409)
+        if self._manager.busy:
+            raise ApiError("weights are being loaded or given up already", status=409)
         if fields.boolean(body, "background") and self._manager.claim(order):
             self._task = asyncio.create_task(self._run(sources, order))
             return await exchange.reply({"loaded": False, **self._described()}, 202)
@@ -58,20 +58,17 @@ class WeightEndpoints:
 
     async def send(self, exchange: Exchange) -> None:
         body = await exchange.json()
-        self._check_token(body)
+        check_token(self._token, body)
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
             raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
+        if self._manager.busy:
+            raise ApiError("weights are being loaded or given up", status=409)
         try:
             tensors = await self._manager.store.send(host, port)
         except LoadFailed as error:
             raise ApiError(str(error), status=409) from error
         await exchange.reply({"tensors": tensors, "bytes": self._manager.store.nbytes})
-
-    def _check_token(self, body: fields.Body) -> None:
-        token = fields.string(body, "token")
-        if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise ApiError("the fleet's token is missing or wrong", "token", status=403)
 
     def _described(self) -> dict[str, object]:
         manager = self._manager

@@ -6,13 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from api.openai.flight import Flight
 from controller.core.types import InstanceSpec, Request, Targets
 from controller.policies.batching.kairos_urgency import _prompt as seen_prompt
 from controller.policies.batching.kairos_urgency import relative_slack
-from workers.backends.base import Limits, Promise, UpstreamCall
+from tests.workers.engine.process import FLEET, EngineProcess
+from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
 from workers.engine.errors import ApiError
@@ -91,3 +93,18 @@ def test_a_bad_promise_is_refused_by_name(name, value):
     with pytest.raises(ApiError) as caught:
         parse_completion({"prompt": [1], name: value}, {}, SERVED)
     assert caught.value.param == name
+
+
+async def test_it_sleeps_and_wakes_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch):
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
+        async with aiohttp.ClientSession() as session:
+            backend = ReferenceBackend(InstanceSpec("e", "tiny", url=engine.url), session, Limits())
+            monkeypatch.setenv("FLEET_TOKEN", "another")
+            with pytest.raises(EngineError, match="403"):
+                await backend.sleep(2)
+            assert (await backend.telemetry(0.0)).awake
+            monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+            await backend.sleep(2)
+            assert not (await backend.telemetry(0.0)).awake
+            await backend.wake()
+            assert (await backend.telemetry(0.0)).awake

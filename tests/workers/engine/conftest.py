@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess
 
 
 @pytest.fixture(scope="module")
@@ -11,6 +11,7 @@ def engine() -> Iterator[EngineProcess]:
     with EngineProcess(
         *("--profile", "constant:2ms", "--model", "tiny", "--max-num-seqs", "4", "--max-model-len", "512"),
         *("--kv-blocks", "128", "--max-num-queued-reqs", "8", "--shutdown-timeout", "0"),
+        token=FLEET["token"],
     ) as process:
         yield process
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 from types import TracebackType
 
+FLEET = {"token": "fleet-secret"}  # what those say who may stop an engine of the fleet
 LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
 
 
 class EngineProcess:
-    """`with EngineProcess("--profile", "constant:2ms") as engine: engine.url`."""
+    """`with EngineProcess("--profile", "constant:2ms") as engine: engine.url`. `token`: the fleet's, if not the
+    environment's."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, token: str | None = None) -> None:
         command = [sys.executable, "-m", "workers.engine", "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        told = os.environ if token is None else {**os.environ, "FLEET_TOKEN": token}
+        self.process = subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self.url = self._wait()
 

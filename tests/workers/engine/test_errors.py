@@ -3,6 +3,7 @@
 import pytest
 
 from tests.workers.engine.client import CHAT, COMPLETIONS, metric, post
+from tests.workers.engine.process import FLEET
 
 HELLO = [{"role": "user", "content": "hi"}]
 P = {"prompt": "x"}
@@ -62,9 +63,9 @@ M = {"messages": HELLO}
         ("/tokenize", {}, 400, "prompt"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens"),
         ("/detokenize", {"tokens": [-5]}, 400, "tokens"),
-        ("/sleep?level=3", {}, 400, "level"),
-        ("/sleep?mode=soon", {}, 400, "mode"),
-        ("/wake_up?tags=coffee", {}, 400, "tags"),
+        ("/sleep?level=3", FLEET, 400, "level"),
+        ("/sleep?mode=soon", FLEET, 400, "mode"),
+        ("/wake_up?tags=coffee", FLEET, 400, "tags"),
     ],
 )
 async def test_the_wrong_field_is_named(http, path, body, status, param):

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from tests.workers.engine.client import CHAT, COMPLETIONS, complete, metric, post, streamed, until
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess
 
 HELLO = [{"role": "user", "content": "hello there"}]
 
@@ -163,13 +163,13 @@ async def test_lower_priorities_go_first_and_the_header_wins():
         assert (await post(http, COMPLETIONS, body, **headers))[0] == 200
         ended.append(name)
 
-    with EngineProcess("--profile", "constant:20ms", "--max-num-seqs", "1") as engine:
+    with EngineProcess("--profile", "constant:20ms", "--max-num-seqs", "1", token=FLEET["token"]) as engine:
         async with aiohttp.ClientSession(engine.url) as http:
-            await post(http, "/pause?mode=keep", {})
+            await post(http, "/pause?mode=keep", FLEET)
             wanted = (("lazy", 9, {}), ("middle", 5, {}), ("urgent", 0, {}), ("header", 50, {"X-Vllm-Priority": "-1"}))
             tasks = [asyncio.create_task(one(name, rank, **headers)) for name, rank, headers in wanted]
             await until(lambda: _is(http, "num_requests_waiting", 4), "they wait")
-            await post(http, "/resume", {})
+            await post(http, "/resume", FLEET)
             await asyncio.gather(*tasks)
     assert ended == ["header", "urgent", "middle", "lazy"]
 
@@ -196,12 +196,12 @@ async def test_a_hang_up_before_an_unstreamed_answer_aborts_too(http):
 
 
 async def test_a_full_queue_answers_503_before_any_byte(http):
-    await post(http, "/pause?mode=keep", {})
+    await post(http, "/pause?mode=keep", FLEET)
     tasks = await _queue(http, 12, max_tokens=1)  # four slots and a queue of eight
     status, answer = await post(http, COMPLETIONS, {"prompt": "x", "stream": True})
     assert (status, answer["error"]["code"], answer["error"]["type"]) == (503, 503, "ServiceUnavailableError")
     assert await metric(http, "admission_rejections_total", "max_num_queued_reqs") == 1
-    await post(http, "/resume", {})
+    await post(http, "/resume", FLEET)
     assert len(await asyncio.gather(*tasks)) == 12
 
 

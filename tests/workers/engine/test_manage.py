@@ -2,9 +2,11 @@
 
 import asyncio
 
+import aiohttp
 import pytest
 
 from tests.workers.engine.client import COMPLETIONS, complete, metric, post, samples, until
+from tests.workers.engine.process import FLEET, EngineProcess
 
 GAUGES = (
     "num_requests_running",
@@ -36,8 +38,8 @@ async def get(http, path):
 async def awake(http):
     """Whatever a test leaves asleep or paused runs again."""
     yield http
-    await post(http, "/wake_up", {})
-    await post(http, "/resume", {})
+    await post(http, "/wake_up", FLEET)
+    await post(http, "/resume", FLEET)
 
 
 async def test_models_name_the_context(http):
@@ -135,17 +137,51 @@ async def test_sleep_ends_what_runs_queues_what_comes_and_wakes(awake):
     http = awake
     running = asyncio.create_task(complete(http, max_tokens=400, ignore_eos=True))
     await until(lambda: _running(http, 1), "it runs")
-    assert await post(http, "/sleep?level=1", {}) == (200, {"status": "sleeping", "level": 1})
+    assert await post(http, "/sleep?level=1", FLEET) == (200, {"status": "sleeping", "level": 1})
     assert (await running)["choices"][0]["finish_reason"] == "abort"
     assert await get(http, "/is_sleeping") == {"is_sleeping": True}
     assert await metric(http, "engine_sleep_state", "weights_offloaded") == 1
     assert await get(http, "/health") is None
     queued = asyncio.create_task(complete(http, max_tokens=2, ignore_eos=True))
     await until(lambda: _waiting(http, 1), "it waits")
-    assert await post(http, "/wake_up?tags=weights", {}) == (200, {"status": "sleeping", "tags": ["weights"]})
-    assert await post(http, "/wake_up?tags=kv_cache", {}) == (200, {"status": "awake", "tags": ["kv_cache"]})
+    assert await post(http, "/wake_up?tags=weights", FLEET) == (200, {"status": "sleeping", "tags": ["weights"]})
+    assert await post(http, "/wake_up?tags=kv_cache", FLEET) == (200, {"status": "awake", "tags": ["kv_cache"]})
     assert (await queued)["usage"]["completion_tokens"] == 2
     assert await metric(http, "engine_sleep_state", "awake") == 1
+
+
+async def test_a_sleeper_gives_up_no_less_when_it_is_told_to_again(awake):
+    """Neither a pause nor a lighter sleep makes weights of nothing."""
+    http = awake
+    await post(http, "/sleep?level=2", FLEET)
+    for level in (1, 0):
+        await post(http, f"/sleep?level={level}", FLEET)
+        assert await metric(http, "engine_sleep_state", "discard_all") == 1, level
+    weights = await get(http, "/weights")
+    assert (weights["state"], weights["host_copy"]) == ("absent", False)
+    assert await post(http, "/wake_up?tags=kv_cache", FLEET) == (200, {"status": "sleeping", "tags": ["kv_cache"]})
+    await post(http, "/wake_up?tags=weights", FLEET)
+    assert [each["kind"] for each in (await get(http, "/weights"))["attempts"]] == ["disk"]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/pause", "/resume", "/abort_requests"])
+async def test_what_stops_an_engine_is_for_the_fleet_only(http, path):
+    task = asyncio.create_task(complete(http, max_tokens=50, ignore_eos=True))
+    await until(lambda: _running(http, 1), "it runs")
+    for body in ({}, {"token": "guess"}, {"token": ""}):
+        status, said = await post(http, path, body)
+        assert (status, said["error"]["param"]) == (403, "token")
+    async with http.post(path) as response:  # no body at all
+        assert response.status == 403
+    assert (await task)["choices"][0]["finish_reason"] == "length"
+
+
+async def test_an_engine_without_a_token_is_stopped_by_nobody():
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token="") as engine:
+        async with aiohttp.ClientSession(engine.url) as http:
+            status, said = await post(http, "/sleep", FLEET)
+            assert (status, "FLEET_TOKEN" in said["error"]["message"]) == (403, True)
+            assert await get(http, "/is_sleeping") == {"is_sleeping": False}
 
 
 async def _running(http, count):
@@ -161,26 +197,26 @@ async def test_sleep_with_keep_gives_back_kv_and_loses_no_token(awake):
     whole = await complete(http, max_tokens=200, seed=4, ignore_eos=True)
     task = asyncio.create_task(complete(http, max_tokens=200, seed=4, ignore_eos=True))
     await until(lambda: _running(http, 1), "it runs")
-    await post(http, "/sleep?level=2&mode=keep", {})
+    await post(http, "/sleep?level=2&mode=keep", FLEET)
     await until(lambda: _waiting(http, 1), "it is back in the queue")
     assert await metric(http, "kv_cache_usage_perc") == 0
-    await post(http, "/wake_up", {})
+    await post(http, "/wake_up", FLEET)
     assert (await task)["choices"] == whole["choices"]
 
 
 async def test_sleep_with_wait_lets_what_runs_finish(awake):
     task = asyncio.create_task(complete(awake, max_tokens=100, ignore_eos=True))
     await until(lambda: _running(awake, 1), "it runs")
-    await post(awake, "/sleep?mode=wait", {})
+    await post(awake, "/sleep?mode=wait", FLEET)
     assert (await task)["usage"]["completion_tokens"] == 100
 
 
 async def test_pause_refuses_and_resume_serves(awake):
     http = awake
-    assert await post(http, "/pause", {}) == (200, {"status": "paused"})
+    assert await post(http, "/pause", FLEET) == (200, {"status": "paused"})
     assert await get(http, "/is_paused") == {"is_paused": True}
     assert (await post(http, COMPLETIONS, {"prompt": "x"}))[0] == 503
-    await post(http, "/resume", {})
+    await post(http, "/resume", FLEET)
     assert await get(http, "/is_paused") == {"is_paused": False}
     assert await complete(http, max_tokens=1)
 
@@ -189,11 +225,11 @@ async def test_pause_with_keep_freezes_and_queues(awake):
     http = awake
     task = asyncio.create_task(complete(http, max_tokens=300, ignore_eos=True))
     await until(lambda: _running(http, 1), "it runs")
-    await post(http, "/pause?mode=keep", {})
+    await post(http, "/pause?mode=keep", FLEET)
     queued = asyncio.create_task(complete(http, max_tokens=1))
     await until(lambda: _waiting(http, 1), "it waits")
     assert await metric(http, "num_requests_running") == 1
-    await post(http, "/resume", {})
+    await post(http, "/resume", FLEET)
     assert (await task)["usage"]["completion_tokens"] == 300
     assert (await queued)["usage"]["completion_tokens"] == 1
 
@@ -203,7 +239,7 @@ async def test_requests_can_be_aborted_by_name(http, name):
     task = asyncio.create_task(complete(http, request_id="victim", max_tokens=400, ignore_eos=True))
     other = asyncio.create_task(complete(http, request_id="other", max_tokens=100, ignore_eos=True))
     await until(lambda: _running(http, 2), "both run")
-    await post(http, "/abort_requests", {"request_ids": [name]})
+    await post(http, "/abort_requests", {**FLEET, "request_ids": [name]})
     assert (await task)["choices"][0]["finish_reason"] == "abort"
     assert (await other)["choices"][0]["finish_reason"] == "length"
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.workers.engine.client import post
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch_bench import folder
 
 pytestmark = pytest.mark.torch
@@ -24,7 +24,8 @@ GONE_S = 20.0
 
 
 def started(*options, model=None):
-    return EngineProcess("--model", str(model or folder()), "--served-model-name", "tiny", *OPTIONS, *options)
+    named = ("--model", str(model or folder()), "--served-model-name", "tiny")
+    return EngineProcess(*named, *OPTIONS, *options, token=FLEET["token"])
 
 
 @pytest.fixture(scope="module", params=["continuous", "preemptive"])
@@ -78,12 +79,43 @@ async def test_they_sleep_and_wake_together(both):
     before = await texts(two)
     async with aiohttp.ClientSession(two.url) as http:
         for level, kind in ((1, "host"), (2, "disk")):
-            assert (await post(http, f"/sleep?level={level}", {}))[0] == 200
-            status, said = await post(http, "/wake_up", {})
+            assert (await post(http, f"/sleep?level={level}", FLEET))[0] == 200
+            status, said = await post(http, "/wake_up", FLEET)
             assert status == 200, said
             async with http.get("/weights") as answer:
                 assert [each["kind"] for each in (await answer.json())["attempts"]] == [kind]
             assert await texts(two) == before
+
+
+async def test_their_kv_is_neither_given_nor_taken(both):
+    """A rank has its heads only: refused with the reason, and nothing is queued or kept."""
+    _, _, two = both
+    offer = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 9, "remote_request_id": "r"}
+    offer |= {"remote_num_tokens": 3, "first_token": 5}
+    async with aiohttp.ClientSession(two.url) as http:
+        for params in ({"do_remote_decode": True}, offer):
+            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "kv_transfer_params": params}
+            status, said = await post(http, "/v1/completions", body)
+            assert (status, said["error"]["param"]) == (400, "kv_transfer_params")
+            assert "tensor-parallel ranks" in said["error"]["message"]
+        async with http.get("/links") as answer:
+            assert await answer.json() == {"id": "", "at": None, "peers": []}
+        assert (await post(http, "/links", {**FLEET, "id": "two", "peers": []}))[0] == 409
+
+
+async def test_their_weights_come_from_the_disk_and_other_ways_are_recorded_as_refused(both):
+    _, one, two = both
+    before = await texts(two)
+    async with aiohttp.ClientSession(one.url) as whole, aiohttp.ClientSession(two.url) as http:
+        for session, url in ((http, one.url), (whole, two.url)):  # from one to two, and from two to one
+            await post(session, "/sleep?level=2", FLEET)
+            sources = [{"kind": "engine", "url": url}, {"kind": "disk"}]
+            status, said = await post(session, "/weights/load", {**FLEET, "sources": sources})
+            assert (status, said["state"]) == (200, "present"), said
+            refused, disk = said["attempts"]
+            assert "several tensor-parallel ranks" in refused["error"]
+            assert (disk["kind"], disk["error"]) == ("disk", "")
+    assert await texts(two) == await texts(one) == before
 
 
 # ---- life and death -------------------------------------------------------------------------------------------------

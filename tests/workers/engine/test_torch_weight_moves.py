@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -13,12 +14,16 @@ import aiohttp
 import pytest
 import torch
 import torch.distributed as dist
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch_bench import folder, program
 from workers.engine.torch_transfer import WeightMemory
+from workers.engine.torch_weight_store import TorchWeights
 from workers.engine.torch_weights import WeightsError
+from workers.engine.weights import LoadFailed, WeightManager
 
 pytestmark = pytest.mark.torch
 TOKEN = "fleet-secret"
@@ -60,7 +65,7 @@ async def state(session: aiohttp.ClientSession) -> str:
 
 
 async def absent(session: aiohttp.ClientSession) -> None:
-    await post(session, "/sleep?level=2", {})
+    await post(session, "/sleep?level=2", {"token": TOKEN})
     assert await state(session) == "absent"
 
 
@@ -119,14 +124,28 @@ async def test_nonsense_is_refused_with_the_field(http, sources, field):
 async def test_level_one_comes_back_from_host_memory_and_two_from_disk(http):
     before = (await complete(http["warm"], **ASK))["choices"][0]["text"]
     for level, kind in ((1, "host"), (2, "disk")):
-        await post(http["warm"], f"/sleep?level={level}", {})
+        await post(http["warm"], f"/sleep?level={level}", {"token": TOKEN})
         assert await state(http["warm"]) == "absent"
-        status, _ = await post(http["warm"], "/wake_up", {})
+        status, _ = await post(http["warm"], "/wake_up", {"token": TOKEN})
         assert status == 200
         async with http["warm"].get("/weights") as response:
             attempts = (await response.json())["attempts"]
         assert [each["kind"] for each in attempts] == [kind], attempts
         assert (await complete(http["warm"], **ASK))["choices"][0]["text"] == before
+
+
+@pytest.mark.parametrize("answer", [{}, {"tensors": [["a"]]}, {"tensors": 7}, [1], "text"])
+async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried(http, answer):
+    async def send(request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/weights/send", send)
+    async with TestServer(app) as server:
+        await absent(http["warm"])
+        status, said = await load(http["warm"], {"kind": "engine", "url": str(server.make_url(""))}, {"kind": "disk"})
+    assert (status, said["state"]) == (200, "present"), said
+    assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [("engine", True), ("disk", False)]
 
 
 # ---- memory, without engines ----------------------------------------------------------------------------------------
@@ -193,3 +212,33 @@ def test_a_source_that_dies_in_the_middle_leaves_nothing_present():
     with pytest.raises(WeightsError, match="broke off"):
         exchange(dying, receiver, timeout_s=2.0, theirs=sender.manifest())
     assert not receiver.present
+
+
+def store(memory: WeightMemory) -> TorchWeights:
+    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0)
+
+
+async def test_a_source_is_not_put_to_sleep_while_it_sends():
+    """Its memory would be freed under the transfer."""
+    weights = store(memory())
+    await weights.send("127.0.0.1", 9)  # nobody is there: until its time is up
+    assert weights.sending
+    with pytest.raises(LoadFailed, match="loaded or sent"):
+        await WeightManager(weights).release(keep_host_copy=False)
+    async with asyncio.timeout(30):
+        while weights.sending:
+            await asyncio.sleep(0.05)
+    await WeightManager(weights).release(keep_host_copy=False)
+    assert not weights.present
+
+
+async def test_without_room_for_a_copy_the_weights_stay(monkeypatch):
+    weights = store(memory())
+
+    def full(self: WeightMemory) -> None:
+        raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+    monkeypatch.setattr(WeightMemory, "keep_host_copy", full)
+    with pytest.raises(LoadFailed, match="no copy can be kept in host memory"):
+        await weights.release(keep_host_copy=True)
+    assert (weights.present, weights.has_host_copy) == (True, False)

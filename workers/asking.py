@@ -1,0 +1,101 @@
+"""Many engines asked at once, each by one thread at most, and waited for together: whoever hangs holds nobody up.
+
+A call that is not over in time goes on, and what it brings is there at the next time of asking; until then its engine
+is not asked again. Those that failed or were late last time are asked after all others, in turn, with half as many
+threads, and hardly waited for: an engine that is away costs one wait, not one each time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+AT_ONCE = 32
+PATIENCE_S = 0.05  # for those that were silent last time: what answers at once is heard at once
+
+
+class Asker:
+    """For tasks of one process, one after the other. A call must end by itself some time, and may end after it.
+
+    At most `at_once` threads for those that answer, and as many that hang.
+    """
+
+    def __init__(self, at_once: int = AT_ONCE, patience_s: float = PATIENCE_S) -> None:
+        self._at_once, self._patience_s = at_once, patience_s
+        self._open: dict[Hashable, Future[object]] = {}  # under way, or over and not told yet
+        self._silent: dict[Hashable, float] = {}  # when it was last asked, of those that failed or were late
+        self._good: set[Hashable] = set()  # those that answered last time
+
+    def silent(self, key: Hashable) -> bool:
+        """It failed or was late last time."""
+        return key in self._silent
+
+    def ask(self, calls: Mapping[K, Callable[[], T]], within_s: float) -> dict[K, Future[T]]:
+        """What is over after at most `within_s`: result or exception of each. What is not is missing."""
+        began, answered = time.monotonic(), dict[K, Future[T]]()
+        self._forget(calls)
+        silent = set(self._silent)
+        waiting = sorted(calls.keys() - self._open.keys(), key=self._rank)
+        while True:
+            answered |= self._over(calls)
+            waiting = self._begin(waiting, calls, silent)
+            ours = [key for key in self._open if key in calls]
+            patience_s = within_s if any(key not in silent for key in (*ours, *waiting)) else self._patience_s
+            left = began + min(within_s, patience_s) - time.monotonic()
+            if (not ours and not waiting) or left <= 0:
+                break
+            wait([future for future in self._open.values() if not future.done()], left, FIRST_COMPLETED)
+        self._remember(calls, answered)
+        return answered
+
+    def _rank(self, key: Hashable) -> tuple[bool, float]:
+        """The good first, then the unknown, then the silent, longest ago first."""
+        return key not in self._good, self._silent.get(key, 0.0)
+
+    def _begin(self, waiting: list[K], calls: Mapping[K, Callable[[], T]], silent: set[Hashable]) -> list[K]:
+        """Those for which there is no thread yet."""
+        running = [key for key, future in self._open.items() if not future.done()]
+        slow = sum(key in silent for key in running)
+        quick, most, rest = len(running) - slow, 2 * self._at_once, list[K]()
+        for key in waiting:
+            full = slow >= self._at_once // 2 if key in silent else quick >= self._at_once or slow + quick >= most
+            if full:
+                rest.append(key)
+                continue
+            self._open[key] = future = Future()
+            threading.Thread(target=_call, args=(calls[key], future), name=f"ask-{key}", daemon=True).start()
+            slow, quick = slow + (key in silent), quick + (key not in silent)
+        return rest
+
+    def _over(self, calls: Mapping[K, Callable[[], T]]) -> dict[K, Future[T]]:
+        done = [key for key in calls if key in self._open and self._open[key].done()]
+        return {key: self._open.pop(key) for key in done}  # type: ignore[misc]
+
+    def _remember(self, calls: Mapping[K, Callable[[], T]], answered: Mapping[K, Future[T]]) -> None:
+        now = time.monotonic()
+        for key in calls:
+            if key in answered and answered[key].exception() is None:
+                self._silent.pop(key, None)
+                self._good.add(key)
+            elif key in answered or key in self._open:
+                self._silent[key] = now
+                self._good.discard(key)
+
+    def _forget(self, calls: Mapping[K, object]) -> None:
+        """Whom nobody asks for any more; a thread that still runs is counted until it ends."""
+        self._good &= calls.keys()
+        self._silent = {key: at for key, at in self._silent.items() if key in calls}
+        self._open = {key: future for key, future in self._open.items() if key in calls or not future.done()}
+
+
+def _call(call: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,199 @@
+"""One look at an instance that shall load its weights, and at one whose first served request is waited for.
+
+The engine is asked first. Present: done. Loading: another look later. Absent: told to load, under a name that is stored
+before it is told; absent although it was told under that name: no source gave them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from controller.models import Action, Decision, Instance
+from controller.models.fleet import Weights
+from controller.selectors.weights import first_token_at, weight_plan
+from controller.services.actions import action_end, action_keep
+from workers.weights import EngineAway, EngineRefuses, EngineWeights, WeightsClient
+
+LOAD_TIMEOUT = timedelta(minutes=10)  # from the order to weights that are there
+MOST_TRIES = 3  # an engine that was started again in between forgot what it was told
+WATCH = timedelta(hours=1)  # for a first request
+MOST = 2.0**62  # of a figure
+RECORDS_COME = timedelta(seconds=10)  # a request is recorded when it ends: an earlier token may be recorded later
+
+
+def look_at(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
+    """The Decision if this look ended it."""
+    try:
+        return _weights(action, engine, utilisation)
+    except EngineAway as error:
+        return _later(action, str(error))
+    except EngineRefuses as error:
+        # Busy with somebody else's load: what comes of it shows at the next look.
+        return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
+
+
+def overdue(action: Action) -> str:
+    """Why it is too late for this load, "" while it is not."""
+    if timezone.now() - action.created_at <= LOAD_TIMEOUT:
+        return ""
+    return f"no weights within {LOAD_TIMEOUT.total_seconds():.0f} s; {action.error}"
+
+
+def give_up(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
+    """It cannot be brought about, or has become pointless. `said`: what the engine tried."""
+    attempts = _named(action, said or [])
+    return _end(action, Action.State.FAILED, reason, {"error": error, "attempts": attempts}, error, attempts)
+
+
+def _later(action: Action, error: str = "", **fields: Any) -> None:
+    action_keep(action=action, error=error, **fields)
+
+
+def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
+    said = engine.look()
+    mine = action.tries > 0 and said.order == _name(action)
+    if said.state == "present":
+        return _present(action, said, mine)
+    if said.state == "loading":
+        return _later(action, state=Action.State.RUNNING)
+    if mine:
+        return give_up(action, "no_source", _last_error(said.attempts), said.attempts)
+    if action.tries >= MOST_TRIES:
+        return give_up(action, "engine_forgot", f"told {action.tries} times, and it knows of none")
+    if not _plan(action, utilisation, said.host_copy):
+        return None
+    engine.order_load(_name(action), action.params["told"])
+    return _later(action)
+
+
+def _plan(action: Action, utilisation: Mapping[str, float], host_copy: bool) -> bool:
+    """What it will be told, stored before it is told. False: the action is somebody else's by now."""
+    params: dict[str, Any] = dict(action.params)
+    if "sources" in params:
+        params["told"] = params["sources"]
+    else:
+        plan = weight_plan(action.instance, utilisation, host_copy=host_copy)
+        params["told"] = [
+            {"kind": each.kind, **({"url": each.url, "id": each.id} if each.url else {})} for each in plan.choices
+        ]
+        params["plan"] = {"reason": plan.reason, **plan.figures}
+        params["rejected"] = dict(plan.rejected)
+    told = {"params": params, "tries": action.tries + 1, "state": Action.State.RUNNING, "error": ""}
+    return action_keep(action=action, release=False, **told)
+
+
+def _name(action: Action) -> str:
+    return f"action-{action.pk}-{action.tries}"
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None:
+    attempts = _named(action, said.attempts) if mine else []
+    good = next((each for each in attempts if not each["error"]), None)
+    outcome: dict[str, Any] = {"state": "present", "bytes": said.bytes, "attempts": attempts}
+    if good is not None:
+        outcome |= {"source": good["kind"], "from": good["source"], "load_s": round(good["seconds"], 3)}
+        outcome["tried_s"] = round(sum(each["seconds"] for each in attempts), 3)
+    reason = f"from_{good['kind']}" if good else "present_already"
+    return _end(action, Action.State.DONE, reason, outcome, "", attempts)
+
+
+def _end(
+    action: Action, state: str, reason: str, outcome: Mapping[str, Any], error: str, attempts: list[dict[str, Any]]
+) -> Decision | None:
+    waited = (timezone.now() - action.created_at).total_seconds()
+    params = action.params
+    inputs = {**params.get("plan", {}), "tries": action.tries, "ordered_s": round(waited, 3), "action": action.pk}
+    if "sources" in params:
+        inputs["sources"] = params["sources"]
+    if "scale_out" in params:
+        inputs["scale_out"] = params["scale_out"].get("decision")
+    return action_end(
+        action=action,
+        state=state,
+        kind="weights_load" if state == Action.State.DONE else "weights_load_failed",
+        subject=("instance", action.instance_id),
+        reason=reason,
+        inputs=inputs,
+        outcome=outcome,
+        error=error,
+        attempts=attempts,
+    )
+
+
+def first_served(action: Action) -> Decision | None:
+    """Time from the order to the first token that the new instance gave, and where its weights came from."""
+    row, asked = action.instance, action.params["scale_out"]
+    at = first_token_at(row, action.created_at)
+    now = timezone.now()
+    if at is not None and now - at < RECORDS_COME:
+        at = None
+    elif at is None and row.weights == Weights.ASLEEP:
+        return _served(action, Action.State.FAILED, "slept_before", {}, "it was put to sleep before it served")
+    elif at is None and row.desired_state == Instance.Desired.STOPPED:
+        return _served(action, Action.State.FAILED, "stopped_before", {}, "it was stopped before it served")
+    elif at is None and now - action.created_at > WATCH:
+        return _served(action, Action.State.FAILED, "never_served", {}, "no request came to it")
+    if at is None:
+        return _later(action, state=Action.State.RUNNING)
+    served = {"first_served_s": round((at - action.created_at).total_seconds(), 3)}
+    if row.ready_at is not None and not asked.get("warm"):
+        served["ready_s"] = round((row.ready_at - action.created_at).total_seconds(), 3)
+    how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
+    return _served(action, Action.State.DONE, how, served, "")
+
+
+def _served(action: Action, state: str, reason: str, outcome: dict[str, Any], error: str) -> Decision | None:
+    kinds = ("weights_load", "instance_awake")
+    loads = Decision.objects.filter(
+        kind__in=kinds, subject_type="instance", subject=action.instance_id, at__gte=action.created_at
+    )
+    load = loads.order_by("at").first()
+    if load is not None:
+        names = ("source", "from", "load_s", "bytes")
+        outcome |= {name: load.outcome[name] for name in names if name in load.outcome}
+    asked = action.params["scale_out"]
+    return action_end(
+        action=action,
+        state=state,
+        kind="scale_out_served" if state == Action.State.DONE else "scale_out_unserved",
+        subject=("scaling_policy", asked["policy"]),
+        reason=reason,
+        inputs={"instance": action.instance_id, "scale_out": asked.get("decision")},
+        outcome=outcome,
+        error=error,
+    )
+
+
+def _named(action: Action, attempts: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As the engine tells them, with the instance behind each url."""
+    ids = {each.get("url", ""): each.get("id", "") for each in action.params.get("told", [])}
+    return [
+        {
+            "kind": str(each.get("kind", "")),
+            "url": str(each.get("url", "")),
+            "source": ids.get(each.get("url", ""), "") if each.get("url") else "",
+            "seconds": round(_figure(each.get("seconds")), 4),
+            "bytes": int(_figure(each.get("bytes"))),
+            "error": str(each.get("error", "")),
+        }
+        for each in attempts
+    ]
+
+
+def _last_error(attempts: list[Mapping[str, Any]]) -> str:
+    said = [f"{each.get('kind')}: {each.get('error')}" for each in attempts if each.get("error")]
+    return "; ".join(said) or "the load ended without weights and without a reason"
+
+
+def _figure(said: Any) -> float:
+    """What an engine says of a transfer is kept with it: a number that a column holds, 0 for what is none."""
+    good = isinstance(said, int | float) and math.isfinite(said)
+    return min(max(float(said), 0.0), MOST) if good else 0.0
