@@ -6,13 +6,19 @@ Combined.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from controller.core.types import Role
 
 EngineKind = Literal["continuous", "preemptive_prefill"]
 BY_STAGE = "slackline"  # as the name of a scheduler: the one of this file, by role
+# What the reference engine's `--scheduler` calls a scheduler, and what the simulator's `engine_kind` calls it.
+SCHEDULERS: Mapping[str, str] = MappingProxyType(
+    {"continuous": "continuous", "preemptive": "preemptive_prefill", BY_STAGE: BY_STAGE}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.models import Instance, ServedModel
+from controller.policies.by_stage import BY_STAGE, SCHEDULERS
 from controller.selectors.latency_fits import Fits, active_fits
 
 # How an engine of this kind batches, as its own defaults say (workers.engine.config, vLLM's V1 scheduler).
 BATCHING: Mapping[str, str] = {"reference": "chunked_prefill", "vllm": "vllm_v1"}
 USUAL_BATCHING = "vllm_v1"
+PREEMPTIVE_BATCHING = "slo_aware_batching"
 STEP_TOKENS = 2048
+BLOCK_SIZE = 16  # the reference engine's, unless it was told
+TOLD = ("scheduling_policy", "block_size", "max_num_batched_tokens")  # options the simulator calls the same
 MOST_CHANGED = 64
 MOST_INSTANCES = 256
 
@@ -83,16 +87,18 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
             "it with python -m workers.profiler",
             field=field,
         )
-    kv_tokens = row.spec.get("kv_capacity_tokens")
+    told = row.spec if row.backend == "reference" else {}
+    kv_tokens = _kv_tokens(row.spec)
     longest = row.spec.get("max_model_len") or row.model.context_tokens
     found: dict[str, Any] = {
         "profile": dict(fit.coefficients),
         "max_num_seqs": row.max_num_seqs,
         "max_num_batched_tokens": max(STEP_TOKENS, row.max_num_seqs),
         "max_model_len": min(longest, kv_tokens) if kv_tokens else longest,
-        "batching": _batching(row),
         "unit_cost": row.unit_cost,
         "model": row.model.name,
+        **{name: told[name] for name in TOLD if told.get(name) is not None},
+        **_scheduler(row, told, field),
     }
     if kv_tokens:
         found["kv_tokens"] = kv_tokens
@@ -103,7 +109,33 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
     return found
 
 
-def _batching(row: Instance) -> str:
-    """What the reference engine was told, else what an engine of its kind does."""
-    told = row.spec.get("batching") if row.backend == "reference" else None
-    return told if isinstance(told, str) and told else BATCHING.get(row.backend, USUAL_BATCHING)
+def _kv_tokens(spec: Mapping[str, Any]) -> int | None:
+    """None: it was not told."""
+    blocks = spec.get("kv_blocks")
+    if blocks is not None:
+        return int(blocks) * int(spec.get("block_size") or BLOCK_SIZE)
+    return spec.get("kv_capacity_tokens")
+
+
+def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """What the engine was told to run, as the simulator names it. Raises ConfigError where that has no such engine."""
+    name = told.get("scheduler") or "continuous"
+    if name not in SCHEDULERS:
+        raise ConfigError(
+            f"instance {row.id} runs scheduler {name!r}, which the simulator does not know; known: "
+            f"{', '.join(SCHEDULERS)}",
+            field=field,
+        )
+    batching = told.get("batching") or None
+    if name == "continuous":
+        return {"batching": batching or BATCHING.get(row.backend, USUAL_BATCHING)}
+    if name == BY_STAGE:
+        return {"engine_kind": SCHEDULERS[name]} | ({"deadlines": True} if told.get("deadlines") is True else {})
+    if row.role == "decode":
+        raise ConfigError(
+            f"instance {row.id} decodes under scheduler {name!r}; the simulated engine of that kind takes over no KV",
+            field=field,
+        )
+    preemption = {each: told[each] for each in ("boundary", "chunk_tokens") if told.get(each) is not None}
+    found = {"engine_kind": SCHEDULERS[name], "batching": batching or PREEMPTIVE_BATCHING}
+    return found | ({"preemption": preemption} if preemption else {})

@@ -9,7 +9,7 @@ from controller.core.types import LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import Batching
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
-from controller.policies.by_stage import BY_STAGE, engine_part
+from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
 from controller.predict.boundaries import BOUNDARIES
 
 BATCHING = SloAwareBatching.name
@@ -17,8 +17,12 @@ BATCHING = SloAwareBatching.name
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    kinds = ["continuous", "preemptive", BY_STAGE]
-    add("--scheduler", default="continuous", choices=kinds, help=f"{BY_STAGE}: what is best for --role (%(default)s)")
+    add(
+        "--scheduler",
+        default="continuous",
+        choices=list(SCHEDULERS),
+        help=f"{BY_STAGE}: what is best for --role (%(default)s)",
+    )
     add("--deadlines", action="store_true", help=f"{BY_STAGE}: end-to-end deadlines or workflows are promised here")
     add("--boundary", choices=BOUNDARIES, help="preemptive: where a running prefill may be left (operator)")
     add("--chunk-tokens", type=int, help="preemptive: most prompt tokens of one step (no bound)")
@@ -46,7 +50,7 @@ def _choose_by_stage(args: argparse.Namespace) -> None:
     if args.batching is not None:
         raise ConfigError(f"--scheduler {BY_STAGE} chooses it by --role", "batching")
     part = engine_part(Role(args.role), args.deadlines)
-    args.scheduler = "preemptive" if part.engine_kind == "preemptive_prefill" else "continuous"
+    args.scheduler = next(name for name, kind in SCHEDULERS.items() if kind == part.engine_kind)
     args.batching = part.batching
 
 

@@ -27,6 +27,7 @@ OPTIONS = (
     *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "emulated_load_s", "emulated_weight_bytes"),
 )
+FLAGS = ("deadlines",)  # the same, of options without a value
 BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
@@ -43,6 +44,7 @@ def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
     for name in OPTIONS:
         if options.get(name) is not None:
             argv += [f"--{name.replace('_', '-')}", str(options[name])]
+    argv += [f"--{name.replace('_', '-')}" for name in FLAGS if options.get(name) is True]
     return argv
 
 

@@ -156,7 +156,7 @@ def test_a_replay_runs_the_schedulers_that_the_engines_run(told, role, expected)
     assert {name: group.get(name) for name in expected} == expected
     if role == "collocated":
         spec, _ = resolved({**data.spec(), "instances": {"fleet": "today", "model": "demo"}}, data.no_profile)
-        (one,) = read(spec)
+        one, *_ = read(spec)
         assert {name: getattr(one.settings.instances[0], name) for name in expected} == expected
 
 

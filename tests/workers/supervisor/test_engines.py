@@ -8,7 +8,7 @@ import pytest
 
 from workers.engine.config import build_parser
 from workers.provisioners import ProcessProvisioner
-from workers.supervisor.engines import OPTIONS, EngineFolder, engine_argv
+from workers.supervisor.engines import FLAGS, OPTIONS, EngineFolder, engine_argv
 
 FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
 
@@ -42,6 +42,13 @@ def test_notes_of_the_wisher_do_not_reach_the_command_line():
     assert "for the reader" not in argv
     assert argv[argv.index("--kv-blocks") + 1] == "200"
     assert argv[argv.index("--max-num-seqs") + 1] == "2"
+
+
+def test_an_option_without_a_value_is_named_alone():
+    assert set(FLAGS) <= {action.dest for action in build_parser()._actions}
+    argv = engine_argv(8123, {**FAST, "scheduler": "slackline", "deadlines": True})
+    assert argv[-1] == "--deadlines"
+    assert "--deadlines" not in engine_argv(8123, {**FAST, "deadlines": False})
 
 
 def test_from_wish_to_ready_to_gone(folder):
