@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from django.core.validators import RegexValidator
@@ -16,7 +17,7 @@ from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
 from api.control.references import host_named, model_named
 from api.permissions import IsOperator, IsViewer
-from controller.models import Instance
+from controller.models import Action, Instance
 from controller.models.fleet import Role
 from controller.selectors.catalogue import instances
 from controller.services.actions import weights_load_order
@@ -260,58 +261,42 @@ class InstanceSetRole(ControlView):
         return self.one(self.found(instances(), pk), InstanceOutput)
 
 
-class InstanceLoad(ControlView):
+class _InstanceOrderView(ControlView):
+    """What takes an instance a while. The answer is the action, which ends with a decision; said twice it is one."""
+
+    access: ClassVar = {"POST": IsOperator}
+
+    def order(self, service: Callable[..., Action], pk: str, data: dict[str, Any]) -> Response:
+        version = stated_version(self.request, data)
+        row = service(actor=self.actor, instance_id=pk, version=version, **data)
+        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+
+
+ordered = partial(operation, answer=ActionOutput, status=202, errors=CHANGED)
+
+
+class InstanceLoad(_InstanceOrderView):
     """Weights for a warm instance. The answer is the action that brings them, which ends with a decision."""
 
-    access: ClassVar = {"POST": IsOperator}
-
-    @operation(
-        "instance_load",
-        "Load the weights of an instance",
-        body=InstanceLoadInput,
-        answer=ActionOutput,
-        status=202,
-        errors=CHANGED,
-    )
+    @ordered("instance_load", "Load the weights of an instance", body=InstanceLoadInput)
     def post(self, request: Request, pk: str) -> Response:
-        data = self.body(InstanceLoadInput)
-        version = stated_version(self.request, data)
-        row = weights_load_order(actor=self.actor, instance_id=pk, sources=data.get("sources"), version=version)
-        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+        return self.order(weights_load_order, pk, self.body(InstanceLoadInput))
 
 
-class InstanceSleep(ControlView):
+class InstanceSleep(_InstanceOrderView):
     """Device memory given up, the process kept. Nothing is sent there from now on; what runs there may finish."""
 
-    access: ClassVar = {"POST": IsOperator}
-
-    @operation(
-        "instance_sleep",
-        "Put an instance to sleep",
-        body=InstanceSleepInput,
-        answer=ActionOutput,
-        status=202,
-        errors=CHANGED,
-    )
+    @ordered("instance_sleep", "Put an instance to sleep", body=InstanceSleepInput)
     def post(self, request: Request, pk: str) -> Response:
-        data = self.body(InstanceSleepInput)
-        version = stated_version(self.request, data)
-        row = sleep_order(actor=self.actor, instance_id=pk, level=data["level"], version=version)
-        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+        return self.order(sleep_order, pk, self.body(InstanceSleepInput))
 
 
-class InstanceWake(ControlView):
+class InstanceWake(_InstanceOrderView):
     """The end of a sleep. Requests are sent there once all of its weights are back."""
 
-    access: ClassVar = {"POST": IsOperator}
-
-    @operation(
-        "instance_wake", "Wake an instance", body=InstanceAction, answer=ActionOutput, status=202, errors=CHANGED
-    )
+    @ordered("instance_wake", "Wake an instance", body=InstanceAction)
     def post(self, request: Request, pk: str) -> Response:
-        version = stated_version(self.request, self.body(InstanceAction))
-        row = wake_order(actor=self.actor, instance_id=pk, version=version)
-        return self.one(row, ActionOutput, status.HTTP_202_ACCEPTED)
+        return self.order(wake_order, pk, self.body(InstanceAction))
 
 
 class InstanceDesiredState(_InstanceWishView):

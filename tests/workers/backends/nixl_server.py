@@ -7,13 +7,14 @@ channel, a port of its own). Kept: which parameters a prefill must carry, what i
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from tests.workers.backends.sockets import Route, Sockets, send_event
 
 ASKED = {
     "do_remote_decode": True,
@@ -26,10 +27,11 @@ ASKED = {
 NEEDED = ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
 
 
-class NixlServer:
+class NixlServer(Sockets):
     """`policy`: kv_load_failure_policy, `fail` or `recompute`."""
 
     def __init__(self, *, lease_s: float = 30.0, policy: str = "fail") -> None:
+        super().__init__()
         self.lease_s = lease_s
         self.policy = policy
         self.engine_id = str(uuid.uuid4())
@@ -44,43 +46,16 @@ class NixlServer:
         self.running = 0
         self.url = ""
         self.side_port = 0
-        self._runners: list[web.AppRunner] = []
-        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> NixlServer:
-        self._session = aiohttp.ClientSession()
-        self.side_port = await self._listen([("GET", "/blocks/{engine}/{request}", self._give)])
-        routes = [("GET", "/metrics", self._metrics), ("GET", "/health", self._metrics)]
+        self.side_port = await self.listen([("GET", "/blocks/{engine}/{request}", self._give)])
+        routes: list[Route] = [("GET", "/metrics", self._metrics), ("GET", "/health", self._metrics)]
         routes += [("POST", f"/v1/{path}", self._generate) for path in ("completions", "chat/completions")]
-        self.url = f"http://127.0.0.1:{await self._listen(routes)}"
+        self.url = f"http://127.0.0.1:{await self.listen(routes)}"
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.die()
-
-    async def _listen(self, routes: list[Any]) -> int:
-        app = web.Application()
-        for method, path, handler in routes:
-            app.router.add_route(method, path, handler)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self._runners.append(runner)
-        return int(runner.addresses[0][1])
-
-    async def die(self) -> None:
-        for runner in self._runners:
-            for site in list(runner.sites):
-                await site.stop()
-            assert runner.server is not None
-            for connection in list(runner.server.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners = []
-        if self._session is not None:
-            await self._session.close()
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=f'vllm:num_requests_running{{engine="0"}} {float(self.running)}\n')
@@ -117,9 +92,8 @@ class NixlServer:
             return ""
         path = f"/blocks/{params['remote_engine_id']}/{params['remote_request_id']}"
         url = f"http://{params['remote_host']}:{params['remote_port']}{path}"
-        assert self._session is not None
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
                 return await response.text() if response.status == 200 else ""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return ""
@@ -163,9 +137,9 @@ class NixlServer:
         for index in range(tokens):
             piece = {"delta": {"content": f"{text} "}} if chat else {"text": f"{text} "}
             finish = "length" if index == tokens - 1 else None
-            await _event(response, {"choices": [{"index": 0, **piece, "finish_reason": finish}]})
+            await send_event(response, {"choices": [{"index": 0, **piece, "finish_reason": finish}]})
         if (body.get("stream_options") or {}).get("include_usage"):
-            await _event(response, {"choices": [], "usage": usage})
+            await send_event(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -174,7 +148,3 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response(
         {"error": {"message": message, "type": "Error", "param": None, "code": status}}, status=status
     )
-
-
-async def _event(response: web.StreamResponse, data: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")

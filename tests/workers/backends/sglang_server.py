@@ -7,7 +7,6 @@ prefill server's bootstrap port). Not emulated: time. It refuses what SGLang ref
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from tests.workers.backends.sockets import Route, Sockets, send_event
 
 TRANSFERS_THAT_SWITCH = ("mooncake", "mori")
 DEFAULTS: dict[str, Any] = {
@@ -54,10 +55,11 @@ class Room:
         self.landed = asyncio.Event()
 
 
-class SglangServer:
+class SglangServer(Sockets):
     """`args` as `/server_info` tells them. Switches of a test: `pace_s`, `hold` (nothing computes while cleared)."""
 
     def __init__(self, **args: Any) -> None:
+        super().__init__()
         self.args = {**DEFAULTS, **args}
         self.mode = self.args["disaggregation_mode"]
         self.graphs: dict[str, Any] = {}
@@ -82,21 +84,14 @@ class SglangServer:
         self.bootstrap_timeout_s = 300.0
         self.url = ""
         self.loads_missing = False
-        self._runners: list[web.AppRunner] = []
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._runners)
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> SglangServer:
-        self._session = aiohttp.ClientSession()
         if self.mode == "prefill" or self.args["enable_pd_role_switch"]:
-            port = await self._listen([("GET", "/route", self._route), ("GET", "/kv/{room}", self._give_kv)])
+            port = await self.listen([("GET", "/route", self._route), ("GET", "/kv/{room}", self._give_kv)])
             self.args["disaggregation_bootstrap_port"] = port
-        routes = [
+        routes: list[Route] = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._completions),
             ("GET", "/ready", self._ready),
@@ -119,36 +114,11 @@ class SglangServer:
             routes.append(("GET", "/metrics", self._metrics))
         if self.args["enable_pd_role_switch"]:
             routes.append(("POST", "/pd_role_switch", self._switch))
-        self.url = f"http://127.0.0.1:{await self._listen(routes)}"
+        self.url = f"http://127.0.0.1:{await self.listen(routes)}"
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.die()
-
-    async def _listen(self, routes: list[Any]) -> int:
-        app = web.Application()
-        for method, path, handler in routes:
-            app.router.add_route(method, path, handler)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self._runners.append(runner)
-        return int(runner.addresses[0][1])
-
-    async def die(self) -> None:
-        """As after kill -9: connections are reset, the port is closed."""
-        for runner in self._runners:
-            for site in list(runner.sites):
-                await site.stop()
-            assert runner.server is not None
-            for connection in list(runner.server.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
-        for runner in self._runners:
-            await runner.cleanup()
-        self._runners = []
-        if self._session is not None:
-            await self._session.close()
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -219,13 +189,12 @@ class SglangServer:
         job.stage = "decode_transfer_queue_reqs"
         body = job.body
         url = f"http://{body['bootstrap_host']}:{body['bootstrap_port']}/kv/{body['bootstrap_room']}"
-        assert self._session is not None
         found: dict[str, Any] = {}
 
         async def fetch() -> str | None:
             try:
                 timeout = aiohttp.ClientTimeout(total=self.bootstrap_timeout_s)
-                async with self._session.get(url, timeout=timeout) as response:  # type: ignore[union-attr]
+                async with self.session.get(url, timeout=timeout) as response:
                     if response.status != 200:
                         return f"KVTransferError: {await response.text()}"
                     found.update(await response.json())
@@ -270,12 +239,12 @@ class SglangServer:
                 break
             piece = {"delta": {"content": f"{text} "}} if chat else {"text": f"{text} "}
             last = "length" if index == tokens - 1 else None
-            await _event(response, {"choices": [{"index": 0, **piece, "finish_reason": last}]})
+            await send_event(response, {"choices": [{"index": 0, **piece, "finish_reason": last}]})
         if job.gone.is_set():
             piece = {"delta": {}} if chat else {"text": ""}
-            await _event(response, {"choices": [{"index": 0, **piece, "finish_reason": "abort"}]})
+            await send_event(response, {"choices": [{"index": 0, **piece, "finish_reason": "abort"}]})
         if (job.body.get("stream_options") or {}).get("include_usage"):
-            await _event(response, {"choices": [], "usage": _usage(tokens)})
+            await send_event(response, {"choices": [], "usage": _usage(tokens)})
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -443,10 +412,6 @@ def _error(status: int, message: str) -> web.Response:
 
 def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 3, "total_tokens": 3 + tokens, "completion_tokens": tokens}
-
-
-async def _event(response: web.StreamResponse, data: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n")
 
 
 @contextmanager
