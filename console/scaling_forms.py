@@ -53,9 +53,10 @@ class ScalingForm(forms.Form):
     warm = forms.IntegerField(
         min_value=0,
         max_value=INSTANCES_MAX,
-        initial=0,
+        required=False,
         label="Warm beside",
-        help_text="Instances whose process is up, without weights: a scale-out takes them first. They cost.",
+        help_text="Instances whose process is up, without weights: a scale-out takes them first. They cost. Empty: as "
+        "many as free devices allow.",
     )
     sleep_level = forms.TypedChoiceField(
         choices=[(0, "Stop it"), (1, "Sleep, weights in host memory"), (2, "Sleep, weights given up")],

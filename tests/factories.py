@@ -58,7 +58,7 @@ def instance(model: ServedModel | None = None, **fields: Any) -> Instance:
 
 
 def scaling_policy(model: ServedModel | None = None, **fields: Any) -> ScalingPolicy:
-    return ScalingPolicy.objects.create(model=model or served_model(), **fields)
+    return ScalingPolicy.objects.create(model=model or served_model(), **{"warm": 0, **fields})
 
 
 def user(role: str = "", **fields: Any) -> User:

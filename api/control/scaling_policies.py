@@ -48,7 +48,9 @@ class _ScalingFields(serializers.Serializer):
         min_value=0,
         max_value=INSTANCES_MAX,
         required=False,
-        help_text="Instances kept beside: process up, weights absent until a scale-out takes them. They cost.",
+        allow_null=True,
+        help_text="Instances kept beside: process up, weights absent until a scale-out takes them. They cost. null: as "
+        "many as free devices allow, none where no devices are described.",
     )
     sleep_level = serializers.IntegerField(
         min_value=0,

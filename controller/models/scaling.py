@@ -21,7 +21,7 @@ class ScalingPolicy(Versioned):
     sustain_s = models.FloatField("load must stay low for", default=15.0)
     cooldown_s = models.FloatField("pause after an action", default=10.0)
     interval_s = models.FloatField("time between two looks", default=1.0)
-    warm = models.PositiveIntegerField("warm instances kept beside", default=0)
+    warm = models.PositiveIntegerField("warm instances kept beside", null=True, blank=True)  # none: as devices allow
     sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop
     enabled = models.BooleanField(default=True)
 

@@ -1,6 +1,7 @@
 """The warm pool: instances whose process is up and whose weights are absent (HyperFlexis sec. 6, Fast Scaling).
 
-The paper keeps as many as there are devices; here a policy says how many, since each costs what a serving one costs. A
+The paper keeps as many as there are devices. So does a policy that says nothing, as far as its free devices are known
+and it may serve with them (`wanted`); one that says how many keeps those, since each costs what a serving one costs. A
 scale-out takes one and gives it weights; the pool is filled up again at a later look, not the one that took from it:
 the newcomer's start must not contend with the load that somebody waits for. Cost: O(instances log instances).
 """
@@ -38,6 +39,18 @@ def take(pool: Iterable[WarmInstance], instances: int) -> list[str]:
     """
     ready = sorted((each for each in pool if each.ready), key=lambda each: (each.source, each.since, each.id))
     return [each.id for each in ready[:instances]]
+
+
+def wanted(pool: int, *, room: int | None, sharers: int, headroom: int) -> int:
+    """How many a policy keeps that does not say: those it has and its part of the free devices, as long as all of them
+    could serve. None where nobody knows the devices.
+
+    `room`: more instances that the free devices allow (None: unknown); `sharers`: policies that would have a part of
+    them, at least 1; `headroom`: most instances the policy may have, less those that serve, start or sleep.
+    """
+    if room is None:
+        return 0
+    return max(0, min(pool + room // sharers, headroom))
 
 
 def fill(pool: Sequence[WarmInstance], wanted: int, *, startable: bool, busy: bool) -> PoolChange:

@@ -38,6 +38,7 @@ from controller.services.scaling_stages import (
     startable_now,
     takeable,
     warm_of,
+    warm_wanted,
 )
 from controller.services.sleeping import sleep_order, sleepable, wake_order
 
@@ -202,10 +203,10 @@ def _outcome(
 
 
 def _keep_warm(stage: Stage, tick: int) -> Decision | None:
-    """As many warm instances as the policy says."""
-    change = fill(
-        [warm_of(row) for row in stage.pool], stage.policy.warm, startable=stage.pattern is not None, busy=stage.loading
-    )
+    """As many warm instances as the policy says, else as its free devices allow."""
+    target = warm_wanted(stage)
+    pool = [warm_of(row) for row in stage.pool]
+    change = fill(pool, target, startable=stage.pattern is not None, busy=stage.loading)
     started = [_new_id(stage.pattern) for _ in range(startable_now(stage, change.start))]
     if not started and not change.stop:
         return None
@@ -215,7 +216,7 @@ def _keep_warm(stage: Stage, tick: int) -> Decision | None:
         subject_type="scaling_policy",
         subject=f"{stage.config.model}/{stage.config.role}",
         reason="pool_below_target" if started else "pool_above_target",
-        inputs={"warm": len(stage.pool), "wanted": stage.policy.warm},
+        inputs={"warm": len(stage.pool), "wanted": target},
         outcome={"started": started} if started else {"stopped": list(change.stop)},
         idempotency_key=f"warm:{stage.policy.pk}:{tick}",
     )

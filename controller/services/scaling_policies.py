@@ -34,7 +34,7 @@ def scaling_policy_create(
     sustain_s: float = 15.0,
     cooldown_s: float = 10.0,
     interval_s: float = 1.0,
-    warm: int = 0,
+    warm: int | None = None,
     sleep_level: int = 0,
     enabled: bool = True,
 ) -> ScalingPolicy:

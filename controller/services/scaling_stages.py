@@ -12,7 +12,7 @@ from controller.models.fleet import Weights
 from controller.scale import ScalingConfig
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
-from controller.scale.warm import WarmInstance
+from controller.scale.warm import WarmInstance, wanted
 from controller.selectors.topology import room_for
 from controller.services.actions import LOADABLE, Kind
 from controller.services.role_switches import SWITCHED, roles_ordered
@@ -70,6 +70,24 @@ def startable_now(stage: Stage, wanted: int) -> int:
     if stage.pattern is None:
         return 0
     return wanted if stage.room is None else min(wanted, stage.room)
+
+
+def warm_wanted(stage: Stage) -> int:
+    """What the policy says; else its part of the free devices that it may use."""
+    if stage.policy.warm is not None:
+        return stage.policy.warm
+    used = len(stage.seen.having("ready")) + len(stage.seen.having("starting")) + len(stage.asleep)
+    room = None if stage.pattern is None else stage.room
+    sharers = _sharers(stage) if room else 1
+    return wanted(len(stage.pool), room=room, sharers=sharers, headroom=stage.config.max_instances - used)
+
+
+def _sharers(stage: Stage) -> int:
+    """Policies that fill their pools from the devices of the pattern's host, this one among them."""
+    others = ScalingPolicy.objects.filter(enabled=True, warm=None).exclude(pk=stage.policy.pk)
+    there = Instance.objects.live().filter(host=stage.pattern.host) if stage.pattern else Instance.objects.none()
+    used = set(there.values_list("model_id", "role"))
+    return 1 + sum((policy.model_id, policy.role) in used for policy in others)
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:

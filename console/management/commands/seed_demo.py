@@ -89,7 +89,8 @@ def _model() -> ServedModel:
             actor=SYSTEM, model=model, device_kind=demo.DEVICE_KIND, coefficients=speed, source=demo.PROFILE
         )
     if not ScalingPolicy.objects.filter(model=model).exists():
-        scaling_policy_create(actor=SYSTEM, model=model, min_instances=2, max_instances=4)
+        # Nothing warm: its devices are emulated, and a small machine has no processor for processes that wait.
+        scaling_policy_create(actor=SYSTEM, model=model, min_instances=2, max_instances=4, warm=0)
     return model
 
 

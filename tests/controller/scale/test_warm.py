@@ -1,6 +1,8 @@
 """The warm pool: who is taken, who is started, who goes."""
 
-from controller.scale.warm import PoolChange, WarmInstance, fill, take
+import pytest
+
+from controller.scale.warm import PoolChange, WarmInstance, fill, take, wanted
 
 
 def test_the_longest_ready_is_taken_and_none_that_still_starts():
@@ -34,3 +36,19 @@ def test_too_many_go_starting_ones_first_then_the_youngest_and_never_anothers():
     assert fill(pool, 3, startable=True, busy=False).stop == ("starting",)
     assert fill(pool, 2, startable=True, busy=True).stop == ("starting", "young")
     assert fill(pool, 0, startable=True, busy=False).stop == ("starting", "young", "old")
+
+
+@pytest.mark.parametrize(
+    ("pool", "room", "sharers", "headroom", "expected"),
+    [
+        (0, None, 1, 4, 0),  # nobody knows the devices
+        (0, 3, 1, 4, 3),
+        (2, 0, 1, 4, 2),  # those that are there hold theirs
+        (1, 3, 2, 4, 2),
+        (0, 8, 1, 2, 2),  # more could never serve
+        (2, 0, 1, 1, 1),
+        (0, 3, 1, -1, 0),
+    ],
+)
+def test_who_does_not_say_keeps_what_devices_and_bound_allow(pool, room, sharers, headroom, expected):
+    assert wanted(pool, room=room, sharers=sharers, headroom=headroom) == expected

@@ -61,6 +61,38 @@ def test_the_warm_pool_takes_no_more_than_is_free(policy, two):
     assert tick(policy, fleet(0.5, *two)) is None
 
 
+@pytest.mark.parametrize(("devices", "most", "warm"), [(4, 4, 2), (8, 4, 2), (8, 3, 1), (2, 4, 0), (0, 4, 0)])
+def test_a_policy_that_says_nothing_keeps_as_many_warm_as_devices_and_its_bound_allow(policy, two, devices, most, warm):
+    assert policy.warm is None
+    if devices:
+        machine(devices, two)
+    scaling_policy_update(actor=SYSTEM, policy_id=policy.pk, version=policy.version, changes={"max_instances": most})
+    decision = tick(policy, fleet(0.5, *two))
+    started = [] if decision is None else decision.outcome["started"]
+    assert len(started) == warm
+    for number, name in enumerate(started):
+        instance_observe(instance_id=name, observed_state=READY, url=f"http://w:{number}")
+    assert tick(policy, fleet(0.5, *two)) is None
+    assert Instance.objects.filter(weights="absent").count() == warm
+
+
+def test_a_warm_one_that_is_taken_leaves_no_room_for_another(policy, two):
+    machine(3, two)
+    (name,) = tick(policy, fleet(0.5, *two)).outcome["started"]
+    instance_observe(instance_id=name, observed_state=READY, url="http://w:1")
+    decision = tick(policy, fleet(0.95, *two))
+    assert (decision.kind, decision.outcome["started"]) == ("scale_out", [name])
+    assert tick(policy, fleet(0.5, *two, name)) is None
+
+
+def test_policies_on_one_machine_share_its_free_devices(stages):
+    prefill, _ = stages
+    machine(8, ["p1", "d1", "d2", "d3"])
+    test_stages.tick(prefill, test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5))
+    warm = Instance.objects.filter(weights="absent")
+    assert (warm.filter(role="prefill").count(), warm.count()) == (2, 2)
+
+
 def test_without_a_free_device_the_other_stage_still_gives_one(stages):
     prefill, decode = stages
     machine(4, ["p1", "d1", "d2", "d3"])
