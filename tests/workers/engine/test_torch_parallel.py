@@ -94,7 +94,7 @@ async def test_their_kv_is_neither_given_nor_taken(both):
     offer |= {"remote_num_tokens": 3, "first_token": 5}
     async with aiohttp.ClientSession(two.url) as http:
         for params in ({"do_remote_decode": True}, offer):
-            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "kv_transfer_params": params}
+            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 1, "kv_transfer_params": params}
             status, said = await post(http, "/v1/completions", body)
             assert (status, said["error"]["param"]) == (400, "kv_transfer_params")
             assert "tensor-parallel ranks" in said["error"]["message"]
