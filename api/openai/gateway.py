@@ -31,7 +31,7 @@ from controller.core.types import Outcome, Request
 from controller.dispatch import StageDispatcher, build_dispatcher, build_migrator
 from controller.slo.classes import Applied, SloError
 from workers.backends.base import Limits
-from workers.backends.events import carries_text
+from workers.backends.events import delivers_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Gateway:
         if parsed.echo is not None:
             translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
         if parsed.streamed and self.options.token_pacing:
-            carries = partial(carries_text, chat=chat) if translation is None else responses_stream.carries_text
+            carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.delivers_token
             send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
         flight = Flight(
             request,

@@ -1,7 +1,9 @@
 """Server-sent events of an OpenAI-style stream, counted without parsing JSON.
 
-An event counts as a token when it carries text. Quotes inside a JSON string are always escaped, so the byte patterns
-below cannot occur within generated text. Only the usage event (empty `choices`) and errors are parsed.
+An event counts as a token when it carries text, and also when it carries none but the answer goes on: tokens that are
+part of a character, or that the tokenizer skips, have no text yet and were computed all the same (vLLM sends an event
+for each). A chat's opening event, which names the role, is none. Quotes inside a JSON string are always escaped, so the
+byte patterns below cannot occur within generated text. Only the usage event (empty `choices`) and errors are parsed.
 """
 
 from __future__ import annotations
@@ -19,14 +21,22 @@ KV_COMMENT = b": kv "  # the reference engine's: how the KV of this answer came
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
 
 
-def carries_text(event: bytes, chat: bool) -> bool:
-    """True when the event delivers at least one token's text (or a piece of reasoning or a tool call)."""
+def delivers_token(event: bytes, chat: bool) -> bool:
+    """True when the event delivers at least one token (of text, reasoning or a tool call, or without any text yet)."""
     if not chat:
-        return b'"text":""' not in event and b'"text": ""' not in event and b'"text"' in event
-    content = b'"content":"' in event or b'"content": "' in event
-    if content and b'"content":""' not in event and b'"content": ""' not in event:
-        return True
+        if b'"text":""' not in event and b'"text": ""' not in event:
+            return b'"text"' in event
+        return _goes_on(event)
+    if b'"content":"' in event or b'"content": "' in event:
+        if b'"content":""' not in event and b'"content": ""' not in event:
+            return True
+        if b'"role":"' not in event and b'"role": "' not in event and _goes_on(event):
+            return True
     return b'"reasoning_content":"' in event or b'"reasoning":"' in event or b'"tool_calls":[{' in event
+
+
+def _goes_on(event: bytes) -> bool:
+    return b'"finish_reason":null' in event or b'"finish_reason": null' in event
 
 
 def parse_usage(raw: bytes) -> Usage | None:
@@ -83,7 +93,7 @@ class EventReader:
             elif event.startswith(KV_COMMENT):
                 moved, dropped = kv_moved(event.removeprefix(KV_COMMENT)), True
                 continue
-            elif carries_text(event, self._chat):
+            elif delivers_token(event, self._chat):
                 tokens += 1
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole

@@ -9,6 +9,9 @@ TEXT = b'data: {"id":"x","choices":[{"index":0,"text":" hi","finish_reason":null
 EMPTY = b'data: {"id":"x","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":" hi"}}]}\n\n'
+SILENT = b'data: {"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+SILENT_CHAT = b'data: {"choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+OPENING = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 STOP = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -26,6 +29,14 @@ def test_events_with_text_are_tokens() -> None:
 
 def test_role_and_stop_events_of_a_chat_are_no_tokens() -> None:
     assert [reader(chat=True).feed(event).tokens for event in (ROLE, WORD, STOP)] == [0, 1, 0]
+
+
+def test_a_token_without_text_is_one_and_reaches_the_client() -> None:
+    # Half a character, or one that the tokenizer skips: held back, a whole answer of such came in one piece at its end.
+    chunk = reader().feed(SILENT + SILENT + EMPTY)
+    assert chunk is not None
+    assert (chunk.tokens, chunk.raw) == (2, SILENT + SILENT + EMPTY)
+    assert [reader(chat=True).feed(event).tokens for event in (OPENING, SILENT_CHAT)] == [0, 1]
 
 
 @pytest.mark.parametrize("delta", [b'"reasoning_content":"hm"', b'"tool_calls":[{"index":0}]', b'"content": "x"'])
