@@ -41,7 +41,8 @@ REASONS: dict[str, str] = {
     "held_too_long": "waited too long for a better place",
     "least_outstanding": "the instance with the least to do",
     "round_robin": "the next instance in turn",
-    "no_decode_instance": "no instance that decodes was up",
+    "no_decode_instance": "no instance that decodes was up: prefilled again by one that does both, or given up",
+    "migrator_failed": "an internal error between the two stages: prefilled again",
     # the way of a KV cache between two instances
     "kv_landed": "its KV cache arrived where it is decoded",
     "kv_lost": "its KV cache was lost: prefilled again",
