@@ -120,6 +120,7 @@ class Handoff:
         prefill = self._ending.get(seq.id)
         if prefill is not None and prefill.seq is seq:
             self._host.tell_dispatcher(ev.PrefillEnding(seq.id, instance_id))
+            self._host.heap.push(self._host.heap.now, Kind.TICK, _nothing)  # so that a pass follows at this instant
 
     def _computed(self, seq: Seq) -> None:
         """The last layer of what moved already may follow."""
@@ -198,7 +199,7 @@ class Handoff:
                 self._stop_prefill(action.request.id)
                 trip.restart()
                 host.tell_dispatcher(ev.Arrived(action.request, action.avoid))
-                host.heap.push(host.heap.now, Kind.TICK, _nothing)  # so that the dispatcher is asked at this instant
+                host.heap.push(host.heap.now, Kind.TICK, _nothing)
         elif isinstance(action, ev.GiveUp):
             trip = host.trip(action.request.id)
             if trip is not None:
