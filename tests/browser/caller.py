@@ -81,8 +81,10 @@ def engine_of_its_own(caller: Caller, name: str, **spec: Any) -> str:
 @contextmanager
 def busy(stack: Stack, model: str) -> Iterator[None]:
     """One request runs at the model's engine until this ends; its client then goes away."""
-    body = {"model": model, "prompt": "Go on.", "max_tokens": LONG, "slo_class": "batch", "stream": True}
+    body: dict[str, Any] = {"model": model, "prompt": "Go on.", "max_tokens": LONG, "slo_class": "batch"}
+    body |= {"stream": True, "ignore_eos": True}  # else the engine ends when it likes
     with stack.ask(body, stream=True) as answer:
         assert answer.status_code == 200, answer.text
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # held: one that is dropped closes the connection
+        next(lines)
         yield
