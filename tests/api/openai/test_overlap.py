@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+import aiohttp
 import pytest
 
 from controller.core import events as ev
 from controller.core.links import KvMoved
+from controller.core.types import InstanceSpec, Role
 from controller.dispatch.transfers import State
 from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.servers import ServerBed
 from tests.api.openai.test_handoff import STREAMED, fleet, kinds
 from tests.api.openai.test_transfers import freed, transfers
+from tests.workers.engine.process import EngineProcess
 from workers.backends.base import Chunk, EngineError, Prefilled, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -224,6 +229,35 @@ async def test_many_at_once_are_all_answered_once() -> None:
         assert sum(len(bed.backend(name).calls) for name in "de") == 40
         await asyncio.sleep(0.01)
         assert outstanding(bed) == 0
+
+
+async def test_through_real_engines_kv_moves_beside_its_prefill_and_the_answer_is_the_same(monkeypatch) -> None:
+    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
+    kv = ("--kv-layers", "4", "--kv-token-bytes", "1024", "--no-enable-prefix-caching", "--shutdown-timeout", "0")
+    options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", *kv)
+    body = completion(prompt=list(range(1, 301)), max_tokens=6, ignore_eos=True, seed=1)
+    with (
+        EngineProcess(*options, "--profile", "constant:800ms", "--role", "prefill") as p,
+        EngineProcess(*options, "--profile", "constant:2ms", "--role", "decode") as d,
+    ):
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            specs = [
+                InstanceSpec("p", "demo", p.url, "reference", Role.PREFILL),
+                InstanceSpec("d", "demo", d.url, "reference", Role.DECODE),
+            ]
+            async with ServerBed(specs, session) as bed:
+                texts = []
+                for stream in (True, False):
+                    answer = await bed.ask({**body, "stream": stream})
+                    assert (answer.status, answer.headers["x-slackline-instance"]) == (200, "d")
+                    events = [event for event in answer.events if event != "[DONE]"] if stream else [answer.body]
+                    texts.append("".join(json.loads(event)["choices"][0]["text"] for event in events))
+                    (one,) = transfers(bed)
+                    assert (one["outcome"], one["measured_by"], one["tokens"]) == ("done", "engine", 300)
+                    assert 0 < one["early_bytes"] < one["bytes"] == 4 * 1024 * 300
+            async with session.post(f"{d.url}/v1/completions", json={**body, "model": "demo"}) as alone:
+                texts.append((await alone.json())["choices"][0]["text"])
+    assert len(set(texts)) == 1
 
 
 # ---- when a transfer began and ended --------------------------------------------------------------------------------
