@@ -54,6 +54,7 @@ class Instance:
         self._leaps = leaps
         self._pausing = isinstance(self.engine.batching, Pausing)
         self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
+        self._single = not self._steady  # steps run one by one
         self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
         self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
         self._step: Step | None = None
@@ -91,15 +92,21 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        self._track(step, started)
+        self._track(step, started, now)
         self.step_ends.extend(ends)
         if self.watch is not None:
             self.watch(self.id, step, len(ends), self._started, now)
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
-    def _track(self, step: Step, started: Sequence[Seq]) -> None:
-        """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
-        if self._pausing or not self._steady:
+    def _track(self, step: Step, started: Sequence[Seq], at: float) -> None:
+        """Whose tokens the next entries of `step_ends` are; of an engine that runs step by step, whose come `at`. One
+        that was aborted in the step has none."""
+        if self._single:
+            tracks = self.tracks
+            for seq in (*started, *step.decodes):
+                if (track := tracks.get(seq.id)) is not None:
+                    track.times.append(at)
+        elif self._pausing:
             flowing = set(step.decodes)
             for seq in flowing - self._flowing:
                 if seq.state is not SeqState.FINISHED:
@@ -211,7 +218,7 @@ class Instance:
         if not done or done == len(self._ends) or self._step is None:
             return
         step, at = self._step, self._ends[done - 1]
-        self._track(step, ())
+        self._track(step, (), at)
         if self.watch is not None:
             self.watch(self.id, step, done, self._started, at)
         self.step_ends.extend(self._ends[:done])

@@ -93,7 +93,7 @@ class PreemptiveInstance(Instance):
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
         for seq in (*started, *step.decodes):
-            self.tracks[seq.id].add(now)
+            self.tracks[seq.id].times.append(now)
         self.step_ends.append(now)
         if self.watch is not None:
             self.watch(self.id, step, 1, work.since, now)  # of a suspended step the last part

@@ -19,7 +19,7 @@ class Track:
         self.spans: list[tuple[int, int]] = []
         self.open_at = -1
         self.counted = counted
-        self.times: array[float] | None = None
+        self.times: array[float] = array("d")  # of each token, instead of spans, where steps run one by one
 
     def begin(self, step: int, tokens_before: int) -> None:
         """A prefill completed in `step`: the first token, or the next one after a preemption."""
@@ -28,15 +28,9 @@ class Track:
             self.counted = tokens_before
         self.open_at = step
 
-    def add(self, at: float) -> None:
-        """One token of an engine whose steps have pauses."""
-        if self.times is None:
-            self.times = array("d")
-        self.times.append(at)
-
     def collect(self, step_ends: array[float], tokens: int) -> array[float]:
         """End times of the first `tokens` tokens."""
-        if self.times is not None:
+        if self.times:
             return self.times[:tokens]
         found: array[float] = array("d")
         for start, count in self.spans:

@@ -32,7 +32,8 @@ from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import Prompting, fill, queued
-from controller.policies.batching.kairos_standing import Standing, StepMatrix
+from controller.policies.batching.kairos_choice import StepTable
+from controller.policies.batching.kairos_standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class KairosDecode:
 
     def __init__(self, config: KairosDecodeConfig | None = None) -> None:
         self.config = config or KairosDecodeConfig()
-        self.table = StepMatrix(self.config.step_s, self.config.length_bucket)
+        self.table = StepTable(self.config.step_s, self.config.length_bucket)
         self._standing = Standing(self.table, self.config)
 
     def compose(self, engine: EngineView, now: float) -> list[Grant]:

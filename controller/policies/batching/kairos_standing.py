@@ -1,95 +1,46 @@
 """Kairos' choice of decodes for an engine that asks in every step of 30 ms: `kairos_choice.choose`, bit for bit.
 
-A test holds one to the other. What is known of a sequence is kept as columns, ascending by length, then id: who came
-and who left is put in and taken out, the rest is sorted again only after somebody overtook. The choice is arithmetic on
-whole columns as long as one after the other joins; from the first who is refused on it goes one by one, and ends where
-only longer ones follow, which would be refused for the same reason.
+A test holds one to the other. What is known of the decoding sequences is kept in columns, ascending by length, then id.
+A step moves on only those that ran in it; as these are nearly always the shortest, few ever overtake another. The scan
+ends where only longer ones follow, which would be refused for the same reason.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from controller.core.steps import Seq
 from controller.policies.batching.base import Grant
 from controller.policies.batching.kairos_choice import Profile, StepTable
 
-Column = npt.NDArray[np.float64]
-LENGTH, OUTPUT, TPOT, FIRST = range(4)
 
+class Known(NamedTuple):
+    """Of one size of batch: (mean, count) by bucket of what was observed, and the profile's parts."""
 
-class Parts:
-    """A profile's base, slope and fixed seconds by size of the batch."""
-
-    def __init__(self, profile: Profile) -> None:
-        self._profile = profile
-        self._known: Column = np.empty((3, 0))
-
-    def upto(self, batch: int) -> Column:
-        """Three rows, columns for batches of 0 to at least `batch`."""
-        if self._known.shape[1] <= batch:
-            self._known = np.array([self._profile.parts(size) for size in range(2 * batch + 64)]).T.copy()
-        return self._known
-
-
-class StepMatrix(StepTable):
-    """A StepTable that answers for many at once: what was observed, by size of the batch and bucket; NaN where nothing
-    was. Only buckets of which something was observed have a column."""
-
-    def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
-        super().__init__(profile, bucket)
-        self._means: Column = np.full((64, 8), np.nan)
-        self._place = np.zeros(64, np.intp)  # by bucket, its column; 0: none was observed, and that column is empty
-        self._places = 1
-
-    def observe(self, batch: int, length: int, seconds: float) -> None:
-        super().observe(batch, length, seconds)
-        bucket = length // self.bucket
-        place = int(self._places_upto(bucket)[bucket])
-        if not place:
-            place = self._place[bucket] = self._places
-            self._places += 1
-        self._means_upto(batch, place)[batch, place] = self.row(batch)[bucket][0]
-
-    def observed(self, sizes: int | Column, lengths: Column) -> Column:
-        """Means by length, of steps of `sizes`, one for all or one for each."""
-        buckets = lengths.astype(np.intp) // self.bucket
-        places = self._places_upto(int(buckets[-1]))[buckets]  # lengths ascend
-        found: Column = self._means_upto(int(np.max(sizes)), 0)[sizes, places]
-        return found
-
-    def _places_upto(self, bucket: int) -> npt.NDArray[np.intp]:
-        if bucket >= len(self._place):
-            self._place = np.concatenate((self._place, np.zeros(2 * bucket, np.intp)))
-        return self._place
-
-    def _means_upto(self, size: int, place: int) -> Column:
-        sizes, places = self._means.shape
-        if size >= sizes or place >= places:
-            grown: Column = np.full((max(sizes, 2 * size), max(places, 2 * place)), np.nan)
-            grown[:sizes, :places] = self._means
-            self._means = grown
-        return self._means
+    row: Mapping[int, tuple[float, int]]
+    base: float
+    slope: float
+    fixed: float
 
 
 class Standing:
     """The decoding sequences of an engine; `prompting`: those that run and have still to prefill, in its order."""
 
-    def __init__(self, table: StepMatrix, profile: Profile) -> None:
+    def __init__(self, table: StepTable, profile: Profile) -> None:
         """`table` starts from `profile`."""
         self.prompting: list[Seq] = []
         self._table = table
         self._profile = profile
-        self._parts = Parts(profile)
+        self._known: list[Known] = []  # by size of the batch
         self._running: list[Seq] = []
         self._decoding: set[Seq] = set()
-        self._seqs: list[Seq] = []
         self._grants: list[Grant] = []
-        self._columns: Column = np.empty((4, 64))
+        self._lengths: list[int] = []
+        self._outputs: list[int] = []
+        self._tpots: list[float] = []
+        self._firsts: list[float] = []
         self._chosen: list[Grant] = []
         self._ahead = 0  # so many of the chosen are the shortest that there are
 
@@ -111,97 +62,98 @@ class Standing:
         """A step ran so often: each of `decodes` has as many tokens more."""
         chosen, ahead = self._chosen, self._ahead
         if ahead == len(decodes) == len(chosen) and ahead and decodes[0] is chosen[0].seq:
-            self._columns[:TPOT, :ahead] += repeats  # the usual case: who is shorter joined, and all of them ran
-            lengths = self._columns[LENGTH]
-            if ahead < len(self._seqs) and lengths[ahead - 1] >= lengths[ahead]:
-                self._sort()
+            self._lengths[:ahead] = [length + repeats for length in self._lengths[:ahead]]
+            self._outputs[:ahead] = [output + repeats for output in self._outputs[:ahead]]
+            while 0 < ahead < len(self._lengths) and self._lengths[ahead - 1] >= self._lengths[ahead]:
+                ahead -= 1
+                self._move_back(ahead)
             return
-        columns = self._columns[:, : len(self._seqs)]
-        columns[OUTPUT] = [seq.output_tokens for seq in self._seqs]
-        columns[LENGTH] = [seq.tokens for seq in self._seqs]
+        self._lengths = [grant.seq.tokens for grant in self._grants]
+        self._outputs = [grant.seq.output_tokens for grant in self._grants]
         self._sort()
+
+    # ---- the choice -----------------------------------------------------------------------------------------------
 
     def choose(self, now: float, reserve: str) -> list[Grant]:
         """Alg. 3 on what `update` saw: a token for each that decodes in this step, ascending by length."""
-        chosen, self._ahead = self._choose(now, reserve) if self._seqs else ([], 0)
-        self._chosen = chosen
-        return chosen
-
-    def _choose(self, now: float, reserve: str) -> tuple[list[Grant], int]:
-        """Also how many of the shortest joined before the first was refused; all, if nobody joined."""
-        count = len(self._seqs)
-        lengths, sizes = self._columns[LENGTH, :count], np.arange(1, count + 1)
-        least = self._least(now, count if reserve == "active" else 1)
-        base, slope, fixed = self._parts.upto(count)[:, 1 : count + 1]
-        seconds = _filled(base + slope * lengths + fixed, self._table.observed(sizes, lengths))
-        throughput = sizes / seconds
-        joins = seconds <= least
-        joins[1:] &= throughput[1:] > throughput[:-1]
-        first = count if joins.all() else int(joins.argmin())  # the first who is refused
-        joined = self._grants[:first]
-        if first < count:
-            joined += self._behind(first, float(throughput[first - 1]) if first else 0.0, least)
-        return (joined, first) if joined else (list(self._grants), count)
-
-    def _behind(self, first: int, throughput: float, least: float) -> list[Grant]:
-        """Who joins of those from `first` on, when all before it have."""
-        count = first + 1
-        rows, parts = self._table.rows(len(self._seqs) + 1), self._parts.upto(len(self._seqs) + 1)
-        base, slope, fixed = parts[:, count].tolist()
+        if not self._grants:
+            self._chosen = []
+            return []
+        known, bucket = self._known_upto(len(self._grants) + 1), self._table.bucket
+        least = self._least(now, known[len(self._grants) if reserve == "active" else 1])
         joined: list[Grant] = []
-        for at, length in enumerate(self._columns[LENGTH, first : len(self._seqs)].tolist(), first):
-            bucket, row = length // self._table.bucket, rows[count]
-            entry = row.get(bucket)
+        ahead, throughput = -1, 0.0
+        count, (row, base, slope, fixed) = 1, known[1]
+        for grant, length in zip(self._grants, self._lengths, strict=True):
+            at = length // bucket
+            entry = row.get(at)
             step = base + slope * length + fixed if entry is None else entry[0]
             if step <= least and count / step > throughput:
-                joined.append(self._grants[at])
+                joined.append(grant)
                 throughput = count / step
                 count += 1
-                base, slope, fixed = parts[:, count].tolist()
-            elif entry is None and not any(
-                each > bucket and seen[0] <= least and count / seen[0] > throughput for each, seen in row.items()
+                row, base, slope, fixed = known[count]
+                continue
+            ahead = len(joined) if ahead < 0 else ahead
+            if entry is None and not any(
+                each > at and seen[0] <= least and count / seen[0] > throughput for each, seen in row.items()
             ):
                 break  # what follows is longer: the profile refuses it too, and what was observed
-        return joined
+        self._ahead = ahead if joined and ahead >= 0 else len(self._grants)
+        self._chosen = joined or list(self._grants)
+        return self._chosen
 
-    def _least(self, now: float, batch: int) -> float:
+    def _known_upto(self, batch: int) -> list[Known]:
+        rows = self._table.rows(batch)
+        for size in range(len(self._known), batch + 1):
+            self._known.append(Known(rows[size], *self._profile.parts(size)))
+        return self._known
+
+    def _least(self, now: float, reserved: Known) -> float:
         """The smallest slack (eq. 2)."""
-        base, slope, fixed = self._profile.parts(batch)
-        lengths, output, tpot_s, first_at = self._columns[:, : len(self._seqs)]
-        reserved = _filled(base + slope * lengths + fixed, self._table.observed(batch, lengths))
-        return float((tpot_s * output - (now - first_at) - reserved).min())
+        row, base, slope, fixed = reserved
+        columns = zip(self._tpots, self._outputs, self._firsts, self._lengths, strict=True)
+        slacks = [
+            tpot_s * output - (now - first_at) - (base + slope * length + fixed)
+            for tpot_s, output, first_at, length in columns
+        ]
+        for bucket, (mean, _) in row.items():
+            low = bisect_left(self._lengths, bucket * self._table.bucket)
+            for at in range(low, bisect_left(self._lengths, (bucket + 1) * self._table.bucket, low)):
+                slacks[at] = self._tpots[at] * self._outputs[at] - (now - self._firsts[at]) - mean
+        return min(slacks)
 
     # ---- the columns ----------------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
         """By length, then id, as they are now."""
-        count = len(self._seqs)
-        lengths = self._columns[LENGTH, :count].tolist()
-        keys = [(length, seq.id) for length, seq in zip(lengths, self._seqs, strict=True)]
-        order = sorted(range(count), key=keys.__getitem__)
-        self._seqs = [self._seqs[at] for at in order]
-        self._grants = [self._grants[at] for at in order]
-        self._columns[:, :count] = self._columns[:, order]
+        keys = [(length, grant.seq.id) for length, grant in zip(self._lengths, self._grants, strict=True)]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for column in self._columns():
+            column[:] = [column[at] for at in order]
+
+    def _move_back(self, at: int) -> None:
+        """Behind those that it has overtaken; from the next one on all are in order."""
+        length, name = self._lengths[at], self._grants[at].seq.id
+        to = bisect_left(self._lengths, length, at + 1)
+        while to < len(self._lengths) and self._lengths[to] == length and self._grants[to].seq.id < name:
+            to += 1
+        for column in self._columns():
+            column.insert(to - 1, column.pop(at))
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self._grants, self._lengths, self._outputs, self._tpots, self._firsts
 
     def _insert(self, seq: Seq) -> None:
-        held = len(self._seqs)
-        if held == self._columns.shape[1]:
-            self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
-        at = bisect_left(self._seqs, (seq.tokens, seq.id), key=lambda other: (other.tokens, other.id))
-        self._columns[:, at + 1 : held + 1] = self._columns[:, at:held]
-        self._columns[:, at] = seq.tokens, seq.output_tokens, seq.tpot_s, seq.first_token_at or 0.0
-        self._seqs.insert(at, seq)
-        self._grants.insert(at, Grant(seq, 1))
+        length, first_at = seq.tokens, seq.first_token_at or 0.0
+        at = bisect_left(self._grants, (length, seq.id), key=lambda grant: (grant.seq.tokens, grant.seq.id))
+        values = Grant(seq, 1), length, seq.output_tokens, seq.tpot_s, first_at
+        for column, value in zip(self._columns(), values, strict=True):
+            column.insert(at, value)
         self._decoding.add(seq)
 
     def _remove(self, seq: Seq) -> None:
-        at, held = self._seqs.index(seq), len(self._seqs)
-        self._columns[:, at : held - 1] = self._columns[:, at + 1 : held]
-        del self._seqs[at], self._grants[at]
+        at = next(at for at, grant in enumerate(self._grants) if grant.seq is seq)
+        for column in self._columns():
+            del column[at]
         self._decoding.remove(seq)
-
-
-def _filled(profiled: Column, observed: Column) -> Column:
-    """What was observed, else the profile's."""
-    np.copyto(profiled, observed, where=observed == observed)  # noqa: PLR0124 (NaN differs from itself)
-    return profiled
