@@ -294,7 +294,7 @@ def test_roles_links_and_engines_by_role_are_read():
     assert {each.kv_tokens for each in common} == {16384}  # the file's own goes before the profile's
     assert common[0].spec("x").unit_cost == 4.0
     changed_ones = experiment.contenders[1].settings(experiment.settings).instances
-    assert [(e.max_num_seqs, e.batching, e.block_size) for e in changed_ones] == [
+    assert [(e.max_num_seqs, e.part.batching, e.block_size) for e in changed_ones] == [
         *[(2, "chunked_prefill", 8)] * 2,
         *[(16, "kairos_decode", 8)] * 2,
     ]
