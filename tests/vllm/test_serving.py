@@ -20,6 +20,7 @@ from workers.backends.vllm import VllmBackend
 pytestmark = pytest.mark.vllm
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+SILENT = 1  # </s>, which the tokenizer skips
 MESSAGES = [{"role": "user", "content": "def parse(text):"}]
 
 
@@ -97,6 +98,23 @@ def test_streamed_chat(client: Client):
     assert data[-1] == "[DONE]"
     assert json.loads(data[0])["choices"][0]["delta"]["role"] == "assistant"
     assert json.loads(data[-2])["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": [5, 6, 7]}), (CHAT, {"messages": MESSAGES})])
+def test_tokens_without_text_arrive_as_they_are_made(client: Client, path: str, asked: dict[str, object]):
+    """Their streams were once held back to their end: nothing in them looked like a first token."""
+    options = {"max_tokens": 60, "ignore_eos": True, "allowed_token_ids": [SILENT], "stream": True}
+    response = client.post(path, **asked, **options)
+    assert response.status_code == 200, response.text
+    began, arrivals, whole = time.monotonic(), [], b""
+    for part in response.iter_content(None):
+        arrivals.append(time.monotonic() - began)
+        whole += part
+    said = [json.loads(line[6:])["choices"][0] for line in whole.split(b"\n\n") if line.startswith(b"data: {")]
+    assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in said) == ""
+    assert len(said) > 40  # vLLM puts tokens together that its own server was late for
+    assert len(arrivals) > 20, arrivals
+    assert arrivals[0] < arrivals[-1] / 2
 
 
 def test_both_servers_are_used(client: Client):
