@@ -106,14 +106,15 @@ class Handoff:
         news = [*events] if self.active else [event for event in events if isinstance(event, OF_INSTANCES)]
         if not news and not self.active:
             return
-        sends = [action for action in actions if isinstance(action, ev.Send)]
-        for action in sends:
+        for action in actions:
+            if not isinstance(action, ev.Send):
+                continue
             paired = self._pairs.takes(action.instance_id)
             there = self.prefills(action.instance_id) and (paired or not _one_token(action))
             self.rates.sent(action.request.model, now, prefill=there)
             if there:
                 news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
-        self._pass(news, now, frozenset(action.request.id for action in sends))
+        self._pass(news, now)
 
     def begin(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
         """Prefill at an instance of that role. A request for one token needs no other engine, but in pairs."""
@@ -201,9 +202,7 @@ class Handoff:
 
     # ---- the migrator's actions ------------------------------------------------------------------------------------
 
-    def _pass(self, events: Sequence[ev.Event], now: float, sent: frozenset[str] = frozenset()) -> None:
-        """`sent`: requests that the dispatcher has sent in this very moment: what became of their earlier attempts is
-        no news."""
+    def _pass(self, events: Sequence[ev.Event], now: float) -> None:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -217,8 +216,7 @@ class Handoff:
             delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
             self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
         for action in reply.actions:
-            if not (isinstance(action, ev.PrefillAgain) and action.request.id in sent):
-                self._act(action)
+            self._act(action)
         if failed:
             self._rescue(now)
 

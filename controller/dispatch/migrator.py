@@ -102,7 +102,8 @@ class Migrator:
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
-        self._forget(event.request.id)  # of an earlier attempt
+        self._forget(event.request.id)  # of an earlier attempt: nor is it to begin anew for what became of that one
+        actions[:] = [each for each in actions if not _begins(each, event.request.id)]
         transfer = Transfer(event.request, event.instance_id, now)
         transfer.due = now + event.prefill_s
         self._queue.add(transfer)
@@ -382,3 +383,7 @@ class Migrator:
             turns = ((t.not_before, t.since + self.config.hold_s) for t in waiting)
             at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
         return at
+
+
+def _begins(action: ev.Action, request_id: str) -> bool:
+    return isinstance(action, ev.PrefillAgain) and action.request.id == request_id

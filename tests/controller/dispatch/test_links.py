@@ -228,3 +228,11 @@ def test_an_unmeasured_link_is_as_good_as_the_mean():
     made = linked(d0=1e6, d1=1e8)
     made.handle([seen("p", "d1")], 1.0)
     assert targets(made.handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d2")]
+
+
+def test_a_pair_whose_links_are_all_down_begins_anew_in_the_moment_it_is_sent():
+    made = fleet("q")
+    sent = ev.PrefillSent(request("a"), "p", paired=True)
+    (again,) = of(made.handle([seen("p", "d0"), seen("p", "d1"), sent], 0.0), ev.PrefillAgain)
+    assert (again.request.id, again.avoid) == ("a", {"p"})
+    assert made.state_of("a") is None

@@ -75,3 +75,11 @@ def test_only_engines_of_its_kind_read_its_kv() -> None:
     other = ev.InstanceUp(InstanceSpec("q", "m", latency=STEP, role=Role.PREFILL))
     made.handle([other], 0.0)
     assert places(made.handle([ev.PrefillDone(request("b"), "q", 10)], 0.0)) == [("b", "v")]
+
+
+def test_what_became_of_an_earlier_attempt_does_not_undo_the_new_one() -> None:
+    made = migrator()
+    made.handle([sent("a")], 0.0)
+    reply = made.handle([ev.InstanceDown("p"), sent("a", source="q")], 0.1)
+    assert of(reply, ev.PrefillAgain) == []
+    assert places(reply) == [("a", "d0")]
