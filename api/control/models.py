@@ -32,6 +32,12 @@ class _ServedModelFields(serializers.Serializer):
     chars_per_token = NumberField(
         min_value=0.1, max_value=100, required=False, help_text="Estimate until requests have shown it."
     )
+    tokenizer = serializers.CharField(
+        max_length=500,
+        allow_blank=True,
+        required=False,
+        help_text="Absolute path of a tokenizer.json, or of its folder, on the gateways' machines.",
+    )
 
 
 class ServedModelInput(_ServedModelFields):
@@ -54,8 +60,8 @@ class ServedModelOutput(serializers.ModelSerializer):
     class Meta:
         model = ServedModel
         fields = (
-            "id", "name", "aliases", "context_tokens", "chars_per_token", "version", "created_at",
-            "updated_at",
+            "id", "name", "aliases", "context_tokens", "chars_per_token", "tokenizer", "version",
+            "created_at", "updated_at",
         )  # fmt: skip
         read_only_fields = fields
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import orjson
 
@@ -29,11 +29,11 @@ from api.openai.gateway import Gateway
 from api.openai.responses_request import parse_response_request
 from api.openai.schemas import Parsed, parse_request
 from api.openai.status import health, metrics
-from controller.core.snapshot import ModelConfig
 
 log = logging.getLogger(__name__)
 
 HEAVY_BYTES = 64 << 10  # parsing more than this takes a millisecond: off the loop
+HEAVY_COUNTED_BYTES = 4 << 10  # and so does counting its tokens
 SERVED = (CHAT, COMPLETIONS, RESPONSES, "/v1/models")
 _PLAIN = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -118,10 +118,10 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
     tenant = gateway.tenant(header(scope, b"authorization"))
     raw = await read_body(scope, receive)
     arrival = gateway.clock()
-    if len(raw) > HEAVY_BYTES:
-        parsed = await asyncio.to_thread(_parse, path, raw, gateway.models)
+    if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
+        parsed = await asyncio.to_thread(_parse, path, raw, gateway)
     else:
-        parsed = _parse(path, raw, gateway.models)
+        parsed = _parse(path, raw, gateway)
     del raw  # the waiting request keeps its upstream form alone
     flight = gateway.submit(parsed, tenant, send, arrival, chat=path != COMPLETIONS)
     del parsed
@@ -130,10 +130,10 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
     gateway.runtime.hang_up(flight)
 
 
-def _parse(path: str, raw: bytes, models: Mapping[str, ModelConfig]) -> Parsed:
+def _parse(path: str, raw: bytes, gateway: Gateway) -> Parsed:
     if path == RESPONSES:
-        return parse_response_request(raw, models)
-    return parse_request(raw, models, chat=path == CHAT)
+        return parse_response_request(raw, gateway.models, gateway.tokenizers.count)
+    return parse_request(raw, gateway.models, gateway.tokenizers.count, chat=path == CHAT)
 
 
 def models(gateway: Gateway, name: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from api.openai.asgi import Header, Send
+from api.openai.estimates import NO_TEXT, PromptText
 from controller.core.decisions import Decision
 from controller.core.links import KvMoved
 from controller.core.types import Request
@@ -58,7 +59,6 @@ class Flight:
         "phase",
         "prefill_instance",
         "prefilled",
-        "prompt_chars",
         "quota",
         "request",
         "send",
@@ -67,6 +67,7 @@ class Flight:
         "source",
         "streamed",
         "task",
+        "text",
         "times",
         "translation",
         "usage",
@@ -82,7 +83,7 @@ class Flight:
         chat: bool,
         streamed: bool,
         keep_usage: bool,
-        prompt_chars: int = 0,
+        text: PromptText = NO_TEXT,
         charged_tokens: int = 0,
         source: str = "defaults",
         translation: Translation | None = None,
@@ -94,7 +95,7 @@ class Flight:
         self.chat = chat
         self.streamed = streamed
         self.keep_usage = keep_usage
-        self.prompt_chars = prompt_chars
+        self.text = text
         self.charged_tokens = charged_tokens  # what the tokens-a-minute quota was charged at arrival
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults

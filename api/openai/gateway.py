@@ -25,6 +25,7 @@ from api.openai.responses_stream import as_response
 from api.openai.runtime import Runtime
 from api.openai.schemas import Parsed
 from api.openai.telemetry import Monitor, TelemetryBoard
+from api.openai.tokenizers import Tokenizers
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request
@@ -76,6 +77,7 @@ class Gateway:
         self.snapshot: GatewaySnapshot | None = None
         self.keys = KeyRing(GatewaySnapshot(version=0))
         self.models: dict[str, ModelConfig] = {}
+        self.tokenizers = Tokenizers()
         self.used_keys: set[int] = set()  # since the database was last told
         self.closing = False
 
@@ -86,6 +88,7 @@ class Gateway:
         names = {model.name: model for model in snapshot.models}
         aliases = {alias: model for model in snapshot.models for alias in model.aliases}
         self.models = aliases | names
+        self.tokenizers.configure(snapshot.models)
         self.ledger.models = names
         self.ledger.book = self.ledger.book.renewed(snapshot.classes, snapshot.mappings)
         self.monitor.period_s = min(5.0, max(0.05, snapshot.telemetry_period_s))
@@ -112,7 +115,7 @@ class Gateway:
         if parsed.echo is not None:
             translation = as_response(parsed.echo, request.id, arrived_wall, streamed=parsed.streamed)
         if parsed.streamed and self.options.token_pacing:
-            carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.delivers_token
+            carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.carries_text
             send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
         flight = Flight(
             request,
@@ -122,7 +125,7 @@ class Gateway:
             chat=chat,
             streamed=parsed.streamed,
             keep_usage=parsed.keep_usage,
-            prompt_chars=parsed.prompt_chars,
+            text=parsed.text,
             source=applied.source,
             translation=translation,
         )
@@ -138,9 +141,7 @@ class Gateway:
             applied = self.ledger.book.resolve(parsed.asked, tenant, self.dispatcher.pending_above, arrival)
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
-        prompt = parsed.prompt_tokens
-        if parsed.prompt_chars:
-            prompt = self.ledger.estimates.tokens(model, prompt, parsed.prompt_chars)
+        prompt = parsed.prompt_tokens or self.ledger.estimates.tokens(model, parsed.text)
         expected = self.ledger.lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
         request = Request(
             id=f"req-{secrets.token_hex(12)}",

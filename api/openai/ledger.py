@@ -93,8 +93,8 @@ class Ledger:
         request = flight.request
         self.lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
         model = self.models.get(request.model)
-        if flight.prompt_chars and flight.usage is not None and model is not None:
-            self.estimates.observe(model, flight.prompt_chars, flight.usage.prompt_tokens)
+        if flight.text.chars and flight.usage is not None and model is not None:
+            self.estimates.observe(model, flight.text, request.prompt_tokens, flight.usage.prompt_tokens)
         if request.level is not None:
             queue_s = record.queue_s or 0.0
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.openai.responses_items import chat_messages, chat_tools
-from api.openai.schemas import Parsed, dump, flag, integer, load, parse_body, wrong
+from api.openai.schemas import Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
 from controller.core.snapshot import ModelConfig
 
 # Fields that would change the answer if it could be given: the values that ask for nothing, and why others fail.
@@ -36,13 +36,13 @@ OTHERS = ("instructions", "max_output_tokens", "reasoning", "text", "tools", "to
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig]) -> Parsed:
+def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted) -> Parsed:
     """Raises ApiError naming the field of the response request."""
     body = load(raw)
     _refuse_unserved(body)
     echo = _echo(body)
     dump({"response": echo})  # what cannot be repeated is refused now, not in the answer
-    parsed = parse_body(_as_chat(body), models, chat=True, shown="input")
+    parsed = parse_body(_as_chat(body), models, count, chat=True, shown="input")
     return parsed._replace(keep_usage=True, echo=echo)
 
 

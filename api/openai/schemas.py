@@ -7,12 +7,13 @@ and one prompt a request: with `n` above 1 no time per output token could be pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from api.openai.errors import ApiError
+from api.openai.estimates import HIGHEST, MESSAGE_TOKENS, PromptText
 from controller.core.snapshot import ModelConfig
 from controller.slo.classes import Asked, SloError, parse_asked
 
@@ -26,7 +27,6 @@ BETWEEN_ENGINES = (
     "bootstrap_room",
     "rid",
 )
-CHAT_MESSAGE_TOKENS = 4  # a template's own tokens around each message, about
 TEXT_MARGIN = 1.25  # text is estimated: refuse only what is clearly too long, the engine judges the rest
 _NUMBERS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -45,7 +45,7 @@ class Parsed(NamedTuple):
     streamed: bool
     keep_usage: bool
     prompt_tokens: int  # exact when the prompt came as token ids, else 0
-    prompt_chars: int  # text to be estimated, 0 for token ids
+    text: PromptText  # when it came as text
     max_tokens: int | None
     asked: Asked
     workflow: str
@@ -53,12 +53,24 @@ class Parsed(NamedTuple):
     echo: dict[str, Any] | None = None  # /v1/responses: what its answer says of the request
 
 
-def parse_request(raw: bytes, models: Mapping[str, ModelConfig], *, chat: bool) -> Parsed:
+class Count(Protocol):
+    """Tokens of texts by the model's tokenizer, None where it has none. `special`: with those around a text."""
+
+    def __call__(self, model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None: ...
+
+
+def uncounted(model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None:
+    return None
+
+
+def parse_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted, *, chat: bool) -> Parsed:
     """Raises ApiError naming the field."""
-    return parse_body(load(raw), models, chat=chat, shown="messages" if chat else "prompt")
+    return parse_body(load(raw), models, count, chat=chat, shown="messages" if chat else "prompt")
 
 
-def parse_body(body: dict[str, Any], models: Mapping[str, ModelConfig], *, chat: bool, shown: str) -> Parsed:
+def parse_body(
+    body: dict[str, Any], models: Mapping[str, ModelConfig], count: Count, *, chat: bool, shown: str
+) -> Parsed:
     """`shown`: what the client calls the field that holds its text. Raises ApiError naming the field."""
     model = _model(body, models)
     asked = _asked(body)
@@ -67,12 +79,18 @@ def parse_body(body: dict[str, Any], models: Mapping[str, ModelConfig], *, chat:
     _single_choice(body)
     workflow, stage = _metadata(body)
     max_tokens = _max_tokens(body, chat)
-    tokens, chars = _messages(body) if chat else _prompt(body)
+    tokens, texts = (0, _messages(body)) if chat else _prompt(body)
+    messages = len(body["messages"]) if chat else 0
+    special = not chat and body.get("add_special_tokens") is not False
+    chars = sum(map(len, texts))
+    countable = 0 < chars <= HIGHEST * model.context_tokens  # what is far too long is not worth counting
+    counted = count(model, texts, special=special) if countable else None
+    text = PromptText(chars, counted, messages)
     for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
         body.pop(field, None)
     body["model"] = model.name
     head = dump(body)[:-1]
-    parsed = Parsed(model, head, streamed, keep_usage, tokens, chars, max_tokens, asked, workflow, stage)
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage)
     _fits(parsed, shown)
     return parsed
 
@@ -88,7 +106,7 @@ def load(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def dump(body: Mapping[str, Any]) -> bytes:
+def dump(body: object) -> bytes:
     """The inverse of `load`. Raises ApiError: JSON is read that is nested deeper than what is written may be."""
     try:
         return orjson.dumps(body)
@@ -198,15 +216,15 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _prompt(body: Mapping[str, Any]) -> tuple[int, int]:
-    """(tokens, characters) of a completion's prompt: text, token ids, or a list holding one of either."""
+def _prompt(body: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """(tokens, texts) of a completion's prompt: text, token ids, or a list holding one of either."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         if not prompt:
             raise wrong("prompt", "must not be empty")
-        return 0, len(prompt)
+        return 0, [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise wrong("prompt", "must be a string or a list of token ids")
     if isinstance(prompt[0], str | list):
@@ -214,54 +232,55 @@ def _prompt(body: Mapping[str, Any]) -> tuple[int, int]:
     # Exact types first: that scan runs in C even for a long prompt.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= 1 << 31:
         raise wrong("prompt", "token ids must be non-negative integers")
-    return len(prompt), 0
+    return len(prompt), []
 
 
-def _messages(body: Mapping[str, Any]) -> tuple[int, int]:
-    """(template tokens, characters) of a conversation."""
+def _messages(body: Mapping[str, Any]) -> list[str]:
+    """What a conversation says, its tools included: templates write them out, about as they came."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "must be a list with at least one message")
-    chars = 0
+    texts = [dump(body["tools"]).decode()] if body.get("tools") else []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise wrong(where, "must be an object")
         if not isinstance(message.get("role"), str):
             raise wrong(f"{where}.role", "must be a string")
-        chars += _content(message.get("content"), f"{where}.content")
-    return CHAT_MESSAGE_TOKENS * len(messages), chars
+        texts += _content(message.get("content"), f"{where}.content")
+    return texts
 
 
-def _content(content: Any, where: str) -> int:
+def _content(content: Any, where: str) -> list[str]:
     if content is None:  # an assistant's tool calls come without text
-        return 0
+        return []
     if isinstance(content, str):
-        return len(content)
+        return [content]
     if not isinstance(content, list):
         raise wrong(where, "must be a string or a list of parts")
-    chars = 0
+    texts = []
     for part in content:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise wrong(where, "each part must be an object with a type")
         text = part.get("text", "")
         if not isinstance(text, str):
             raise wrong(where, "the text of a part must be a string")
-        chars += len(text)
-    return chars
+        texts.append(text)
+    return texts
 
 
 def _fits(parsed: Parsed, field: str) -> None:
-    """Token ids are counted, text is estimated with a margin."""
-    context = parsed.model.context_tokens
-    if parsed.prompt_chars:
-        estimated = parsed.prompt_tokens + parsed.prompt_chars / parsed.model.chars_per_token
+    """What is counted must fit, text is estimated with a margin."""
+    context, text = parsed.model.context_tokens, parsed.text
+    known = parsed.prompt_tokens or text.counted
+    if known is None:
+        estimated = MESSAGE_TOKENS * text.messages + text.chars / parsed.model.chars_per_token
         if estimated > TEXT_MARGIN * context:
             raise _too_long(field, f"about {estimated:.0f} tokens", context)
-    elif parsed.prompt_tokens >= context:
-        raise _too_long(field, f"{parsed.prompt_tokens} tokens", context)
-    elif field == "prompt" and parsed.prompt_tokens + (parsed.max_tokens or 0) > context:
-        raise _too_long(field, f"{parsed.prompt_tokens} tokens and max_tokens {parsed.max_tokens}", context)
+    elif known >= context:
+        raise _too_long(field, f"{known} tokens", context)
+    elif field == "prompt" and known + (parsed.max_tokens or 0) > context:
+        raise _too_long(field, f"{known} tokens and max_tokens {parsed.max_tokens}", context)
 
 
 def _too_long(field: str, what: str, context: int) -> ApiError:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from api.openai.gateway import Gateway
+from api.openai.tokenizers import READY
 from controller.core.messages import (
     QUEUE_PRESSURE_ROWS,
     ClassWindow,
@@ -32,6 +33,7 @@ def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
         "queued": len(gateway.dispatcher.queue()),
         "open": len(gateway.runtime.flights),
         "telemetry": "leading" if gateway.monitor.leading else "following",
+        "tokenizers": gateway.tokenizers.states(),
     }
     return (200 if ready else 503), body
 
@@ -175,6 +177,15 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
             yield "link_bytes_per_second", "Bandwidth as its engine measured it.", ends, link["bandwidth_bytes_s"]
     for (kind, reason), count in gateway.runtime.decided.items():
         yield "decisions_total", "Dispatcher decisions.", {"kind": kind, "reason": reason}, count
+    for model, state in gateway.tokenizers.states().items():
+        yield (
+            "tokenizer_ready",
+            "1 when prompts are counted by the model's tokenizer.",
+            {"model": model},
+            float(state == READY),
+        )
+    for model, error in gateway.ledger.estimates.errors().items():
+        yield "prompt_error_ratio", "Mean error of prompt lengths taken from text.", {"model": model}, error
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.flights)
     yield (
         "config_version",

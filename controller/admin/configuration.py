@@ -51,7 +51,7 @@ class PriorityMappingAdmin(ReadOnlyAdmin):
 
 @admin.register(ServedModel)
 class ServedModelAdmin(ReadOnlyAdmin):
-    list_display = ("name", "aliases", "context_tokens", "version")
+    list_display = ("name", "aliases", "context_tokens", "tokenizer", "version")
     search_fields = ("name",)
 
 

@@ -78,6 +78,7 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     context_tokens: int = 4096
     chars_per_token: float = 4.0  # calibrated estimate
+    tokenizer: str = ""  # path of a tokenizer.json where the gateway runs; "": prompts are estimated
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,7 @@ def _model(row: ServedModel) -> ModelConfig:
         aliases=tuple(row.aliases),
         context_tokens=row.context_tokens,
         chars_per_token=row.chars_per_token,
+        tokenizer=row.tokenizer,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -14,7 +15,7 @@ from controller.models import LatencyProfile, ServedModel
 from controller.services import change
 from controller.services.actors import Actor
 
-EDITABLE = ("aliases", "context_tokens", "chars_per_token")
+EDITABLE = ("aliases", "context_tokens", "chars_per_token", "tokenizer")
 
 
 def served_model_create(
@@ -24,12 +25,15 @@ def served_model_create(
     aliases: Sequence[str] = (),
     context_tokens: int = 4096,
     chars_per_token: float = 4.0,
+    tokenizer: str = "",
 ) -> ServedModel:
+    """`tokenizer`: path of a `tokenizer.json`, or of its folder, where the gateways run."""
     row = ServedModel(
         name=name,
         aliases=list(aliases),
         context_tokens=context_tokens,
         chars_per_token=chars_per_token,
+        tokenizer=tokenizer,
     )
     return change.create(row, actor=actor, kind="served_model", check=_check)
 
@@ -85,6 +89,8 @@ def latency_profile_set(
 def _check(row: ServedModel) -> None:
     if not isinstance(row.aliases, list) or not all(isinstance(alias, str) and alias for alias in row.aliases):
         raise ValidationError({"aliases": "A list of names."})
+    if row.tokenizer and not PurePosixPath(row.tokenizer).is_absolute():
+        raise ValidationError({"tokenizer": "An absolute path, as the gateways see it."})
     others = ServedModel.objects.exclude(pk=row.pk)
     taken = {name for other in others for name in (other.name, *other.aliases)}
     for field, names in (("name", [row.name]), ("aliases", row.aliases)):

@@ -11,10 +11,12 @@ pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 def test_an_admin_registers_a_model(admin):
     answer = admin.post("/models", {"name": "meta/llama-3", "aliases": ["llama"], "context_tokens": 8192})
     assert answer.status_code == 201, answer.data
-    assert answer.data["aliases"] == ["llama"]
-    assert "tokenizer" not in answer.data
-    answer = admin.patch(f"/models/{answer.data['id']}", {"context_tokens": 4096, "version": 1})
-    assert answer.data["context_tokens"] == 4096
+    assert (answer.data["aliases"], answer.data["tokenizer"]) == (["llama"], "")
+    answer = admin.patch(
+        f"/models/{answer.data['id']}",
+        {"context_tokens": 4096, "tokenizer": "/models/llama/tokenizer.json", "version": 1},
+    )
+    assert (answer.data["context_tokens"], answer.data["tokenizer"]) == (4096, "/models/llama/tokenizer.json")
     assert Decision.objects.filter(subject_type="served_model", actor=admin.user.username).count() == 2
 
 
@@ -23,6 +25,9 @@ def test_an_admin_registers_a_model(admin):
     [
         ({"context_tokens": 0}, "context_tokens"),
         ({"chars_per_token": 0}, "chars_per_token"),
+        ({"tokenizer": "models/demo/tokenizer.json"}, "tokenizer"),
+        ({"tokenizer": 5}, "tokenizer"),
+        ({"tokenizer": "/" + 500 * "x"}, "tokenizer"),
         ({"aliases": ["a b"]}, "aliases.0"),
         ({"aliases": "llama"}, "aliases"),
         ({"name": "/etc"}, "name"),

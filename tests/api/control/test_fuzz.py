@@ -52,7 +52,7 @@ FIELDS = {
         "may_defer",
     ),
     "priority-mappings": ("tenant", "levels", "window", "window_age_s", "contention"),
-    "models": ("name", "aliases", "context_tokens", "chars_per_token"),
+    "models": ("name", "aliases", "context_tokens", "chars_per_token", "tokenizer"),
     "hosts": ("name", "zone", "labels"),
     "devices": ("host", "index", "kind", "memory_bytes"),
     "links": ("source", "target", "medium", "bandwidth_bytes_s", "latency_s", "state"),

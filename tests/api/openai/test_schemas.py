@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from api.openai.errors import ApiError
+from api.openai.estimates import PromptText
 from api.openai.schemas import parse_request
 from controller.core.snapshot import ModelConfig
 
@@ -138,11 +139,13 @@ def test_what_engines_tell_one_another_is_not_taken_from_clients() -> None:
 
 
 def test_token_ids_are_counted_and_text_is_measured() -> None:
-    assert parse({**TEXT, "prompt": [5] * 17})[4:6] == (17, 0)
-    assert parse({**TEXT, "prompt": [[5] * 17]})[4:6] == (17, 0)
-    assert parse({**TEXT, "prompt": ["four"]})[4:6] == (0, 4)
+    assert parse({**TEXT, "prompt": [5] * 17})[4:6] == (17, PromptText())
+    assert parse({**TEXT, "prompt": [[5] * 17]})[4:6] == (17, PromptText())
+    assert parse({**TEXT, "prompt": ["four"]})[4:6] == (0, PromptText(chars=4))
     parts = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}, {"role": "assistant", "content": None}]
-    assert parse({**CHAT, "messages": parts}, chat=True)[4:6] == (8, 3)
+    assert parse({**CHAT, "messages": parts}, chat=True)[4:6] == (0, PromptText(chars=3, messages=2))
+    tools = {"tools": [{"type": "function"}]}
+    assert parse({**CHAT, "messages": parts, **tools}, chat=True).text.chars == 3 + len('[{"type":"function"}]')
 
 
 def test_usage_is_always_asked_for_but_kept_only_when_wanted() -> None:

@@ -24,7 +24,7 @@ def everything() -> Instance:
     factories.slo_class(name="fast", tenant=tenant, ttft_s=0.5)
     factories.priority_mapping(tenant=tenant)
     factories.api_key(tenant)
-    model = factories.served_model(aliases=["small"], context_tokens=8192)
+    model = factories.served_model(aliases=["small"], context_tokens=8192, tokenizer="/models/small/tokenizer.json")
     latency_profile_set(actor=factories.ACTOR, model=model, device_kind="a100", coefficients=SPEED)
     return factories.instance(model, device_kind="a100", max_num_seqs=16, spec={"kv_capacity_tokens": 1000})
 
@@ -39,7 +39,7 @@ def test_it_holds_what_is_configured():
     assert (tenant.name, tenant.default_class, tenant.rpm) == ("acme", "fast", 60)
     assert {(entry.tenant, entry.ttft_s) for entry in snapshot.classes} == {(None, 1.0), ("acme", 0.5)}
     assert snapshot.mappings[0].levels[0].ttft_max_s == 1.25
-    assert snapshot.models[0].aliases == ("small",)
+    assert (snapshot.models[0].aliases, snapshot.models[0].tokenizer) == (("small",), "/models/small/tokenizer.json")
     (spec,) = snapshot.instances
     assert (spec.id, spec.url, spec.latency) == (row.id, row.url, SPEED)
     assert (spec.max_num_seqs, spec.kv_capacity_tokens, spec.max_model_len) == (16, 1000, 8192)
