@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
+from console.queue_filter import haystack, words_of
 from controller.core.messages import QueueChanges, QueueRow, QueueState
 
 GONE_AFTER_S = 5.0  # gateways speak four times a second
@@ -104,6 +105,7 @@ class QueueMirror:
         self.version = 0
         self._gateways: dict[str, _Gateway] = {}
         self._owner: dict[str, _Gateway] = {}  # by request
+        self._texts: dict[str, str] = {}  # by request: what a filter looks in
         self._all = Sorted()
         self._kinds: dict[Kind, Sorted] = {}
 
@@ -207,6 +209,7 @@ class QueueMirror:
             self._remove(gateway, row["id"])
         gateway.rows[row["id"]] = row
         self._owner[row["id"]] = gateway
+        self._texts[row["id"]] = haystack(row)
         self._all.add(_due(row))
         self._kinds.setdefault(_kind(row), Sorted()).add(_due(row))
         gateway.orders.setdefault(row["model"], Sorted()).add(_place(row))
@@ -215,7 +218,7 @@ class QueueMirror:
         row = gateway.rows.pop(request_id, None)
         if row is None:
             return
-        del self._owner[request_id]
+        del self._owner[request_id], self._texts[request_id]
         self._all.remove(_due(row))
         kind = self._kinds[_kind(row)]
         kind.remove(_due(row))
@@ -234,13 +237,13 @@ class QueueMirror:
         return [(kind, len(rows), float(rows[:1][0][0])) for kind, rows in sorted(self._kinds.items())]  # type: ignore[arg-type]
 
     def ids(self, kind: Kind | None = None, text: str = "") -> Sequence[str]:
-        """What waits, the most urgent first; of one class, or with `text` in its id, tenant, class or model."""
+        """What waits, the most urgent first; of one class, or what a text finds (see queue_filter)."""
         chosen = self._all if kind is None else self._kinds.get(kind, NONE)
-        return [each for each in Ids(chosen) if self._matches(each, text.lower())] if text else Ids(chosen)
-
-    def _matches(self, request_id: str, text: str) -> bool:
-        row = self._owner[request_id].rows[request_id]
-        return any(text in value.lower() for value in (row["id"], row["tenant"], row["slo_class"], row["model"]))
+        words = words_of(text)
+        if not (words.anywhere or words.exactly):
+            return Ids(chosen)
+        texts, owner = self._texts, self._owner
+        return [each for each in Ids(chosen) if words.match(owner[each].rows[each], texts[each])]
 
     def shown(self, request_id: str) -> Shown | None:
         """None when it waits no more."""

@@ -58,6 +58,8 @@ def queue_frame(mirror: QueueMirror, window: Window, ids: Sequence[str]) -> dict
         "matching": len(ids),
         "offset": offset,
         "held": window.held,
+        "key": window.key,  # what it was made for: a browser that has asked for something else meanwhile leaves it
+        "text": window.text,
         "by_class": [
             {
                 "key": row_key(tenant, slo_class),

@@ -37,6 +37,7 @@ from workers.live import LiveUnavailable
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand that all move are told within a second
 WHOLE_QUEUE_S = 0.5  # at most one whole queue in so long: with 10,000 waiting it is two megabytes
 KEPT_PERIODS = 3
 REFUSALS_S = 10.0
@@ -140,6 +141,10 @@ class Publisher:
             await self._board.publish_queue(self._feed.whole(rates, asked))
             self._answered, self._whole_at = asked, now
         await self._board.send(LIVE_QUEUE, changes)
+        for _ in range(MESSAGES_A_TICK - 1):
+            if not self._feed.behind:
+                return
+            await self._board.send(LIVE_QUEUE, self._feed.changes(rates))
 
     def _unfollow(self) -> None:
         if self._feed is not None:

@@ -1,20 +1,23 @@
 """The gateway's queue for those who watch: the whole once, then what changed, merged over a tick.
 
 The dispatcher's journal names the requests that came, left or moved since the last look, so a tick costs what happened
-in it, whatever waits. Rows hold instants instead of ages: one that only waits is not sent again.
+in it, whatever waits. Rows hold instants instead of ages: one that only waits is not sent again. Where thousands move
+at once, predicted anew or cancelled, they are told in several messages, each a version of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
+from itertools import islice
 from typing import Protocol
 
 from controller.core.messages import QueueChanges, QueueRow, QueueState
 from controller.dispatch.queue import Journal, QueueView
 
-ROWS_AT_ONCE = 500  # read between two turns of the loop: about a millisecond
+ROWS_AT_ONCE = 500  # read between two turns of the loop, told in one message: some milliseconds, a hundred kilobytes
 
 
 class Waiting(Protocol):
@@ -35,6 +38,13 @@ class QueueFeed:
         self._waiting = waiting
         self._clock_s = clock_s
         self._told: dict[str, QueueRow] = {}
+        self._untold: dict[str, None] = {}  # ids that may have changed, in the order in which they did
+        self._at = 0.0
+
+    @property
+    def behind(self) -> bool:
+        """Is there more to tell than the last changes held?"""
+        return bool(self._untold)
 
     async def start(self) -> None:
         """Reads the queue a part at a time. What happens meanwhile is in the journal, so in the next changes."""
@@ -51,10 +61,12 @@ class QueueFeed:
         self._waiting.journal.follow(False)
 
     def changes(self, rates: dict[str, float]) -> QueueChanges:
-        """Since the last call. The version goes up only if there are any."""
+        """Since the last call, of `ROWS_AT_ONCE` requests at most. The version goes up only if there are any."""
         queue = self._waiting.queue()
         put, gone = [], []
-        for request_id in self._waiting.journal.take():
+        self._untold.update(dict.fromkeys(self._waiting.journal.take()))
+        for request_id in list(islice(self._untold, ROWS_AT_ONCE)):
+            del self._untold[request_id]
             row = queue.row(request_id, self._clock_s)
             if row is None:
                 if self._told.pop(request_id, None) is not None:
@@ -65,12 +77,14 @@ class QueueFeed:
         base = self.version
         if put or gone:
             self.version += 1
+        # Readers take what is later than what they have: of one moment, or of a clock set back, it would seem old.
+        self._at = max(time.time(), math.nextafter(self._at, math.inf))
         return QueueChanges(
             gateway=self.gateway,
             feed=self.id,
             base=base,
             version=self.version,
-            at=time.time(),
+            at=self._at,
             rates=rates,
             total=len(self._told),
             put=put,
@@ -84,7 +98,7 @@ class QueueFeed:
             feed=self.id,
             version=self.version,
             asked=asked,
-            at=time.time(),
+            at=self._at or time.time(),
             rates=rates,
             rows=list(self._told.values()),
         )

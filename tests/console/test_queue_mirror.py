@@ -127,6 +127,7 @@ def test_a_window_is_a_slice_and_stays_within_what_there_is():
     frame = queue_frame(mirror, window := Window(offset=5000, limit=20, text="r000"), ids_in(mirror, window))
     assert [row["id"] for row in frame["rows"]] == [f"r000{n}" for n in range(10)]
     assert (frame["total"], frame["matching"], frame["offset"]) == (1000, 10, 0)
+    assert (frame["key"], frame["text"]) == ("", "r000"), "what it answers"
 
 
 def test_a_held_picture_keeps_its_order_and_says_what_has_left():
@@ -227,6 +228,8 @@ async def test_a_queue_read_in_parts_while_it_changes_is_right_after_the_next_ch
     monkeypatch.setattr("api.openai.queue_feed.asyncio.sleep", meanwhile)
     await wire.feed.start()
     changes = wire.feed.changes({})
+    while wire.feed.behind:
+        changes = wire.feed.changes({})
     assert changes["total"] == len(wire.held())
     assert {row["id"]: row for row in wire.feed.whole({}, 1)["rows"]} == wire.held()
     wire.feed.stop()
@@ -241,3 +244,44 @@ async def test_a_tick_in_which_nothing_happened_says_so_in_few_words():
     wire.feed.changes({})
     again = wire.feed.changes({})
     assert (again["put"], again["gone"], again["base"]) == ([], [], again["version"])
+
+
+async def test_a_queue_that_moves_at_once_is_told_in_messages_of_bounded_size(monkeypatch):
+    """All are predicted anew, then all but a few are cancelled: each message is a step that the picture can take."""
+    monkeypatch.setattr("api.openai.queue_feed.ROWS_AT_ONCE", 50)
+    wire = Wire(6, 0.0)
+    targets = {"ttft": 60.0, "slo_class": "chat"}
+    wire.dispatcher.handle([ev.Arrived(request(f"r{n}", 0.0, **targets)) for n in range(1, 1001)], 0.0)
+    wire.serial = 1000
+    await wire.feed.start()
+    wire.mirror.take_whole(wire.feed.whole({}, 1), NOON)
+    waiting = wire.dispatcher.queue().ids()
+    commands = (("reprioritise", tuple(waiting), 3), ("cancel", tuple(waiting[:900]), None))
+    for number, (kind, ids, priority) in enumerate(commands):
+        wire.now = 5.0 * (1 + number)
+        wire.dispatcher.handle([ev.Command("c", "op", kind, ids, priority)], wire.now)
+        messages = [wire.feed.changes({})]
+        while wire.feed.behind:
+            messages.append(wire.feed.changes({}))
+            wire.happen()  # it goes on meanwhile
+        assert len(messages) >= 900 / 50
+        assert max(len(each["put"]) + len(each["gone"]) for each in messages) <= 50
+        for each in messages:
+            wire.mirror.take(each, NOON)
+            assert not wire.mirror.behind
+    wire.mirror.take(wire.feed.changes({}), NOON)
+    assert {each: wire.mirror.shown(each).row for each in wire.mirror.ids()} == wire.held()
+
+
+async def test_messages_of_one_moment_and_of_a_clock_set_back_are_taken(monkeypatch):
+    monkeypatch.setattr("api.openai.queue_feed.time.time", lambda: NOON)
+    wire = Wire(7, 0.0)
+    await wire.feed.start()
+    wire.feed.changes({})
+    wire.mirror.take_whole(wire.feed.whole({}, 1), NOON)
+    for _ in range(5):
+        wire.happen()
+        wire.mirror.take(wire.feed.changes({}), NOON)
+        monkeypatch.setattr("api.openai.queue_feed.time.time", lambda: NOON - 60)
+    assert not wire.mirror.behind
+    assert {each: wire.mirror.shown(each).row for each in wire.mirror.ids()} == wire.held()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from api.openai import status
-from api.openai.publisher import REFUSALS_S, Publisher
+from api.openai.publisher import MESSAGES_A_TICK, REFUSALS_S, Publisher
 from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, QueueState
 from controller.core.snapshot import ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec
@@ -145,4 +145,37 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         board.away = True
         await publisher.tick()
         assert not bed.gateway.dispatcher.journal.following, "nothing piles up while Redis is away"
+        publisher.close()
+
+
+class Moved:
+    """A feed with `parts` messages to tell."""
+
+    def __init__(self, parts: int) -> None:
+        self.left = parts
+
+    @property
+    def behind(self) -> bool:
+        return self.left > 0
+
+    def changes(self, rates: Mapping[str, float]) -> dict[str, int]:
+        self.left = max(0, self.left - 1)
+        return {"left": self.left}
+
+    def stop(self) -> None:
+        self.left = 0
+
+
+async def test_a_queue_that_moves_at_once_is_told_in_several_messages_a_tick_but_not_in_endless_ones() -> None:
+    async with TestBed(snapshot(instances=("e1",))) as bed:
+        board = Board()
+        board.watching = {LIVE_QUEUE}
+        publisher = Publisher(bed.gateway, board, Audit())
+        publisher._feed = Moved(MESSAGES_A_TICK + 3)  # type: ignore[assignment]
+        ticks = []
+        for _ in range(3):
+            await publisher.tick()
+            ticks.append(len([data for topic, data in board.sent if topic == LIVE_QUEUE]))
+            board.sent.clear()
+        assert ticks == [MESSAGES_A_TICK, 3, 1]
         publisher.close()
