@@ -35,20 +35,22 @@ class OverviewConsumer(LiveConsumer):
         return self._keep(message["data"])  # type: ignore[arg-type]
 
     def _keep(self, fleet: FleetMessage) -> bool:
-        """Newest by `at`: a message may arrive after the same state was read from Redis."""
+        """Newest by `at`: a message may arrive after the same state was read from Redis.
+
+        Kept are gateways heard of lately, and the newest one in any case: old data, said to be old, beats an empty
+        page. A page stays open for days and sees many gateways come and go.
+        """
         known = self._fleets.get(fleet["gateway"])
-        if known is not None and known["at"] >= fleet["at"]:
+        newest = max((each["at"] for each in self._fleets.values()), default=0.0)
+        if (known is not None and known["at"] >= fleet["at"]) or fleet["at"] <= newest - GONE_AFTER_S:
             return False
         self._fleets[fleet["gateway"]] = fleet
+        for name in [name for name, each in self._fleets.items() if each["at"] <= fleet["at"] - GONE_AFTER_S]:
+            del self._fleets[name]
         return True
 
-    def _present(self) -> list[FleetMessage]:
-        """Gateways heard of lately, and the newest one in any case: old data, said to be old, beats an empty page."""
-        newest = max((fleet["at"] for fleet in self._fleets.values()), default=0.0)
-        return [fleet for fleet in self._fleets.values() if fleet["at"] > newest - GONE_AFTER_S]
-
     def frame(self, snapshot: bool) -> orjson.Fragment:
-        present = self._present()
+        present = list(self._fleets.values())
         key = tuple((fleet["gateway"], fleet["at"], fleet["seq"]) for fleet in present)
         return SHARED.get(key, lambda: live_view.overview(present))
 
@@ -57,4 +59,4 @@ class OverviewConsumer(LiveConsumer):
         return None if newest is None else max(0.0, now - newest)
 
     def stale_after_s(self) -> float:
-        return live_view.stale_after_s(self._present())
+        return live_view.stale_after_s(self._fleets.values())
