@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from api.openai.errors import ApiError
@@ -295,7 +296,9 @@ class Runtime:
         if self.handoff is not None:
             self.handoff.forget(flight)
         del self.flights[flight.request.id]
-        self._outcomes.ended(flight, outcome, self.clock(), code=code, status=status)
+        # Judging and recording take as long as all else at the end of a request: the last bytes leave before it.
+        ended = partial(self._outcomes.ended, flight, outcome, self.clock(), code=code, status=status)
+        asyncio.get_running_loop().call_soon(ended)
 
     def _stop(self, flight: Flight) -> None:
         if flight.task is not None:
