@@ -4,6 +4,7 @@ A reference engine whose steps take a constant time answers the same requests di
 alternating 10 s blocks with Poisson arrivals; dispatch, authentication and records are on, PostgreSQL and Redis real.
 Added latency = percentile through the gateway minus percentile direct, pair by pair of blocks; reported is the median
 over the pairs. Latency is from sending to the last byte, over kept-alive connections, streamed and not in turn.
+Beside it the processor time of the gateway's process for each request, which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+import psutil
 import uvloop
 
-from benchmarks.engines import prefer, reference_engines, stop_on_sigterm
+from benchmarks.engines import Engine, prefer, reference_engines, stop_on_sigterm
 from benchmarks.scoring import percentile
 from benchmarks.stack import ClassSpec, Fleet, Stack
 from benchmarks.trials import note
@@ -82,22 +84,31 @@ def _body(rng: np.random.Generator, *, streamed: bool) -> bytes:
     )
 
 
-def compare(direct_url: str, gateway_url: str, api_key: str, rate: int, pairs: int, block_s: float) -> dict[str, Any]:
+def compare(direct_url: str, gateway: Engine, api_key: str, rate: int, pairs: int, block_s: float) -> dict[str, Any]:
     """Figures of one rate, milliseconds."""
+    process, spent_s = psutil.Process(gateway.process.pid), 0.0
     keyed = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
     plain = {"Content-Type": "application/json"}
     measured: list[tuple[list[float], list[float]]] = []
     for pair in range(-1, pairs):
         seconds = block_s if pair >= 0 else 2.0  # the first pair warms up and is not counted
-        runs = [(direct_url, plain), (gateway_url, keyed)]
+        runs = [(direct_url, plain), (gateway.url, keyed)]
         order = (0, 1) if pair % 2 == 0 else (1, 0)
         found: dict[int, list[float]] = {}
         for which in order:
             url, headers = runs[which]
+            before_s = cpu_s(process)
             found[which] = uvloop.run(block(url, headers, rate, seconds, 1000 * rate + pair + 1))
+            spent_s += cpu_s(process) - before_s if which and pair >= 0 else 0.0
         if pair >= 0:
             measured.append((found[0], found[1]))
-    return figures(measured)
+    through = sum(len(latencies) for _, latencies in measured)
+    return {**figures(measured), "gateway_cpu_ms": round(1e3 * spent_s / through, 3)}
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def figures(measured: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
@@ -131,7 +142,7 @@ def main() -> int:
                 for rate in RATES:
                     note(f"{rate} requests/s: {arguments.pairs} pairs of {arguments.block:g} s blocks")
                     by_rate[str(rate)] = compare(
-                        engine.url, gateway.url, stack.api_key, rate, arguments.pairs, arguments.block
+                        engine.url, gateway, stack.api_key, rate, arguments.pairs, arguments.block
                     )
     print(table(by_rate))
     added = {key: {rate: row[key] for rate, row in by_rate.items()} for key in ("added_p50_ms", "added_p99_ms")}
@@ -153,6 +164,7 @@ def table(by_rate: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{rate if name == 'p50' else '':>10} {name:>5} {row[f'direct_{name}_ms']:>7.2f} ms "
                 f"{row[f'gateway_{name}_ms']:>7.2f} ms {row[f'added_{name}_ms']:>6.2f} ms {spread:>20}"
             )
+        lines.append(f"{'':>16} {row['gateway_cpu_ms']:.2f} ms of processor time a request in the gateway")
     return "\n".join(lines)
 
 

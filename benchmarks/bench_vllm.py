@@ -8,7 +8,8 @@ names its class and its output length (max_tokens with ignore_eos), which the ga
 may of any client.
 
 Fixed windows are swept once a load, on the first seed; the best one is used for the other seeds. QUICK=1: one seed, two
-loads, no sweep, the knee from the last full run (or, without one, from the latency profile), within 15 minutes.
+loads, no sweep, no repeats (a run that was disturbed says so by `largest_gap_s`), the knee from the last full run (or,
+without one, from the latency profile), within 15 minutes. It leaves what full runs have stored as it is.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
+from benchmarks.engines import prefer, stop_on_sigterm, vllm_missing
 from benchmarks.journal import Journal
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.machine import machine_name
 from benchmarks.profiled import estimated_knee
 from benchmarks.scoring import Score, summary
-from benchmarks.trials import Bench, note
+from benchmarks.trials import TRIES, Bench, note
 from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst
@@ -38,6 +39,7 @@ from benchmarks.workloads import MIXES, burst
 # Kept under version control, a folder a machine: the whole takes hours, so it may be measured in several sittings.
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "vllm" / machine_name()
 KNEES = RESULTS / "knees.json"
+PROFILE, QUICK_PROFILE = RESULTS / "profile.json", RESULTS / "quick-profile.json"
 KNEE_SEED = 900
 FIRST_SEED = 1000
 QUICK_BUDGET_S = 14.5 * 60
@@ -194,7 +196,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a sustained load")
     parser.add_argument("--no-sweep", action="store_true", help="fixed windows as usually best")
     parser.add_argument("--resume", action="store_true", help="go on with an earlier run")
-    parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="rewritten after every load")
+    parser.add_argument("--output", type=Path, help="rewritten after every load; beside the other results if not said")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
     known = {load.name: load for load in LOADS}
@@ -227,8 +229,9 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
     for load in loads:
         report["by_load"].append(experiment.load(load, rates[load.mix] * load.times))
         report |= {"dropped_runs": bench.dropped, "seconds": round(time.monotonic() - started)}
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        output = arguments.output or RESULTS / ("quick.json" if quick else "report.json")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(report, indent=1) + "\n")
     return report
 
 
@@ -243,9 +246,10 @@ def main() -> int:
     prefer(os.getpid(), above=CLIENT_ABOVE)
     tasks = [task for mix in MIXES.values() for task in mix]
     try:
-        with vllm_pair(tasks, RESULTS / "profile.json", quick or arguments.resume) as (stack, _):
-            report = measure(Bench(stack), arguments, quick, started)
-    except EngineFailed as error:
+        profile = QUICK_PROFILE if quick and not PROFILE.exists() else PROFILE
+        with vllm_pair(tasks, profile, quick or arguments.resume) as (stack, _):
+            report = measure(Bench(stack, tries=1 if quick else TRIES), arguments, quick, started)
+    except RuntimeError as error:  # servers or a gateway that do not come up, or no knee; loads that ended are on file
         print(f"bench-vllm: {error}", file=sys.stderr)
         return 1
     print(table(report["by_load"]))

@@ -65,12 +65,17 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
         "attainment": round(statistics.median(attained), 4),
         "attainment_spread": [round(min(attained), 4), round(max(attained), 4)],
         "e2e_mean_s": round(statistics.median(s.e2e_mean_s for s in scores), 3),
-        "e2e_finished_s": round(statistics.median(s.e2e_finished_s for s in scores), 3),
+        "e2e_finished_s": _rounded(statistics.median(s.e2e_finished_s for s in scores)),
         "by_class": {name: round(statistics.median(s.by_class[name] for s in scores), 4) for name in classes},
         "runs": len(scores),
         "outcomes": dict(sum((Counter(score.outcomes) for score in scores), Counter())),
         "largest_gap_s": round(max(s.largest_gap_s for s in scores), 3),
     }
+
+
+def _rounded(seconds: float) -> float | None:
+    """None for the mean of nothing, which JSON has no number for."""
+    return None if math.isnan(seconds) else round(seconds, 3)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

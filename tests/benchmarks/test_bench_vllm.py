@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import bench_vllm
 from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, fit_to_budget, table
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.scoring import Score
+from benchmarks.stack import Fleet
+from benchmarks.trials import Bench
 from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, Load
+from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher
 
 PROMISED = {
@@ -123,3 +129,33 @@ def test_quick_keeps_the_papers_burst_on_a_usual_machine():
     burst, sustained = fit_to_budget(QUICK_LOADS, {"4-task": 28.0}, spent_s=80.0)
     assert burst == QUICK_LOADS[0]
     assert sustained.duration_s > 30
+
+
+def test_a_disturbed_run_is_repeated_so_often_and_quick_never():
+    def runs(gaps, tries):
+        scores = iter(Score(0.5, {}, 2.0, 1.5, {}, {}, {"ok": 4}, gap) for gap in gaps)
+        bench = Bench(None, tries=tries)
+        return bench.undisturbed(lambda: next(scores)).largest_gap_s, bench.dropped
+
+    assert runs([0.1], 3) == (0.1, 0)
+    assert runs([2.0, 0.1], 3) == (0.1, 1)
+    assert runs([2.0, 0.9, 1.0], 3) == (0.9, 2)
+    assert runs([2.0], 1) == (2.0, 0)
+
+
+def test_quick_leaves_what_a_full_run_has_stored(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_vllm, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench_vllm, "KNEES", tmp_path / "knees.json")
+    (tmp_path / "report.json").write_text("full")
+    bench = Scripted()
+    coefficients = LatencyCoefficients(0.01, 1e-4, 0.0, 0.01, 6e-6, 0.0)._asdict()
+    bench.stack = SimpleNamespace(fleet=Fleet("mid", ["a", "b"], "vllm", 32, coefficients=coefficients))
+    bench.dropped = 0
+    arguments = SimpleNamespace(loads=[], knee={}, resume=False, seeds=3, no_sweep=False, output=None)
+    report = bench_vllm.measure(bench, arguments, True, time.monotonic())
+    assert (tmp_path / "report.json").read_text() == "full"
+    assert json.loads((tmp_path / "quick.json").read_text()) == json.loads(json.dumps(report))
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "quick.json"}
+    assert (report["seeds"], report["knee"]["4-task"]["from"]) == (1, "the latency profile")
+    assert len(bench.ran) == len(CONTENDERS) * len(QUICK_LOADS)
+    assert table(report["by_load"])
