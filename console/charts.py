@@ -140,10 +140,12 @@ def scaling_load(
     events: Sequence[tuple[float, str, float | None, str]],
     thresholds: tuple[float, float],
     window: tuple[float, float],
+    moment: float | None = None,
 ) -> Spec:
     """The load metric with its two thresholds, ready instances, and what the scaler did, with its sentence on hover.
 
-    `events`: (epoch seconds, kind, load at it, sentence); one without a load stands on the upper threshold.
+    `events`: (epoch seconds, kind, load at it, sentence); one without a load stands on the upper threshold. `moment`:
+    what was asked about, marked upright.
     """
     upper, lower = thresholds
     x, y = [at for at, _ in load], [value for _, value in load]
@@ -154,10 +156,12 @@ def scaling_load(
         mine = [event for event in events if event[1] == kind and event[0] >= window[0]]
         if mine:
             traces.append(_marks(kind, mine, symbol, color, upper))
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"y": upper, "color": "bad", "text": f"out above {upper:g}"},
         {"y": lower, "color": "accent", "text": f"in below {lower:g}"},
     ]
+    if moment is not None:
+        lines.append({"x": moment, "color": "ink-2", "text": "asked"})
     highest = max([value for value in y if value is not None] + [upper * 1.2])
     yaxis = {"range": [0, min(highest, 4 * upper) * 1.08], "rangemode": "normal"}
     layout = {"y_title": "load", "y2_title": "instances", "yaxis": yaxis, "lines": lines, "x_range": list(window)}

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from console import charts
+from console.budget import budget_words, error_budget
 from console.live_view import row_key
 from console.words import class_name
 from controller.models import PriorityMapping, SLOClass
@@ -116,6 +117,7 @@ def class_history(
                 "target": promise.target,
                 "ttft_target_s": promise.ttft_s,
                 "hour": attained / finished if finished else None,
+                "hour_budget": budget_words(finished, finished - attained, promise.target),
                 "day": row.share,
                 **error_budget(row.finished, row.finished - row.attained, promise.target),
                 **links(tenant, slo_class),
@@ -124,25 +126,13 @@ def class_history(
     return found
 
 
-def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
-    """What is left of the misses that the target allows. A budget overspent says how many times."""
-    if not finished:
-        return {"budget_text": "–", "budget_status": "", "budget_share": 0.0}
-    allowed = (1 - target) * finished
-    used = misses / allowed if allowed > 0 else (0.0 if not misses else float("inf"))
-    if used > 1:
-        text = f"overspent {used:.1f}x" if used < 100 else "overspent"
-        return {"budget_text": text, "budget_status": "bad", "budget_share": 1.0}
-    status = "warn" if used > 0.75 else "ok"
-    return {
-        "budget_text": f"{(1 - used) * 100:.0f} % left",
-        "budget_status": status,
-        "budget_share": round(1 - used, 4),
-    }
-
-
 def links(tenant: str, slo_class: str) -> dict[str, str]:
-    """From a class to the requests that missed and to what was decided about it."""
+    """From a class to the requests that missed, to what was decided about it, and to what of it waits."""
     missed = urlencode({"tenant": tenant, "slo_class": slo_class or NO_CLASS, "attained": "no"})
     about = urlencode({"q": slo_class or tenant})
-    return {"requests_url": f"{reverse('requests')}?{missed}", "decisions_url": f"{reverse('audit')}?{about}"}
+    waits = urlencode({"key": row_key(tenant, slo_class)})
+    return {
+        "requests_url": f"{reverse('requests')}?{missed}",
+        "decisions_url": f"{reverse('audit')}?{about}",
+        "queue_url": f"{reverse('queue')}?{waits}",
+    }

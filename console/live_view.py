@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
+from console.budget import budget_words
 from console.words import class_name, reason_in_words
 from controller.core import freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
@@ -30,6 +31,7 @@ class ClassRow(TypedDict):
     attainment: float | None
     finished: int
     misses: int
+    now_budget: str  # in words
     refused: int
     failed: int
     queued: int
@@ -77,6 +79,7 @@ def class_row(window: ClassWindow) -> ClassRow:
         attainment=window["attained"] / finished if finished else None,
         finished=finished,
         misses=_misses(window),
+        now_budget=budget_words(finished, _misses(window), window["target"]),
         refused=window["refused"],
         failed=window["failed"],
         queued=window["queued"],

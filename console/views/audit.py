@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from console.access import allows
@@ -18,7 +20,7 @@ from console.forms import AuditSearch
 from console.paging import page_of
 from console.sentences import sentence
 from controller.models import Decision
-from controller.selectors import decisions
+from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
@@ -27,6 +29,15 @@ EXPORTED = (
     "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
     "request_id",
 )  # fmt: skip
+
+
+# By kind: the page whose form takes `?restore=`, and where the changed row is looked for (None: it is made again).
+UNDONE_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
+    "slo_class_updated": ("class-edit", catalogue.slo_classes),
+    "slo_class_removed": ("class-new", None),
+    "priority_mapping_updated": ("mapping-edit", catalogue.priority_mappings),
+    "scaling_policy_updated": ("scaling-edit", catalogue.scaling_policies),
+}
 
 
 @require_GET
@@ -79,7 +90,18 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
         ("Rejected", plain(decision.rejected)),
     ]
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
-    return render(request, "console/decision.html", context)
+    return render(request, "console/decision.html", {**context, "undo": undo_address(decision)})
+
+
+def undo_address(decision: Decision) -> str:
+    """The form with the values before a change, where there is one; "" otherwise, or where the row is gone."""
+    page, rows = UNDONE_AT.get(decision.kind, ("", None))
+    if not page:
+        return ""
+    if rows is None:
+        return f"{reverse(page)}?restore={decision.pk}"
+    row = rows().filter(pk=decision.outcome.get("id")).first()
+    return f"{reverse(page, args=[row.pk])}?restore={decision.pk}" if row else ""
 
 
 def plain(values: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""How a class or a mapping came to be what it is: its changes newest first, each with its diff and a way back."""
+"""How a class, a mapping or a scaling policy came to be as it is: its changes, newest first, with diff and way back."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
+SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")
 
 
 @require_GET
@@ -35,6 +36,16 @@ def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
     owner = row.tenant.name if row.tenant else "all tenants"
     context = {"title": f"Mapping of {owner}", "back": "mappings", "back_name": "Priority mapping"}
     return history(request, row, changes_of("priority_mapping", row), {**context, "edit": "mapping-edit"})
+
+
+@require_GET
+@allows(Role.VIEWER)
+def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
+    row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
+    context = {"title": f"Scaling of {row.model.name}, {row.role}", "back": "scaling", "back_name": "Scaling"}
+    # Its name holds its limits, and what the scaler decides has it as its subject too: by kind and number.
+    rows = decisions.search(subject_type="scaling_policy").filter(kind__in=SCALING_CHANGES, outcome__id=row.pk)
+    return history(request, row, rows, {**context, "edit": "scaling-edit"})
 
 
 def changes_of(kind: str, row: Any) -> QuerySet[Decision]:

@@ -8,16 +8,19 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import BadRequest, ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 
 from console import charts
 from console.access import allows
+from console.kept import Kept
 from console.live_view import merge_instances
+from console.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
 from console.sentences import sentence
 from console.views.instance_links import links_in_trouble, links_of
-from console.views.overview import read_fleets
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
 from controller.selectors.roles import Role
@@ -55,25 +58,43 @@ ACTIONS = {
 DECISIONS = 25
 LOADS = 10
 LENGTHS = 40  # points of a model's line
+POLLED: Kept[Part] = Kept(SHARED_S)
 
 
 @require_GET
 @allows(Role.VIEWER)
 def fleet(request: HttpRequest) -> HttpResponse:
-    live = {each["id"]: each for each in merge_instances(read_fleets())}
+    now = fleet_now()
+    return render(request, "console/fleet.html", fleet_context(now) | {"as_of": now.as_of})
+
+
+@gzip_page
+@require_GET
+@allows(Role.VIEWER)
+def fleet_live(request: HttpRequest) -> JsonResponse:
+    """What moves on the page; the same for everybody who may look."""
+    return POLLED.get(fleet_part).answer()
+
+
+def fleet_part() -> Part:
+    now = fleet_now()
+    return Part(render_to_string("console/partials/_fleet_live.html", fleet_context(now)), now.as_of)
+
+
+def fleet_context(now: FleetNow) -> dict[str, Any]:
+    live = {each["id"]: each for each in merge_instances(now.fleets)}
     links = topology.links()
     places = [
         {
             "place": place,
-            "instances": [row_of(each, live.get(each.pk)) for each in place.instances],
+            "instances": [row_of(each, live.get(each.pk)) | {"host": place.host} for each in place.instances],
             "links": links.get(place.host.name, []) if place.host else [],
         }
         for place in topology.places()
     ]
     rows = [row for place in places for row in place["instances"]]
     context = {"places": places, "instances": rows, "roles": summary(rows), "links": [*chain(*links.values())]}
-    context |= links_in_trouble()
-    return render(request, "console/fleet.html", context)
+    return context | links_in_trouble()
 
 
 def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
@@ -108,22 +129,37 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @require_GET
 @allows(Role.VIEWER)
 def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
-    row = get_object_or_404(catalogue.instances(), pk=instance_id)
-    live = next((each for each in merge_instances(read_fleets()) if each["id"] == row.pk), None)
-    profile, points = measured.profile_of(row), measured.measurements(row.pk)
+    row, now = get_object_or_404(catalogue.instances(), pk=instance_id), fleet_now()
+    context = instance_context(row, now) | fit_context(row) | {"as_of": now.as_of}
+    return render(request, "console/instance.html", context)
+
+
+@require_GET
+@allows(Role.VIEWER)
+def instance_live(request: HttpRequest, instance_id: str) -> JsonResponse:
+    """What moves on the page; with `?charts=1` also the newest measurements, which come less often."""
+    row, now = get_object_or_404(catalogue.instances(), pk=instance_id), fleet_now()
+    html = render_to_string("console/partials/_instance_live.html", instance_context(row, now), request)
+    due = charts_due(request)
+    return Part(html, now.as_of, fit_context(row)["charts"] if due else {}).answer(due)
+
+
+def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
+    seen = next((each for each in merge_instances(now.fleets) if each["id"] == row.pk), None)
     rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
-    context = {
-        "each": row_of(row, live),
+    return {
+        "each": row_of(row, seen),
         "row": row,
-        "profile": profile,
-        "points": len(points),
-        "charts": charts_of(row, profile, points),
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": wishes(row),
         "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
         **links_of(row.pk),
     }
-    return render(request, "console/instance.html", context)
+
+
+def fit_context(row: Instance) -> dict[str, Any]:
+    profile, points = measured.profile_of(row), measured.measurements(row.pk)
+    return {"profile": profile, "points": len(points), "charts": charts_of(row, profile, points)}
 
 
 def wishes(row: Instance) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from django.conf import settings
@@ -15,11 +14,11 @@ from console import charts, live_view
 from console.access import allows
 from console.history import links, overview_history
 from console.kept import Kept
+from console.polled import fleet_now
 from console.sentences import as_item
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
 from controller.selectors.roles import Role
-from workers import live
 
 CHARTS = (
     {
@@ -45,7 +44,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     history = overview_history(now)
     shown = live_view.overview(fleets)
     context = {
-        "live": shown,
+        "live": shown | {"verdict": linked(shown["verdict"])},
         "history": history | {"queue_chart": charts.queue_depth(now.timestamp())},
         "rows": merged_rows(shown["classes"], history["classes"]),
         "instances": [instance_card(each) for each in shown["instances"]],
@@ -66,14 +65,15 @@ def overview_history_json(request: HttpRequest) -> JsonResponse:
     return JsonResponse(POLLED.get(lambda: overview_history(timezone.now())))
 
 
+def linked(verdict: live_view.Verdict) -> dict[str, Any]:
+    """Who misses leads to the requests that missed."""
+    lines = [line | links(*line["key"].split("/", 1)) if line["key"] else line for line in verdict["lines"]]
+    return {**verdict, "lines": lines}
+
+
 def read_fleets() -> list[FleetMessage]:
     """Only fresh ones: on first paint, old figures without their age would be taken for current ones."""
-    try:
-        fleets = live.read_fleet()
-    except live.LiveUnavailable:
-        return []
-    limit = live_view.stale_after_s(fleets)
-    return [fleet for fleet in fleets if time.time() - fleet["at"] <= limit]
+    return fleet_now().fleets
 
 
 def merged_rows(now: list[live_view.ClassRow], history: list[dict[str, Any]]) -> list[dict[str, Any]]:

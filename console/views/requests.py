@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
@@ -15,12 +16,15 @@ from console.history import NO_CLASS
 from console.paging import page_of
 from console.sentences import sentence, step
 from console.timeline import span_s, timeline
-from controller.models import RequestRecord
+from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
+TOUCHED = 20
+COMMANDS = ("queue_cancel", "queue_pause", "queue_resume", "queue_reprioritise")
+TOLD_WITHIN = timedelta(minutes=2)  # a command on thousands is recorded when all of them are told
 EXACT = ("id", "tenant", "model", "instance", "outcome")
 ATTAINED = {"yes": True, "no": False}
 # Label, field and unit ("s" a time in seconds, "n" a count, "" as it is) of what a comparison shows.
@@ -84,7 +88,10 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
 @require_GET
 @allows(Role.VIEWER)
 def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
-    return render(request, "console/request.html", {"whole": described(stored(request_id))})
+    row = records.request_record(id=request_id)
+    if row is None:
+        return render(request, "console/request_missing.html", {"id": request_id}, status=404)
+    return render(request, "console/request.html", {"whole": described(row)})
 
 
 @require_GET
@@ -119,9 +126,22 @@ def attained_like(row: RequestRecord) -> RequestRecord | None:
 
 
 def described(row: RequestRecord, whole_s: float | None = None) -> dict[str, Any]:
-    touched = [(decision, sentence(decision)) for decision in decisions.search(request_id=row.id)[:20]]
+    about = [*decisions.search(request_id=row.id)[:TOUCHED], *commands_on(row)]
+    touched = [(decision, sentence(decision)) for decision in about]
     steps = [step(recorded) for recorded in row.decisions]
     return {"row": row, "timeline": timeline(row, whole_s), "steps": steps, "touched": touched}
+
+
+def commands_on(row: RequestRecord) -> list[Decision]:
+    """What an operator said of many requests, this one among them, while it waited. By the ids on record, or by the
+    command that its own record names."""
+    until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + TOLD_WITHIN
+    meant = Q(inputs__request_ids__contains=[row.id])
+    figures = [recorded.get("figures") or {} for recorded in row.decisions]
+    for command in {str(each["command"]) for each in figures if "command" in each}:
+        meant |= Q(outcome__commands__contains=[command])
+    rows = decisions.search(since=row.arrived_at, until=until).filter(kind__in=COMMANDS, request_id="")
+    return list(rows.filter(meant)[:TOUCHED])
 
 
 def compared(first: RequestRecord, second: RequestRecord) -> list[dict[str, Any]]:

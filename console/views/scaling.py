@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.forms import Form
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.loader import render_to_string
 from django.utils import timezone
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console import charts
 from console.access import allows
 from console.forms import TimeField
+from console.kept import Kept
+from console.polled import SHARED_S, AsOf, Part, charts_due
 from console.scaling_forms import ScalingForm
 from console.scaling_words import why
 from console.sentences import figures_line, sentence
@@ -24,13 +28,17 @@ from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
-from controller.selectors.roles import Role
+from controller.selectors.roles import Role, role_of
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
 
 WINDOW = timedelta(hours=1)
+AROUND = WINDOW / 2  # a moment that somebody asks about
 EVENTS = 40
+PATIENCE_S = 20.0  # the scaler leaves a sample each five seconds, or each look where its looks are further apart
+SAMPLE_PERIODS = 3
+POLLED: dict[bool, Kept[Part]] = {may: Kept(SHARED_S) for may in (False, True)}
 
 
 class Moment(Form):
@@ -42,30 +50,69 @@ class Moment(Form):
 @require_GET
 @allows(Role.VIEWER)
 def scaling_page(request: HttpRequest) -> HttpResponse:
-    now, form = timezone.now(), Moment(request.GET)
+    """Now, and as it moves; or what was around a moment, as it was (`?at=`)."""
+    form = Moment(request.GET)
     at = form.cleaned_data["at"] if form.is_valid() else None
-    seen = scaling.samples(since=now - WINDOW, until=now)
-    events = scaling.events(limit=EVENTS)
-    cards = [card(policy, seen.get(policy.pk, []), events, now, at) for policy in scaling.policies()]
-    started = scaling.starts()
-    context = {
-        "form": form,
+    context = {"form": form, **scaling_context(timezone.now(), at)}
+    return render(request, "console/scaling.html", context, status=200 if form.is_valid() else 422)
+
+
+@gzip_page
+@require_GET
+@allows(Role.VIEWER)
+def scaling_live(request: HttpRequest) -> JsonResponse:
+    """What moves on the page of now; the same for all who may change a policy, and for all who may not."""
+    can_act = role_of(request.user) >= Role.OPERATOR
+    return POLLED[can_act].get(lambda: scaling_part(can_act)).answer(charts_due(request))
+
+
+def scaling_part(can_act: bool) -> Part:
+    context = scaling_context(timezone.now(), None) | {"can_act": can_act}
+    html = render_to_string("console/partials/_scaling_live.html", context)
+    return Part(html, context["as_of"], context["charts"])
+
+
+def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
+    since, until = (at - AROUND, min(now, at + AROUND)) if at else (now - WINDOW, now)
+    seen = scaling.samples(since=since, until=until)
+    events = scaling.events(limit=EVENTS, **({"since": since, "until": until} if at else {}))
+    policies, started = scaling.policies(), scaling.starts()
+    cards = [card(policy, seen.get(policy.pk, []), events, until, at) for policy in policies]
+    return {
         "asked": at,
         "cards": cards,
         "charts": {each["name"]: each["chart"] for each in cards},
         "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events],
         "starts": started,
         "ways": scaling.times_by_way(started),
+        "as_of": looked(policies, seen, now),
     }
-    return render(request, "console/scaling.html", context, status=200 if form.is_valid() else 422)
+
+
+def looked(policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[ScalingSample]], now: datetime) -> AsOf:
+    """When the scaler was last seen to look at that fleet which it left alone the longest."""
+    watched = [policy for policy in policies if policy.enabled]
+    if not watched:
+        return AsOf(now.timestamp(), PATIENCE_S)
+    last = [seen[policy.pk][-1].at.timestamp() if seen.get(policy.pk) else None for policy in watched]
+    patience_s = max(PATIENCE_S, *(SAMPLE_PERIODS * policy.interval_s for policy in watched))
+    known = [at for at in last if at is not None]
+    if len(known) < len(last):
+        return AsOf(None, patience_s, "The scaler has not looked for an hour")
+    silent = now.timestamp() - min(known) > patience_s
+    return AsOf(min(known), patience_s, "The scaler does not look" if silent else "")
 
 
 def card(
-    policy: ScalingPolicy, seen: Sequence[ScalingSample], events: Sequence[Decision], now: datetime, at: datetime | None
+    policy: ScalingPolicy,
+    seen: Sequence[ScalingSample],
+    events: Sequence[Decision],
+    until: datetime,
+    at: datetime | None,
 ) -> dict[str, Any]:
     subject = f"{policy.model.name}/{policy.role}"
     mine = [event for event in events if event.subject == subject]
-    last = seen[-1] if seen else None
+    last = seen[-1] if seen and not at else None
     then = scaling.sample_at(policy=policy, at=at) if at else None
     return {
         "policy": policy,
@@ -74,13 +121,15 @@ def card(
         "last": last,
         "why": why(policy, last) if last else "",
         "then": then,
+        "shown": then if at else last,
         "why_then": why(policy, then) if then else "",
         "chart": charts.scaling_load(
             [(row.at.timestamp(), row.load) for row in seen],
             [(row.at.timestamp(), float(row.ready)) for row in seen],
             [(event.at.timestamp(), event.kind, event.inputs.get("load"), sentence(event)) for event in mine],
             (policy.upper, policy.lower),
-            charts.shortest_window([row.at.timestamp() for row in seen], now.timestamp(), WINDOW.total_seconds()),
+            charts.shortest_window([row.at.timestamp() for row in seen], until.timestamp(), WINDOW.total_seconds()),
+            at.timestamp() if at else None,
         ),
     }
 
@@ -122,6 +171,17 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
             same = stored.version == version
             messages.success(request, "Nothing was different." if same else f"Saved: {stored}. The next look uses it.")
             return redirect("scaling")
+    elif request.method == "GET":
+        form.initial |= restored(request)
     status = 409 if conflict else 422 if form.errors else 200
-    context = {"form": form, "row": row, "conflict": conflict}
+    context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
     return render(request, "console/scaling_form.html", context, status=status)
+
+
+def restored(request: HttpRequest) -> dict[str, Any]:
+    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
+    wanted = request.GET.get("restore", "")
+    known = Decision.objects.filter(pk=wanted, subject_type="scaling_policy") if wanted.isdigit() else None
+    decision = known.first() if known is not None else None
+    before = decision.inputs.get("before", {}) if decision else {}
+    return {name: before[name] for name in ScalingForm.CHANGEABLE if name in before}

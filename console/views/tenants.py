@@ -17,7 +17,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.access import allows
-from console.history import error_budget, links, promise_of, promises
+from console.budget import budget_words, error_budget
+from console.history import links, promise_of, promises
 from console.live_view import open_by_tenant
 from console.sentences import sentence
 from console.tenant_forms import KeyForm, RotateForm, TenantForm
@@ -223,8 +224,9 @@ def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
         {
             "name": class_name(row.slo_class or ""),
             "day": row,
-            "hour": hour.get(row.slo_class),
+            "hour": (last := hour.get(row.slo_class)),
             "target": (target := promise_of(known, tenant.name, row.slo_class or "").target),
+            "hour_budget": budget_words(last.finished, last.finished - last.attained, target) if last else "",
             **error_budget(row.finished, row.finished - row.attained, target),
             **links(tenant.name, row.slo_class or ""),
         }

@@ -78,14 +78,18 @@ def sample_at(*, policy: ScalingPolicy, at: datetime) -> ScalingSample | None:
     return ScalingSample.objects.filter(policy=policy, at__lte=at, at__gt=at - SAMPLE_NEAR).order_by("-at").first()
 
 
-def events(*, subject: str | None = None, since: datetime | None = None, limit: int = 50) -> list[Decision]:
-    """Decisions of the scaler, newest first."""
+def events(
+    *, subject: str | None = None, since: datetime | None = None, until: datetime | None = None, limit: int = 50
+) -> list[Decision]:
+    """Decisions of the scaler in [since, until), newest first."""
     kinds = Q(kind__startswith="scale_") | Q(kind="role_change")
     rows = Decision.objects.filter(kinds, subject_type="scaling_policy")
     if subject is not None:
         rows = rows.filter(subject=subject)
     if since is not None:
         rows = rows.filter(at__gte=since)
+    if until is not None:
+        rows = rows.filter(at__lt=until)
     return list(rows.order_by("-at", "-id")[:limit])
 
 

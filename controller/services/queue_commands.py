@@ -23,6 +23,34 @@ def queue_command_outcome(request_ids: Sequence[str], answers: Sequence[CommandA
     }
 
 
+IDS_KEPT = 1_000  # of a command on all that matched; a cancelled request's own record names who cancelled it
+
+
+def queue_filter_command_record(
+    *,
+    actor: Actor,
+    kind: str,
+    filter: Mapping[str, Any],
+    request_ids: Sequence[str],
+    outcome: Mapping[str, Any],
+    priority: int | None = None,
+) -> Decision:
+    """A command on all that matched a filter, in one record. `outcome`: how many were applied, gone, too late, or
+    unanswered."""
+    inputs: dict[str, Any] = {"filter": dict(filter), "matched": len(request_ids)}
+    if priority is not None:
+        inputs["priority"] = priority
+    return decision_record(
+        actor=actor,
+        kind=f"queue_{kind}",
+        subject_type="request",
+        subject=f"{len(request_ids)} requests",
+        reason="person_asked",
+        inputs=inputs | {"request_ids": list(request_ids[:IDS_KEPT])},
+        outcome=outcome,
+    )
+
+
 def queue_command_record(
     *,
     actor: Actor,

@@ -16,22 +16,29 @@ export function refresh(root = document) {
   fillMeters(root);
 }
 
-function confirmFirst(event) {
+/** Asks before what cannot be undone; true if the person said yes. */
+export function question(title, text, yes = "Go on") {
+  const dialog = document.getElementById("confirm");
+  dialog.querySelector("[data-confirm-title]").textContent = title;
+  dialog.querySelector("[data-confirm-text]").textContent = text;
+  dialog.querySelector("[data-confirm-yes]").textContent = yes;
+  dialog.returnValue = "no";
+  const answered = new Promise((resolve) => {
+    dialog.onclose = () => resolve(dialog.returnValue === "yes");
+  });
+  dialog.showModal();
+  return answered;
+}
+
+async function confirmFirst(event) {
   const form = event.target.closest("form[data-confirm]");
   if (!form || form.dataset.confirmed) return;
   event.preventDefault();
-  const dialog = document.getElementById("confirm");
-  dialog.querySelector("[data-confirm-title]").textContent = form.dataset.confirm;
-  dialog.querySelector("[data-confirm-text]").textContent = form.dataset.confirmText || "";
-  dialog.querySelector("[data-confirm-yes]").textContent = form.dataset.confirmYes || "Go on";
-  dialog.returnValue = "no";
-  dialog.onclose = () => {
-    if (dialog.returnValue !== "yes") return;
-    form.dataset.confirmed = "yes";
-    form.requestSubmit(event.submitter || undefined);
-    delete form.dataset.confirmed;
-  };
-  dialog.showModal();
+  const { confirm, confirmText, confirmYes } = form.dataset;
+  if (!(await question(confirm, confirmText || "", confirmYes))) return;
+  form.dataset.confirmed = "yes";
+  form.requestSubmit(event.submitter || undefined);
+  delete form.dataset.confirmed;
 }
 
 document.addEventListener("submit", confirmFirst, true);

@@ -35,15 +35,24 @@ function layoutOf(spec) {
       yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", tickformat: "d",
         title: { text: given.y2_title, standoff: 4, font: { size: 11 } } },
     }),
-    shapes: (given.lines || []).map((line) => ({
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y,
-      line: { color: token(line.color), width: 1.5, dash: "dash" },
-    })),
-    annotations: (given.lines || []).map((line, index) => ({
-      xref: "paper", x: 0.01, xanchor: "left", xshift: index * 72, y: line.y, yanchor: "top", showarrow: false, text: line.text,
-      font: { size: 11, color: token(line.color) }, bgcolor: token("surface"), borderpad: 1,
-    })),
+    shapes: (given.lines || []).map(lineOf),
+    annotations: (given.lines || []).map(wordsOf),
   };
+}
+
+/** A threshold lies across (y), a moment stands upright (x, epoch seconds). */
+function lineOf(line) {
+  const at = line.x === undefined ? null : new Date(line.x * 1000);
+  const ends = at ? { yref: "paper", y0: 0, y1: 1, x0: at, x1: at } : { xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y };
+  return { type: "line", ...ends, line: { color: token(line.color), width: 1.5, dash: "dash" } };
+}
+
+function wordsOf(line, index) {
+  const place = line.x === undefined
+    ? { xref: "paper", x: 0.01, xshift: index * 72, y: line.y, yanchor: "top" }
+    : { yref: "paper", y: 1, yanchor: "top", x: new Date(line.x * 1000), xshift: 3 };
+  return { ...place, xanchor: "left", showarrow: false, text: line.text,
+    font: { size: 11, color: token(line.color) }, bgcolor: token("surface"), borderpad: 1 };
 }
 
 const drawnSpecs = new Map();
@@ -104,5 +113,8 @@ function slide(spec, at) {
 }
 
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const [element, spec] of drawnSpecs) draw(element, spec);
+  for (const [element, spec] of drawnSpecs) {
+    if (element.isConnected) draw(element, spec);
+    else drawnSpecs.delete(element); // its part of the page is gone
+  }
 });

@@ -91,10 +91,13 @@ export class LiveTopic {
   }
 }
 
-/** Shows a topic's state in the page's indicator and, where it is bad, in the banner above the content. */
+/**
+ * Shows a topic's state in the page's indicator and, where it is bad, in the banner above the content. `age`: how old what
+ * is shown has become, for a state whose text does not say it.
+ */
 export function stateShower(indicator, banner) {
   let shown = "";
-  return (state, text) => {
+  return (state, text, age = "") => {
     indicator.dataset.state = state;
     indicator.textContent = text;
     const bad = state === "stale" || state === "lost";
@@ -103,7 +106,7 @@ export function stateShower(indicator, banner) {
     // The text changes each second with the age: announce the change of state only.
     const message = state === "lost" ? text : "What you see is not current.";
     if (bad && message !== shown) banner.querySelector("[data-banner-text]").textContent = message;
-    banner.querySelector("[data-banner-age]").textContent = state === "stale" ? text : "";
+    banner.querySelector("[data-banner-age]").textContent = state === "stale" ? text : age;
     shown = bad ? message : "";
   };
 }

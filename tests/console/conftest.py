@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from console.views import overview
+from console.views import fleet, overview, scaling
 from console.warm import warm
 from tests import factories
 from workers import live
@@ -45,7 +45,8 @@ def warmed() -> None:
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test has its own figures: none of another test's."""
-    monkeypatch.setattr(overview.POLLED, "kept_s", 0.0)
+    for kept in (overview.POLLED, fleet.POLLED, *scaling.POLLED.values()):
+        monkeypatch.setattr(kept, "kept_s", 0.0)
 
 
 class LiveStore:
@@ -58,6 +59,7 @@ class LiveStore:
         self.asked = 0
         self.watched: list[str] = []
         self.commands: list[tuple[str, str, list[str]]] = []
+        self.answer: Callable[[list[str]], list[Any]] | None = None  # of a command, where `answers` is not enough
         self.away = False
 
     def check(self) -> None:
@@ -72,8 +74,16 @@ class LiveStore:
         return self.read_fleet()
 
     async def aread_queue(self) -> list[Any]:
+        return self.read_queue()
+
+    def read_queue(self) -> list[Any]:
         self.check()
         return list(self.queues)
+
+    def ask_queue(self) -> int:
+        self.check()
+        self.asked += 1
+        return self.asked
 
     async def aask_queue(self) -> int:
         self.check()
@@ -87,12 +97,13 @@ class LiveStore:
     def send_command(self, actor: str, kind: str, ids: list[str], **rest: Any) -> list[Any]:
         self.check()
         self.commands.append((actor, kind, ids))
-        return list(self.answers)
+        return list(self.answers) if self.answer is None else self.answer(ids)
 
 
 @pytest.fixture
 def live_store(monkeypatch: pytest.MonkeyPatch) -> LiveStore:
     store = LiveStore()
-    for name in ("read_fleet", "aread_fleet", "aread_queue", "aask_queue", "amark_watched", "send_command"):
+    reads = ("read_fleet", "aread_fleet", "read_queue", "aread_queue", "ask_queue", "aask_queue")
+    for name in (*reads, "amark_watched", "send_command"):
         monkeypatch.setattr(live, name, getattr(store, name))
     return store

@@ -34,10 +34,21 @@ function showVerdict(verdict) {
       badge(label, line.status, line.label);
       const name = document.createElement("strong");
       name.textContent = line.name;
-      item.append(label, " ", name, ` ${line.text}`);
+      item.append(label, " ", line.key ? toMisses(line.key, name) : name, ` ${line.text}`);
       return item;
     }),
   );
+}
+
+function missesOf(tenant, sloClass) {
+  return `${page.requestsUrl}?${new URLSearchParams({ tenant, slo_class: sloClass || "(none)" })}&attained=no`;
+}
+
+function toMisses(key, name) {
+  const link = document.createElement("a");
+  link.href = missesOf(key.slice(0, key.indexOf("/")), key.slice(key.indexOf("/") + 1));
+  link.append(name);
+  return link;
 }
 
 const TOTALS = {
@@ -67,8 +78,8 @@ function rowFor(item) {
     row.dataset.key = item.key;
     put(cell(row, "name"), item.name);
     put(cell(row, "tenant"), item.tenant);
-    const query = new URLSearchParams({ tenant: item.tenant, slo_class: item.slo_class || "(none)" });
-    cell(row, "requests").href = `${page.requestsUrl}?${query}&attained=no`;
+    cell(row, "requests").href = missesOf(item.tenant, item.slo_class);
+    cell(row, "queue").href = `${page.queueUrl}?${new URLSearchParams({ key: item.key })}`;
     showSeries(row, item);
     cell(row, "decisions").href = `${page.auditUrl}?q=${encodeURIComponent(item.slo_class || item.tenant)}`;
     find("[data-classes]").append(row);
@@ -109,6 +120,7 @@ function showClass(item) {
   put(now, percent(item.attainment));
   now.className = { bad: "miss", warn: "near", ok: "met" }[item.status] || "";
   put(cell(row, "now-count"), item.finished ? `${count(item.finished)} requests` : "");
+  put(cell(row, "now-budget"), item.now_budget);
   put(cell(row, "target"), percent(item.target));
   put(cell(row, "queued"), count(item.queued));
   put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `slack ${ms(item.oldest_slack_s)}`);
@@ -118,7 +130,7 @@ function showClass(item) {
 }
 
 const IDLE = {
-  status: "idle", status_text: "no traffic", attainment: null, finished: 0, queued: 0, oldest_slack_s: null,
+  status: "idle", status_text: "no traffic", attainment: null, finished: 0, now_budget: "", queued: 0, oldest_slack_s: null,
   ttft_p50_s: null, ttft_p95_s: null, why: "",
 };
 
@@ -141,6 +153,7 @@ function showInstance(list, item) {
   if (!card) {
     card = find("#instance-row").content.firstElementChild.cloneNode(true);
     card.dataset.instance = item.id;
+    cell(card, "id").href = `${page.instanceUrl}${item.id.split("/").map(encodeURIComponent).join("/")}/`;
     list.append(card);
   }
   for (const name of ["id", "role", "model"]) put(cell(card, name), item[name]);
@@ -211,6 +224,7 @@ function showHistory(history) {
     const row = rowFor(item);
     showSeries(row, item);
     put(cell(row, "hour"), percent(item.hour));
+    put(cell(row, "hour-budget"), item.hour_budget);
     put(cell(row, "day"), percent(item.day));
     put(cell(row, "ttft-target"), item.ttft_target_s ? `target ${ms(item.ttft_target_s)}` : "");
     if (row.dataset.status === "idle") put(cell(row, "target"), percent(item.target));
@@ -289,7 +303,10 @@ function start() {
     },
     state: stateShower(find("[data-live-state]"), find("[data-banner]")),
   });
-  new LiveTopic("decisions", { data: showDecisions, state() {} });
+  new LiveTopic("decisions", {
+    data: showDecisions,
+    state: (state, text) => put(find("[data-decisions-state]"), state === "live" ? "" : text),
+  });
 }
 
 start();

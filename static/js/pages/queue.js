@@ -1,5 +1,6 @@
 // Queue: the browser holds the rows in view only. Their slack runs down between frames by the clock of this browser.
 
+import { question } from "../base.js";
 import { DASH, clock, count, ms } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 import { RowWindow } from "../rows.js";
@@ -11,7 +12,11 @@ const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
 const form = find("[data-command]");
 const canAct = Boolean(find("[data-act]"));
 const view = { offset: 0, limit: 60, key: "", text: "", held: false };
+const asked = new URLSearchParams(location.search); // a link from elsewhere, or this page loaded again
+view.key = (asked.get("key") || "").slice(0, 200);
+view.text = (asked.get("text") || "").trim().slice(0, 100);
 const selected = new Set();
+let all = false; // everything that matches the filter, whatever the browser holds of it
 let data = null;
 let epoch = 0; // what to add to this browser's clock, in seconds, to have the console's
 let heldAt = null; // the moment that is shown while the picture is held
@@ -27,33 +32,46 @@ function put(element, text) {
 function showClasses() {
   const holder = find("[data-classes]");
   const known = new Map([...holder.children].map((button) => [button.dataset.key, button]));
-  for (const item of data.by_class) {
+  for (const item of withChosen(data.by_class)) {
     let button = known.get(item.key);
     known.delete(item.key);
     if (!button) {
       button = find("#queue-class").content.firstElementChild.cloneNode(true);
       button.dataset.key = item.key;
+      button.setAttribute("aria-pressed", String(item.key === view.key));
       button.addEventListener("click", () => choose(item.key));
       holder.append(button);
     }
     put(cell(button, "name"), item.name);
     put(cell(button, "count"), count(item.count));
     put(cell(button, "tenant"), item.tenant);
-    const slack = item.due_at - now();
-    put(cell(button, "slack"), `least slack ${ms(slack)}`);
-    cell(button, "slack").classList.toggle("miss", slack < 0);
+    const slack = item.due_at === null ? null : item.due_at - now();
+    put(cell(button, "slack"), slack === null ? "" : `least slack ${ms(slack)}`);
+    cell(button, "slack").classList.toggle("miss", slack !== null && slack < 0);
   }
-  for (const [key, button] of known) {
-    if (key !== view.key) button.remove();
-    else {
-      put(cell(button, "count"), "0");
-      put(cell(button, "slack"), "");
-    }
-  }
+  for (const button of known.values()) button.remove();
+}
+
+/** The class that is shown alone has its button though nothing of it waits: it is the way back. */
+function withChosen(classes) {
+  if (!view.key || classes.some((item) => item.key === view.key)) return classes;
+  const [tenant, name] = [view.key.slice(0, view.key.indexOf("/")), view.key.slice(view.key.indexOf("/") + 1)];
+  return [...classes, { key: view.key, tenant, name: name || "no class (defaults)", count: 0, due_at: null }];
+}
+
+/** Another filter: nothing of what is known answers it, least of all how many match. */
+function filterChanged() {
+  data = null;
+  chooseAll(false);
+  showSelected();
+  const query = new URLSearchParams();
+  for (const name of ["key", "text"]) if (view[name]) query.set(name, view[name]);
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
 }
 
 function choose(key) {
   view.key = view.key === key ? "" : key;
+  filterChanged();
   for (const button of find("[data-classes]").children) button.setAttribute("aria-pressed", String(button.dataset.key === view.key));
   rows.toTop();
 }
@@ -67,7 +85,8 @@ function make(row) {
   if (canAct) {
     const box = cell(element, "select");
     box.value = row.id;
-    box.checked = selected.has(row.id);
+    box.checked = all || selected.has(row.id);
+    box.disabled = all;
     box.setAttribute("aria-label", `Select request ${row.id}`);
   }
   return element;
@@ -84,6 +103,7 @@ function update(element, row) {
     return;
   }
   element.row = row;
+  if (canAct) cell(element, "select").disabled = all;
   put(cell(element, "class"), row.slo_class || "no class (defaults)");
   put(cell(element, "tenant"), row.tenant);
   put(cell(element, "model"), row.model);
@@ -156,40 +176,145 @@ function tick() {
 
 function showSelected() {
   if (!canAct) return;
-  for (const button of form.querySelectorAll("[data-act]")) button.disabled = selected.size === 0;
-  put(find("[data-selected]"), selected.size ? `${count(selected.size)} selected` : "None selected");
+  const chosen = all ? data?.matching ?? 0 : selected.size;
+  for (const button of form.querySelectorAll("[data-act]")) button.disabled = chosen === 0 || Boolean(telling);
+  const some = selected.size ? `${count(selected.size)} selected` : "None selected";
+  put(find("[data-selected]"), all ? `All ${count(chosen)} that match` : some);
+  const button = find("[data-all]");
+  button.disabled = Boolean(telling) || (!all && !data?.matching);
+  button.setAttribute("aria-pressed", String(all));
+  put(button, all ? "Choose single ones" : `Choose all ${data ? count(data.matching) : ""} that match`);
 }
+
+function chooseAll(wanted) {
+  if (!canAct || all === wanted) return;
+  all = wanted;
+  clearSelection();
+}
+
+function answered(text, ok) {
+  const box = find("[data-answer]");
+  box.textContent = text;
+  box.className = `banner ${ok ? "done" : "lost"}`;
+  box.hidden = false;
+}
+
+const NOBODY = "Nothing was done: your session has ended or may not do this. Load the page again.";
+const SILENCE = "The console did not answer. The command may still take effect within five seconds.";
+const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
 
 async function act(event) {
   event.preventDefault();
+  if (all) return actOnAll(event.submitter.value);
   const body = new FormData(form, event.submitter);
   for (const id of selected) body.append("request", id);
-  const box = find("[data-answer]");
-  let ok = false;
   try {
     const answer = await fetch(form.action, { method: "POST", body, headers: { accept: "application/json" } });
-    const readable = (answer.headers.get("content-type") || "").includes("json");
-    ok = answer.ok && readable;
-    box.textContent = readable ? (await answer.json()).message : "Nothing was done: your session has ended or may not do this. Load the page again.";
+    const ok = answer.ok && isJson(answer);
+    answered(isJson(answer) ? (await answer.json()).message : NOBODY, ok);
+    if (ok) clearSelection();
   } catch {
-    box.textContent = "The console did not answer. The command may still take effect within five seconds.";
+    answered(SILENCE, false);
   }
-  box.className = `banner ${ok ? "done" : "lost"}`;
-  box.hidden = false;
-  if (ok) clearSelection();
+  return undefined;
+}
+
+// ---- all that match -------------------------------------------------------------------------------------------------------
+
+let telling = null; // what ends it
+const WORDS = {
+  cancel: ["Cancel", "Their clients get an error. It cannot be taken back."],
+  pause: ["Hold back", "They stay where they are, and their time runs on."],
+  resume: ["Let go on", "They are served in their order again."],
+  reprioritise: ["Change the priority of", ""],
+};
+
+function filterInWords() {
+  const button = view.key && [...find("[data-classes]").children].find((each) => each.dataset.key === view.key);
+  const parts = [];
+  if (button) parts.push(`in class ${cell(button, "name").textContent} of ${cell(button, "tenant").textContent}`);
+  if (view.text) parts.push(`with "${view.text}"`);
+  return parts.length ? parts.join(", ") : "whatever its class and tenant";
+}
+
+async function actOnAll(kind) {
+  const until = now(); // what arrives while the question is open is not meant
+  const body = new FormData(form);
+  for (const [name, value] of Object.entries({ kind, key: view.key, text: view.text, until: until.toFixed(3) })) body.set(name, value);
+  const [what, why] = WORDS[kind];
+  const priority = kind === "reprioritise" ? `They get priority ${body.get("priority")}. ` : "";
+  const title = `${what} all ${count(data.matching)} that wait ${filterInWords()}?`;
+  if (!(await question(title, `${priority}${why} What arrives from now on is not touched.`, what))) return;
+  telling = new AbortController();
+  showSelected();
+  progress({ told: 0, of: data.matching });
+  let last = null;
+  try {
+    const answer = await fetch(form.dataset.allAt, { method: "POST", body, signal: telling.signal, headers: { accept: "application/json" } });
+    if (!answer.ok || !isJson(answer)) answered(isJson(answer) ? (await answer.json()).message : NOBODY, false);
+    else {
+      for await (const line of linesOf(answer)) {
+        last = line;
+        progress(line);
+      }
+      if (last?.message) answered(last.message, last.ok);
+      else answered(`The console fell silent. ${soFar(last)}`, false);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") answered(`Stopped. ${soFar(last)} What was being told may be more; the audit has it.`, false);
+    else answered(SILENCE, false);
+  }
+  telling = null;
+  find("[data-progress]").hidden = true;
+  if (last?.ok) chooseAll(false);
+  showSelected();
+}
+
+const soFar = (line) => (line ? `${count(line.told)} of ${count(line.of)} were told, ${count(line.applied)} of them applied.` : "Nothing is known of it.");
+
+function progress(line) {
+  const share = line.of ? line.told / line.of : 1;
+  const meter = find("[data-progress] .meter");
+  find("[data-progress]").hidden = false;
+  meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
+  meter.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+  put(find("[data-progress-text]"), `${count(line.told)} of ${count(line.of)} told`);
+}
+
+/** The lines of an answer as they come, each a JSON value. */
+async function* linesOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) yield JSON.parse(line);
+  }
+}
+
+if (canAct) {
+  find("[data-all]").addEventListener("click", () => chooseAll(!all));
+  find("[data-stop]").addEventListener("click", () => telling?.abort());
 }
 
 function clearSelection() {
   selected.clear();
-  for (const input of form.querySelectorAll('[data-cell="select"]:checked')) input.checked = false;
+  for (const input of form.querySelectorAll('[data-cell="select"]')) {
+    input.checked = all;
+    input.disabled = all || !input.closest("tr").row;
+  }
   showSelected();
 }
 
 let typing = 0;
+find("[data-filter]").value = view.text;
 find("[data-filter]").addEventListener("input", (event) => {
   clearTimeout(typing);
   typing = setTimeout(() => {
     view.text = event.target.value.trim();
+    filterChanged();
     rows.toTop();
   }, TYPING_MS);
 });
@@ -215,7 +340,7 @@ const topic = new LiveTopic("queue", {
   open: () => topic.send({ type: "view", ...view }),
   data(news, frame) {
     epoch = frame.at - performance.now() / 1000;
-    if (news.held !== view.held) return; // made before the picture was held, or let go
+    if (["held", "key", "text"].some((name) => news[name] !== view[name])) return; // made for what was asked before
     find("[data-table]").removeAttribute("aria-busy");
     data = news;
     showClasses();

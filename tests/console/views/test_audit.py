@@ -14,6 +14,7 @@ from django.urls import reverse
 from console.differences import changed_fields
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
+from tests import factories
 
 NOON = datetime(2026, 10, 21, 12, tzinfo=UTC)
 
@@ -110,3 +111,31 @@ def test_fields_that_differ_come_first():
     assert kinds["gone"] == ("removed", "2", "")
     assert rows[-1].name == "a"
     assert changed_fields({"load": 1.0}) == []
+
+
+def test_a_change_leads_to_the_form_that_takes_it_back(operator, viewer):
+    row, mapping, policy = factories.slo_class(name="chat"), factories.priority_mapping(), factories.scaling_policy()
+    for kind, page, pk in (
+        ("slo_class", "class-edit", row.pk),
+        ("priority_mapping", "mapping-edit", mapping.pk),
+        ("scaling_policy", "scaling-edit", policy.pk),
+    ):
+        decision = decide(f"{kind}_updated", subject_type=kind, outcome={"id": pk}, inputs={"before": {}, "after": {}})
+        address = f"{reverse(page, args=[pk])}?restore={decision.pk}"
+        assert address in operator.get(reverse("decision", args=[decision.pk])).content.decode()
+        assert address not in viewer.get(reverse("decision", args=[decision.pk])).content.decode()
+    removed = decide("slo_class_removed", outcome={"id": 10_000})
+    assert f"{reverse('class-new')}?restore={removed.pk}" in operator.get(f"/audit/{removed.pk}/").content.decode()
+
+
+@pytest.mark.parametrize("kind", ["slo_class_updated", "slo_class_created", "queue_cancel"])
+def test_what_cannot_be_taken_back_offers_nothing(operator, kind):
+    decision = decide(kind, outcome={"id": 10_000})
+    assert "?restore=" not in operator.get(reverse("decision", args=[decision.pk])).content.decode()
+
+
+def test_the_list_knows_its_newest_so_that_newer_ones_are_counted(viewer):
+    decide()
+    newest = decide(subject="batch", at=NOON + timedelta(hours=1))
+    assert f'data-newer="{newest.pk}"' in viewer.get(reverse("audit")).content.decode()
+    assert "data-newer" not in viewer.get(reverse("audit"), {"subject": "chat"}).content.decode()

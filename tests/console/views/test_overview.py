@@ -112,3 +112,32 @@ def test_metrics_show_attainment_by_class_and_say_when_redis_is_away(client, db,
     text = client.get("/metrics").content.decode()
     assert "slackline_live_available 0.0" in text
     assert "slackline_attainment_ratio{" not in text
+
+
+def test_the_budget_is_told_for_now_the_hour_and_the_day(viewer, live_store):
+    factories.slo_class(name="chat", target=0.9)
+    live_store.fleets = [fleet(at=time.time(), classes=[window(finished=100, attained=95, target=0.9)])]
+    minute(timedelta(minutes=5), finished=10, attained=8)
+    minute(timedelta(hours=5), finished=90, attained=90)
+    answer = viewer.get("/")
+    (row,) = answer.context["rows"]
+    assert (row["now_budget"], row["hour_budget"], row["budget_text"]) == ("50 % left", "overspent 2.0x", "80 % left")
+    html = answer.content.decode()
+    assert '<span class="sub" data-cell="now-budget">50 % left</span>' in html
+    assert '<span class="sub" data-cell="hour-budget">overspent 2.0x</span>' in html
+
+
+def test_a_row_and_the_verdict_lead_to_the_misses_and_the_queue(viewer, live_store):
+    factories.instance(id="engine-1")
+    live_store.fleets = [fleet(at=time.time(), classes=[window(attained=50, slo_class="a b", tenant="acme")])]
+    html = viewer.get("/").content.decode()
+    verdict = html[html.index("data-verdict-lines") : html.index("</section>")]
+    assert '<a href="/requests/?tenant=acme&amp;slo_class=a+b&amp;attained=no">' in verdict
+    assert 'href="/queue/?key=acme%2Fa+b"' in html
+    assert 'href="/fleet/instances/engine-1/"' in html
+
+
+def test_a_class_without_traffic_has_no_budget_to_tell(viewer, live_store):
+    live_store.fleets = [fleet(at=time.time(), classes=[window(finished=0, attained=0)])]
+    (row,) = viewer.get("/").context["rows"]
+    assert (row["now_budget"], row.get("hour_budget")) == ("", None)

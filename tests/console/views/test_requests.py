@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -139,3 +139,29 @@ def test_rejected_alternatives_are_listed_and_escaped(viewer, db):
     assert "engine-2" in html
     assert "&lt;b&gt;3 outstanding" in html
     assert "<b>3" not in html
+
+
+def test_one_that_is_not_on_record_may_still_wait(viewer):
+    answer = viewer.get("/requests/req-nobody/")
+    assert answer.status_code == 404
+    assert 'href="/queue/?text=req-nobody"' in answer.content.decode()
+
+
+def test_a_command_on_many_is_found_from_each_of_them(viewer, records):
+    """By its id where the record has it, by the command's where it does not; not what was said of others, or later."""
+    arrived = datetime.fromtimestamp(factories.NOON, tz=UTC)
+    cancelled = {"kind": "cancel", "reason": "cancelled_by_operator", "at": 1.0, "figures": {"command": "c-7"}}
+    stored([factories.record(id="req-many", arrived_at=factories.NOON, e2e_s=1.0, decisions=[cancelled])])
+    for seconds, kind, inputs, outcome in (
+        (0.5, "queue_pause", {"request_ids": ["req-other", "req-many"]}, {}),
+        (30, "queue_cancel", {"request_ids": ["req-other"], "matched": 5000}, {"commands": ["c-6", "c-7"]}),
+        (0.5, "queue_resume", {"request_ids": ["req-other"]}, {"commands": ["c-8"]}),
+        (3600, "queue_reprioritise", {"request_ids": ["req-many"]}, {}),
+    ):
+        decision_record(
+            actor=factories.ACTOR, kind=kind, subject_type="request", subject="5000 requests", reason="person_asked",
+            inputs=inputs, outcome=outcome, at=arrived + timedelta(seconds=seconds),
+        )  # fmt: skip
+    touched = viewer.get("/requests/req-many/").context["whole"]["touched"]
+    assert [decision.kind for decision, _ in touched] == ["queue_cancel", "queue_pause"]
+    assert touched[0][1] == "olga cancelled 5000 requests"

@@ -11,7 +11,8 @@ from tests import factories
 
 PAGES = [
     "/", "/overview/history/", "/queue/", "/requests/", "/classes/", "/mappings/", "/fleet/", "/audit/",
-    "/experiments/", "/traces/", "/tenants/", "/scaling/", "/patterns/", "/requests/compare/",
+    "/experiments/", "/traces/", "/tenants/", "/scaling/", "/patterns/", "/requests/compare/", "/fleet/live/",
+    "/scaling/live/",
 ]  # fmt: skip
 EDITS = ["/classes/new/", "/classes/{row}/", "/classes/{row}/remove/", "/mappings/{mapping}/"]
 

@@ -1,0 +1,27 @@
+"""The error budget: the misses that a target allows, and what is left of them in a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
+    """What is left of the misses that the target allows. A budget overspent says how many times."""
+    if not finished:
+        return {"budget_text": "–", "budget_status": "", "budget_share": 0.0}
+    allowed = (1 - target) * finished
+    used = misses / allowed if allowed > 0 else (0.0 if not misses else float("inf"))
+    if used > 1:
+        text = f"overspent {used:.1f}x" if used < 100 else "overspent"
+        return {"budget_text": text, "budget_status": "bad", "budget_share": 1.0}
+    status = "warn" if used > 0.75 else "ok"
+    return {
+        "budget_text": f"{(1 - used) * 100:.0f} % left",
+        "budget_status": status,
+        "budget_share": round(1 - used, 4),
+    }
+
+
+def budget_words(finished: int, misses: int, target: float) -> str:
+    """For below a share; empty where nothing was asked for."""
+    return str(error_budget(finished, misses, target)["budget_text"]) if finished else ""
