@@ -150,6 +150,7 @@ class Handoff:
             if self._overlap.ended(name) and flight.phase == Phase.SENT:
                 self.prefill_lost(flight, source, error)
             elif flight.phase == Phase.SENT:
+                self._calls.pop(name, None)
                 self._host.lost(flight, error)
             return
         if not self._overlap.ended(name):
@@ -195,6 +196,8 @@ class Handoff:
         flight.task = None
         self.transfers.undone(flight, "prefill_failed", self._host.clock())
         flight.instance, flight.prefill_instance = source, ""
+        self._calls.pop(flight.request.id, None)
+        self._offers.pop(flight.request.id, None)
         self._host.lost(flight, error)
 
     def spawn(self, work: object) -> asyncio.Task[None]:
@@ -254,7 +257,7 @@ class Handoff:
             self._place(flight, action)
         elif isinstance(action, ev.Abort):
             self._undo(flight, action)
-        elif isinstance(action, ev.PrefillAgain):
+        elif isinstance(action, ev.PrefillAgain) and name in self._calls:  # else it has one engine by now
             self._again(flight, action.decision, action.avoid)
         elif isinstance(action, ev.GiveUp):
             self._host.note(flight, action.decision)

@@ -216,6 +216,25 @@ async def test_a_prefill_engine_that_is_gone_begins_anew_elsewhere_once(answers:
         assert outstanding(bed) == 0
 
 
+async def test_what_became_of_an_earlier_attempt_is_no_news_of_one_at_a_collocated_engine() -> None:
+    """Its prefill engine breaks and is found dead in one moment, in which the request is sent whole to another one."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        gate = Gate(bed.backend("p"))
+        bed.backend("d", Script(hang_after=0))
+        client = bed.send(STREAMED)
+        await until(lambda: bed.backend("d").running == 1)
+        bed.gateway.configure(fleet(p="prefill", d="decode", c="collocated"))
+        await bed.gateway.monitor.settle(1)
+        bed.backend("c", Script(token_delay_s=0.02))
+        gate.fails()
+        bed.gateway.runtime.instance_down("p", "test")
+        answer = await client.done()
+        assert (answer.status, answer.headers["x-slackline-instance"]) == (200, "c")
+        assert (len(bed.backend("c").calls), bed.backend("c").aborted, len(bed.sink.records)) == (1, [], 1)
+        await asyncio.sleep(0.01)
+        assert outstanding(bed) == 0
+
+
 async def test_many_at_once_are_all_answered_once() -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode", e="decode")) as bed:
         for name in "pq":
