@@ -71,6 +71,11 @@ def test_a_policy_keeps_warm_instances(operator):
     path = f"/scaling-policies/{answer.data['id']}"
     assert operator.patch(path, {"warm": 0, "version": 1}).data["warm"] == 0
     assert "warm" in operator.patch(path, {"warm": -1, "version": 2}).data["error"]["fields"]
+    assert operator.patch(path, {"warm": None, "version": 2}).data["warm"] is None, "as many as devices allow"
+
+
+def test_a_policy_that_does_not_say_leaves_it_to_the_devices(operator):
+    assert operator.post("/scaling-policies", {"model": factories.served_model().name}).data["warm"] is None
 
 
 def test_a_spec_says_present_or_absent(operator):

@@ -1,0 +1,211 @@
+"""Scaling: the line against its thresholds, why it did not scale, starts by source, and the editor."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.urls import reverse
+from django.utils import timezone
+
+from console.scaling_words import why
+from controller.models import Decision, ScalingPolicy, ScalingSample
+from controller.selectors import scaling
+from controller.services.actors import Actor
+from controller.services.decisions import decision_record
+from controller.services.records import records_write
+from controller.services.scaling import samples_retain
+from tests import factories
+
+
+def sample(policy, ago_s=0.0, **fields):
+    given = {"load": 0.5, "ready": 2, "starting": 0, "draining": 0, "mind": "steady", **fields}
+    return ScalingSample.objects.create(policy=policy, at=timezone.now() - timedelta(seconds=ago_s), **given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"load": 0.5}, "lies between 0.3 and 0.8"),
+        ({"load": 0.1, "low_for_s": 4.0}, "is below 0.3 for 4 s; after 15 s"),
+        ({"load": 0.1, "ready": 1}, "1 is the least allowed"),
+        ({"load": 1.7, "mind": "at_max"}, "4 instances are the limit"),
+        ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cool-down left, 1 starting"),
+        ({"load": None, "mind": "telemetry_stale"}, "no current figures"),
+        ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance less it would rise above 0.8"),
+        ({"load": 1.2}, "it acted in this look"),
+        ({"load": None}, "requests arrive and none is finished"),
+    ],
+)
+def test_why_it_did_not_scale(db, fields, said):
+    policy = factories.scaling_policy()
+    assert said in why(policy, sample(policy, **fields))
+
+
+def test_a_policy_that_is_off_says_so(db):
+    policy = factories.scaling_policy(enabled=False)
+    assert why(policy, sample(policy, load=9.0)) == "the policy is switched off"
+
+
+def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
+    policy = factories.scaling_policy(factories.served_model(name="demo"))
+    sample(policy, 20, load=0.9)
+    sample(policy, 10, load=0.4)
+    decision_record(
+        actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
+        reason="load_above_upper", inputs={"load": 0.9, "upper": 0.8, "ready": 2}, outcome={"started": ["engine-x"]},
+    )  # fmt: skip
+    answer = viewer.get(reverse("scaling"))
+    (card,) = answer.context["cards"]
+    traces = {trace["key"]: trace for trace in card["chart"]["traces"]}
+    assert traces["load"]["y"] == [0.9, 0.4]
+    assert [line["y"] for line in card["chart"]["layout"]["lines"]] == [0.8, 0.3]
+    assert "scaled demo/collocated out" in traces["scale_out"]["text"][0]
+    html = answer.content.decode()
+    assert "load 0.40 lies between" in html
+    assert reverse("instance", args=["engine-x"]) in html
+
+
+def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
+    policy = factories.scaling_policy()
+    then = sample(policy, 3600, mind="at_max", load=2.0)
+    asked = (then.at + timedelta(seconds=5)).strftime("%Y-%m-%dT%H:%M:%S")
+    assert b"4 instances are the limit" in viewer.get(reverse("scaling"), {"at": asked}).content
+    assert b"Nothing was recorded near" in viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content
+    assert viewer.get(reverse("scaling"), {"at": "noon"}).status_code == 422
+
+
+def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_store):
+    policy = factories.scaling_policy(factories.served_model(name="demo"))
+    then = timezone.now() - timedelta(hours=5)
+    for ago_s, load in ((5 * 3600 + 60, 0.9), (5 * 3600, 0.4), (10, 0.1)):
+        sample(policy, ago_s, load=load)
+    decision_record(
+        actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
+        reason="load_above_upper", inputs={"load": 0.9, "upper": 0.8, "ready": 2}, at=then,
+        outcome={"started": ["engine-x"]},
+    )  # fmt: skip
+    answer = viewer.get(reverse("scaling"), {"at": then.strftime("%Y-%m-%dT%H:%M")})
+    (card,) = answer.context["cards"]
+    traces = {trace["key"]: trace for trace in card["chart"]["traces"]}
+    assert traces["load"]["y"] == [0.9, 0.4], "the hour around it, not the last one"
+    assert "scaled demo/collocated out" in traces["scale_out"]["text"][0]
+    assert "engine-x" in answer.content.decode()
+    (now,) = viewer.get(reverse("scaling")).context["cards"]
+    assert {trace["key"]: trace for trace in now["chart"]["traces"]}["load"]["y"] == [0.1]
+
+
+def test_starts_tell_how_long_it_took_to_serve(db):
+    row = factories.instance(ready_at=timezone.now() + timedelta(seconds=2))
+    arrived = row.created_at + timedelta(seconds=3)
+    first = factories.record(instance=row.pk, arrived_at=arrived.timestamp(), ttft_s=0.5)
+    later = factories.record(instance=row.pk, arrived_at=arrived.timestamp() + 60, ttft_s=0.1)
+    connection.ensure_connection()
+    records_write(connection=connection.connection, records=[later, first])
+    (start,) = scaling.starts()
+    assert start.served_s == pytest.approx(3.5, abs=0.01)
+    assert start.ready_s == pytest.approx(2.0, abs=0.5)
+
+
+def test_old_samples_go(db):
+    policy = factories.scaling_policy()
+    sample(policy, 8 * 86_400)
+    kept = sample(policy, 6 * 86_400)
+    assert samples_retain(days=7) == 1
+    assert ScalingSample.objects.get() == kept
+
+
+def fields(**changed):
+    given = {
+        "enabled": "on", "min_instances": 1, "max_instances": 4, "upper": 0.8, "lower": 0.3, "sustain_s": 15,
+        "cooldown_s": 10, "interval_s": 1, "warm": 0,
+    }  # fmt: skip
+    return {**given, **changed}
+
+
+def test_how_many_are_kept_warm_may_be_left_to_the_devices(operator, live_store):
+    policy = factories.scaling_policy(warm=2)
+    edit = reverse("scaling-edit", args=[policy.pk])
+    assert operator.post(edit, fields(warm="", version=policy.version)).status_code == 302
+    policy.refresh_from_db()
+    assert policy.warm is None
+    assert b"as free devices allow" in operator.get(reverse("scaling")).content
+
+
+def test_a_policy_is_made_and_changed(operator, live_store):
+    model = factories.served_model()
+    answer = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated", max_instances=3))
+    assert answer.status_code == 302
+    policy = ScalingPolicy.objects.get(model=model)
+    edit = reverse("scaling-edit", args=[policy.pk])
+    assert operator.post(edit, fields(upper=0.9, version=policy.version)).status_code == 302
+    policy.refresh_from_db()
+    assert (policy.upper, policy.max_instances) == (0.9, 4)
+    assert Decision.objects.filter(kind="scaling_policy_updated").count() == 1
+    conflict = operator.post(edit, fields(upper=0.7, version=1))
+    assert conflict.status_code == 409
+    assert b"Somebody else saved" in conflict.content
+    again = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated"))
+    assert again.status_code == 422
+
+
+def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_store):
+    policy = factories.scaling_policy()
+    edit = reverse("scaling-edit", args=[policy.pk])
+    assert operator.post(edit, fields(upper=0.9, version=policy.version)).status_code == 302
+    changed = Decision.objects.get(kind="scaling_policy_updated")
+    answer = operator.get(reverse("scaling-history", args=[policy.pk]))
+    (change,) = answer.context["changes"]
+    assert (change["decision"], [each.name for each in change["fields"]]) == (changed, ["upper"])
+    assert change["undo"] in answer.content.decode()
+    form = operator.get(change["undo"]).context["form"]
+    assert form["upper"].value() == 0.8, "shown, and saved only when somebody says so"
+    policy.refresh_from_db()
+    assert policy.upper == 0.9
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"min_instances": 5}, "max_instances"),
+        ({"lower": 0.9}, "lower"),
+        ({"interval_s": 0}, "interval_s"),
+        ({"upper": "nan"}, "upper"),
+        ({"max_instances": 100_000}, "max_instances"),
+    ],
+)
+def test_wrong_values_name_their_field(operator, changed, field):
+    policy = factories.scaling_policy()
+    answer = operator.post(reverse("scaling-edit", args=[policy.pk]), fields(version=1, **changed))
+    assert answer.status_code == 422
+    assert field in answer.context["form"].errors
+
+
+def test_a_viewer_changes_nothing(viewer):
+    policy = factories.scaling_policy()
+    assert viewer.post(reverse("scaling-edit", args=[policy.pk]), fields(version=1)).status_code == 403
+
+
+def test_a_scale_out_from_the_warm_pool_is_told_to_its_end(viewer, live_store):
+    row = factories.instance(id="warm-1")
+    subject = f"{row.model.name}/collocated"
+    factories.scaling_policy(row.model, warm=1)
+    for kind, reason, inputs, outcome in (
+        ("scale_warm", "pool_below_target", {"warm": 0, "wanted": 1}, {"started": ["warm-1"]}),
+        ("role_change", "demand_diverged", {"instance": "warm-1", "from": "decode", "to": "prefill"}, {}),
+        (
+            "scale_out_served",
+            "warm",
+            {"instance": "warm-1"},
+            {"first_served_s": 1.75, "source": "engine", "load_s": 0.9},
+        ),
+    ):
+        decision_record(
+            actor=Actor.job("scaler"), kind=kind, subject_type="scaling_policy", subject=subject, reason=reason,
+            inputs=inputs, outcome=outcome,
+        )  # fmt: skip
+    page = viewer.get(reverse("scaling")).content.decode()
+    assert "gave its first token 1.8 s after it was asked for, warm, its weights from engine in 0.9 s" in page
+    assert "turns warm-1 from decode to prefill" in page
+    assert "fills up the warm pool" in page
