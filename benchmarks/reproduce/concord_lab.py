@@ -72,7 +72,7 @@ class System:
         return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
 
 
-CONCORD = System("Concord (CALM)", "calm", 128, settings={"rectangles": True})
+CONCORD = System("Concord (CALM)", "calm", 96, settings={"rectangles": True})
 WHOLE_SLOTS = System("Concord, whole slots", "calm", 96, settings={"cutoffs": (0.8, 0.9, 0.95, 1.0)})
 ORACLE = CONCORD.variant(name="Concord, oracle", foresight="oracle")
 BLIND = CONCORD.variant(name="Concord without analyser", foresight="blind")
@@ -176,17 +176,15 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
 
 
 def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
-    """Stages are believed to take what they took lately, or `history` times what they take in a full batch. A program
-    is lost where even a lone sequence would come too late."""
-    model, prefill_s = LatencyModel(coefficients()), coefficients().prefill_b
-    full_s = model.decode(FULL_BATCH, FULL_BATCH * 1000)
+    """Stages are believed to take what they took lately, or `history` times what they take in a full batch."""
+    prefill_s = coefficients().prefill_b
+    full_s = LatencyModel(coefficients()).decode(FULL_BATCH, FULL_BATCH * 1000)
     return Programs(
         case.mix.programs(times, case.seed),
         foresight(system, case),
         Speeds(full_s if system.history is None else system.history * full_s, prefill_s),
         case.count,
         StagePace() if system.history is None else None,
-        Speeds(model.decode(1, 1000), prefill_s),
     )
 
 

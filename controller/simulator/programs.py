@@ -144,15 +144,13 @@ class _Open:
 @dataclass(slots=True)
 class Programs:
     """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1).
-    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long. `best`: the
-    speeds below which no stage comes, by which a program is lost or not; None: `speeds`, or those learned."""
+    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long."""
 
     programs: Sequence[Program]
     foresight: Foresight
     speeds: Speeds = field(default_factory=Speeds)
     count: str = "tokens"
     pace: StagePace | None = None
-    best: Speeds | None = None
     records: list[ProgramRecord] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
 
@@ -182,7 +180,8 @@ class Programs:
         speeds = self.speeds.times(self.pace.factor) if self.pace is not None else self.speeds
         opened.seconds = self.foresight.seconds(opened.program, speeds)
         opened.shares = accumulated_shares(opened.seconds)
-        opened.least = self.foresight.seconds(opened.program, self.best or speeds)
+        lowest = self.speeds.times(self.pace.lowest) if self.pace is not None else self.speeds
+        opened.least = self.foresight.seconds(opened.program, lowest)
 
     def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
         """A call ended: what comes next, if it was its stage's last. A lost call loses the program."""

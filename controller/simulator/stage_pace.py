@@ -9,9 +9,14 @@ says nothing about what a stage needs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from controller.core.errors import ConfigError
+
+SPREAD = 0.3  # standard deviation over the mean, before anything was observed
+DEVIATIONS = 1.28  # below the mean: nine of ten are slower (as the analysers' other bounds)
+LEAST = 0.25  # of the mean
 
 
 @dataclass(slots=True)
@@ -22,6 +27,7 @@ class StagePace:
     start: float = 1.25
     weight: float = 0.02
     factor: float = field(default=0.0, init=False)
+    _square: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         if not self.start > 0:
@@ -29,8 +35,17 @@ class StagePace:
         if not 0 <= self.weight <= 1:
             raise ConfigError("weight must lie in [0, 1]", field="weight")
         self.factor = self.start
+        self._square = self.start**2 * (1 + SPREAD**2)
+
+    @property
+    def lowest(self) -> float:
+        """What nine programs of ten need more than: what is lost is judged by it."""
+        deviation = math.sqrt(max(0.0, self._square - self.factor**2))
+        return max(LEAST * self.factor, self.factor - DEVIATIONS * deviation)
 
     def observe(self, took_s: float, alone_s: float) -> None:
         """Of a program's stages together, without their tools."""
         if alone_s > 0:
-            self.factor += self.weight * (took_s / alone_s - self.factor)
+            found = took_s / alone_s
+            self.factor += self.weight * (found - self.factor)
+            self._square += self.weight * (found**2 - self._square)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
@@ -213,6 +214,18 @@ def test_the_pace_is_a_decaying_mean_of_what_programs_took():
     assert pace.factor == pytest.approx(2.0)
 
 
+def test_the_lowest_pace_is_what_nine_of_ten_exceed():
+    pace, rng = StagePace(weight=0.01), np.random.default_rng(3)
+    assert 0 < pace.lowest < pace.start
+    found = rng.normal(2.0, 0.3, 4000)
+    for each in found:
+        pace.observe(took_s=float(each), alone_s=1.0)
+    assert sum(found > pace.lowest) / len(found) == pytest.approx(0.9, abs=0.05)
+    for each in (0.01, 50.0) * 100:
+        pace.observe(took_s=each, alone_s=1.0)
+    assert pace.lowest == pytest.approx(pace.factor / 4)
+
+
 @pytest.mark.parametrize(("bad", "field"), [({"start": 0.0}, "start"), ({"weight": 1.5}, "weight")])
 def test_a_wrong_pace_is_refused(bad, field):
     with pytest.raises(ConfigError) as caught:
@@ -227,12 +240,13 @@ def test_programs_in_time_teach_what_later_stages_need():
     both = [program("a", stages=stages, deadline=40.0), program("b", 30.0, stages, deadline=10.0)]
     driver = Programs(both, Oracle(), Speeds(0.05, 0.0), pace=pace)
     first, other = driver.first()
-    assert first.estimate.latest == pytest.approx(40.0 - 5.0)
+    assert first.estimate.likely_latest == pytest.approx(40.0 - 5.0)
+    assert first.estimate.likely_latest < first.estimate.latest < 40.0  # at best
     (second,) = driver.ended(first, Outcome.OK, True, 0, 9.0)
     assert second.at == 10.0
     driver.ended(second, Outcome.OK, True, 0, 21.0)
     assert pace.factor == pytest.approx((21.0 - 1.0) / 10.0)
-    assert other.estimate.latest == pytest.approx(40.0 - 5.0)
+    assert other.estimate.likely_latest == pytest.approx(40.0 - 5.0)
     seen = driver.arrived(other)
     assert (seen.id, seen.at, seen.prompt_tokens, seen.output_tokens) == (other.id, 30.0, 0, 100)
     assert seen.estimate.latest == pytest.approx(40.0 - 10.0)
@@ -249,7 +263,7 @@ def test_a_run_tells_programs_when_their_calls_arrive():
     class Watched(Programs):
         def arrived(self, demand):
             found = Programs.arrived(self, demand)
-            seen.append(found.estimate.latest - found.at)
+            seen.append(found.estimate.likely_latest - found.at)
             return found
 
     stages = (Stage((Call(100, 50),)), Stage((Call(100, 50),)))
