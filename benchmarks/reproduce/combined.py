@@ -66,7 +66,7 @@ REASONS = {  # what was seen when the missed requests were counted, and no more
     "FlowPrefill": "not looked into",
     "Kairos": "TTFT is met more often in every run, TPOT less: one policy's TPOT attainment differs by 10 to 40 points "
     "between seeds, and both decode alike",
-    "Concord": "by 0.2 to 1.4 per cent; refusals and the dispatcher's admission were ruled out, the cause is not found",
+    "Concord": "not looked into",
 }
 
 

@@ -263,8 +263,8 @@ class StageDispatcher:
             if not self._fill(lane, worker, now, actions) or self._pacing.per_pass is None:
                 blocked.add(worker.id)
             self._pacing.passed(worker, now)
-        if not lane.queue.ready and lane.queue.hopeless:
-            self._serve_hopeless(lane, now, actions)
+        while not lane.queue.ready and lane.queue.hopeless and self._serve_hopeless(lane, now, actions):
+            pass
         actions += lane.expire(now, late=False)  # after its last chance: a waiting time of 0 means "now or never"
 
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
@@ -362,17 +362,22 @@ class StageDispatcher:
         decision = Decision("dispatch", reason, request.id, now, figures, rejected if len(rejected) <= 8 else {})
         actions.append(ev.Send(request, worker.id, rank, slack, decision, expected_s))
 
-    def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
-        """Nobody who can make it waits: the cheapest hopeless ones get what is spare, one a worker and pass."""
+    def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> bool:
+        """Nobody who can make it waits: the cheapest hopeless ones get what is spare, one a worker and pass. Engines
+        that select by value are sent them all: what is late may still be worth its time. True: one may take more."""
+        more = False
         for worker in sorted(lane.workers.values(), key=lambda w: (w.outstanding, w.last_sent, w.id)):
-            if not lane.queue.hopeless:
-                return
-            if not (worker.takes and self._pacing.ready(worker, now) and self._pacing.spare(worker, now)):
+            chooses = worker.spec.selects
+            if not (worker.takes and self._pacing.ready(worker, now) and (chooses or self._pacing.spare(worker, now))):
                 continue
             entry = lane.cheapest_hopeless(worker, self.config.scan_limit, now)
-            if entry is None or (worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding):
+            if entry is None:
+                continue
+            if not chooses and worker.free_tokens() <= entry.request.prompt_tokens and worker.outstanding:
                 continue
             self._send(lane, worker, entry, Room(math.inf, 1, 0.0), 0.0, now, actions)
+            more |= chooses
+        return more
 
     def _rank(self, request: Request, hopeless: bool) -> int:
         """What the engine is told: lower is more urgent; milliseconds, so that neighbours differ."""

@@ -460,6 +460,18 @@ def test_nothing_is_held_back_from_an_engine_that_selects_by_value():
     assert len(sends(told.handle(arrivals, 0.0))) == 40
 
 
+@pytest.mark.parametrize(("selects", "sent"), [(True, ["a", "b", "c", "d", "e"]), (False, ["a"])])
+def test_what_is_late_already_is_not_held_back_from_an_engine_that_selects(selects, sent):
+    """Its first token is late, what it is part of need not be: two engines that select share all, others take one."""
+    told = build_dispatcher("slackline", {"dispatch": {"refuse_infeasible": False}})
+    engines = ["w", "v"] if selects else ["w"]
+    told.handle([ev.InstanceUp(replace(up(name, slots=4).spec, selects=selects)) for name in engines], 0.0)
+    late = [request(name, ttft=1e-3, prompt=200 + 10 * index) for index, name in enumerate("abcde")]
+    found = sends(told.handle([ev.Arrived(each) for each in late], 0.0))
+    assert [name for name, _ in found] == sent
+    assert {worker for _, worker in found} == set(engines)
+
+
 @pytest.mark.parametrize(("policy", "selects"), [("slackline", True), ("round_robin", False)])
 def test_where_the_engine_queues_a_full_kv_cache_holds_nothing_back(policy, selects):
     """A queue in front would serve first come, first served, whatever order the engine has."""
