@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Mapping
@@ -78,6 +79,7 @@ class Gateway:
         self.keys = KeyRing(GatewaySnapshot(version=0))
         self.models: dict[str, ModelConfig] = {}
         self.tokenizers = Tokenizers()
+        self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.used_keys: set[int] = set()  # since the database was last told
         self.closing = False
 
@@ -144,7 +146,7 @@ class Gateway:
         prompt = parsed.prompt_tokens or self.ledger.estimates.tokens(model, parsed.text)
         expected = self.ledger.lengths.predict(tenant.name, applied.slo_class, model.name, parsed.max_tokens)
         request = Request(
-            id=f"req-{secrets.token_hex(12)}",
+            id=f"req-{self._ids.getrandbits(96):024x}",
             arrival=arrival,
             targets=applied.targets,
             prompt_tokens=max(1, min(prompt, model.context_tokens)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import orjson
 
@@ -53,7 +52,7 @@ class ReferenceBackend(VllmBackend):
         head = call.head
         for name, value in _promised(call.promise):
             head += b'%s"%s":%.6f' % (b"" if head.endswith(b"{") else b",", name, min(value, LONGEST_S))
-        return super().body_of(replace(call, head=head))
+        return self._with_ours(head, call)
 
 
 def _fleet() -> dict[str, str]:

@@ -44,8 +44,11 @@ class VllmBackend(HttpBackend):
         await self._control("/wake_up")
 
     def body_of(self, call: UpstreamCall) -> bytes:
+        return self._with_ours(call.head, call)
+
+    def _with_ours(self, head: bytes, call: UpstreamCall) -> bytes:
         """Our fields go last: the client's own `request_id` or `priority` were stripped before."""
         tail = b'"priority":%d,"request_id":"%s"}' % (call.rank, call.request_id.encode())
         if call.offer:
             tail = b'"kv_transfer_params":%s,' % call.offer + tail
-        return call.head + (b"" if call.head.endswith(b"{") else b",") + tail
+        return head + (b"" if head.endswith(b"{") else b",") + tail
