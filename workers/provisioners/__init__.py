@@ -2,6 +2,6 @@
 
 from workers.provisioners.base import PROVISIONERS, Observed, Provisioner
 from workers.provisioners.process import ProcessProvisioner
-from workers.provisioners.static import Endpoint, StaticProvisioner
+from workers.provisioners.static import Endpoint, StaticProvisioner, Watch
 
-__all__ = ["PROVISIONERS", "Endpoint", "Observed", "ProcessProvisioner", "Provisioner", "StaticProvisioner"]
+__all__ = ["PROVISIONERS", "Endpoint", "Observed", "ProcessProvisioner", "Provisioner", "StaticProvisioner", "Watch"]

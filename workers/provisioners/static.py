@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import requests
 
 from controller.core.errors import ConfigError
+from workers.asking import Asker
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
 
 HEALTH_TIMEOUT_S = 1.0
 INFO_TIMEOUT_S = 5.0  # SGLang's asks its scheduler
-PARALLEL = 16
+ASK_S = 1.5  # for all endpoints together
 # SGLang's /health generates a token, and one that fails sticks: whether it takes requests the gateways see themselves.
 ALIVE = {"sglang": "/model_info"}
 USUAL_ALIVE = "/health"
@@ -30,19 +31,35 @@ class Endpoint:
     role: str = ""
 
 
+class Watch:
+    """What endpoints were last seen to be, over the looks of one process: who is late is what it was until it answers,
+    or fails."""
+
+    def __init__(self, asker: Asker | None = None) -> None:
+        self._asker = asker or Asker()
+        self._seen: dict[tuple[str, str], Observed] = {}
+
+    def look(self, endpoints: Mapping[str, Endpoint]) -> list[Observed]:
+        """All are asked at once: a dead fleet costs one wait, not one each."""
+        asked = {(id, each.url): partial(_look, id, each) for id, each in endpoints.items()}
+        self._seen = {key: seen for key, seen in self._seen.items() if key in asked}
+        for key, answer in self._asker.ask(asked, ASK_S).items():
+            error = answer.exception()
+            self._seen[key] = answer.result() if error is None else Observed(key[0], "exited", key[1], error=str(error))
+        silent = "it has not answered yet"
+        return [self._seen.get((id, url)) or Observed(id, "starting", url, error=silent) for id, url in asked]
+
+
 @PROVISIONERS.register("static")
 class StaticProvisioner:
     """`endpoints`: instance id to base URL, or more about it. start and stop change what is registered alone."""
 
-    def __init__(self, endpoints: Mapping[str, str | Endpoint]) -> None:
+    def __init__(self, endpoints: Mapping[str, str | Endpoint], watch: Watch | None = None) -> None:
         self.endpoints = {id: Endpoint(each) if isinstance(each, str) else each for id, each in endpoints.items()}
+        self._watch = watch or Watch()
 
     def observe(self) -> list[Observed]:
-        """All are asked at once: a dead fleet costs one time-out, not one each."""
-        if not self.endpoints:
-            return []
-        with ThreadPoolExecutor(min(PARALLEL, len(self.endpoints))) as pool:
-            return list(pool.map(_look, self.endpoints, self.endpoints.values()))
+        return self._watch.look(self.endpoints)
 
     def start(self, id: str, spec: Mapping[str, object]) -> None:
         url = spec.get("url")

@@ -22,12 +22,13 @@ from controller.scale.lifecycle import CallStart, CallStop, Mark, Replace, Seen,
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
 from workers.links import join
-from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner
+from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch
 from workers.tasks.announce import announce
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 
 log = logging.getLogger(__name__)
+WATCH = Watch()  # of this process: who hangs is asked again when its call has ended
 
 
 @shared_task(name=RECONCILE, soft_time_limit=7, time_limit=9)
@@ -37,7 +38,7 @@ def reconcile() -> None:
 
 def provisioners(data_dir: Path) -> dict[str, Provisioner]:
     """By name. Static endpoints are the rows themselves; process instances need a supervisor's folder here."""
-    found: dict[str, Provisioner] = {"static": StaticProvisioner(_endpoints())}
+    found: dict[str, Provisioner] = {"static": StaticProvisioner(_endpoints(), WATCH)}
     folder = data_dir / "engines"
     if folder.is_dir():
         found["process"] = ProcessProvisioner(folder)

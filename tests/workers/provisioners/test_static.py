@@ -2,12 +2,15 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import requests
 
 from controller.core.errors import ConfigError
-from workers.provisioners import Endpoint, StaticProvisioner
+from workers.asking import Asker
+from workers.provisioners import Endpoint, StaticProvisioner, Watch, static
 from workers.supervisor.ports import free_port
 
 
@@ -48,6 +51,45 @@ def test_one_that_nobody_listens_on_is_gone_and_the_others_are_seen(endpoint):
     seen = StaticProvisioner({"a": f"http://127.0.0.1:{free_port()}", "b": endpoint.url}).observe()
     assert [(o.id, o.state) for o in seen] == [("a", "exited"), ("b", "ready")]
     assert "ConnectionError" in seen[0].error
+
+
+def test_a_hundred_that_hang_do_not_hide_the_others(endpoint, monkeypatch):
+    """What was seen of them stays until they answer or fail, and none of them is waited for alone."""
+    look = static._look
+
+    def hangs(id, each):
+        if id.startswith("h"):
+            time.sleep(0.3)
+            raise requests.ConnectTimeout("no answer")
+        return look(id, each)
+
+    monkeypatch.setattr(static, "_look", hangs)
+    monkeypatch.setattr(static, "ASK_S", 0.5)
+    watch, slowest = Watch(), 0.0
+    endpoints = {"a": endpoint.url, **{f"h{n}": f"http://127.0.0.1:{n + 1}" for n in range(100)}}
+    for _ in range(60):
+        began = time.monotonic()
+        seen = {each.id: each for each in StaticProvisioner(endpoints, watch).observe()}
+        slowest = max(slowest, time.monotonic() - began)
+        assert seen.keys() == endpoints.keys(), "one that is not listed would be taken for gone"
+        if all(seen[id].state == ("ready" if id == "a" else "exited") for id in seen):
+            break
+    assert seen["a"].state == "ready"
+    assert {each.state for id, each in seen.items() if id != "a"} == {"exited"}
+    assert seen["h7"].error == "no answer"
+    assert slowest < 100 * 0.3, "not one after the other"
+
+
+def test_one_that_has_not_answered_yet_is_starting_and_then_what_it_was(endpoint, monkeypatch):
+    watch = Watch(Asker(patience_s=60.0))
+    assert [each.state for each in StaticProvisioner({"a": endpoint.url}, watch).observe()] == ["ready"]
+    gate = threading.Event()
+    monkeypatch.setattr(static, "_look", lambda id, each: gate.wait())
+    monkeypatch.setattr(static, "ASK_S", 0.1)
+    seen = StaticProvisioner({"a": endpoint.url, "b": "http://127.0.0.1:9"}, watch).observe()
+    gate.set()
+    assert [(each.id, each.state) for each in seen] == [("a", "ready"), ("b", "starting")]
+    assert seen[1].error == "it has not answered yet"
 
 
 def test_registering_and_forgetting(endpoint):
