@@ -60,6 +60,7 @@ PAGES = (
     Listed("audit", "/audit/"),
     Listed("decision", "/audit/{decision}/"),
     Listed("patterns", "/patterns/"),
+    Listed("request-missing", "/requests/req-none/", status=404),
     Listed("not-found", "/nowhere/", status=404),
 )
 

@@ -91,9 +91,11 @@ def warm_up(stack: Stack) -> None:
 
 
 def worth_a_look(caller: Caller) -> Places:
-    """A miss of the burst, and what the scaler did about it."""
-    missed = caller.first("requests", attained="false", outcome="ok", slo_class="interactive")
-    return {"missed": str(missed["id"]), "decision": str(caller.first("decisions", kind="scale_out")["id"])}
+    """A miss of the burst that was served, and what the scaler did about it, where there are any."""
+    missed = caller.get("requests", attained="false", outcome="ok")["items"]
+    scaled = caller.recorded("scale_out")
+    found = {"missed": missed, "decision": scaled}
+    return {name: str(items[0]["id"]) for name, items in found.items() if items}
 
 
 def signed_in(browser: Browser, stack: Stack, role: str) -> Any:

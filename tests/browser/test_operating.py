@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -53,7 +54,28 @@ def test_the_audit_is_filtered_and_saved(visit):
     assert saved.value.path().read_text().startswith("id,at,actor_type")
 
 
-def test_a_scaling_policy_is_changed_and_says_why_it_does_not_scale(visit):
+def test_a_request_that_has_not_ended_is_looked_for_in_the_queue(visit, trouble):
+    trouble.expected = ("404",)
+    page = visit("viewer", "/requests/req-not-there/")
+    page.get_by_role("link", name="Look for it in the queue").click()
+    expect(page.get_by_label("Filter by tenant")).to_have_value("req-not-there")
+    expect(page.get_by_text("Nothing matches the filter.").or_(page.get_by_text("Nothing is waiting."))).to_be_visible()
+
+
+def test_an_instance_is_found_in_the_fleet(visit, lane):
+    page = visit("viewer", "/fleet/")
+    page.locator("[data-fleet-filter]").fill(f"{lane}-1")
+    rows = page.locator("[data-instance-rows] > tr:visible")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(f"{lane}-1")
+    with page.expect_response(re.compile("/live/")):  # still so after it has moved
+        pass
+    expect(rows).to_have_count(1)
+    page.reload()
+    expect(rows).to_have_count(1)
+
+
+def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit):
     page = visit("operator", "/scaling/")
     expect(page.locator(".why-now").first).to_contain_text("load")
     page.get_by_role("link", name="Change demo/collocated").click()
@@ -62,6 +84,12 @@ def test_a_scaling_policy_is_changed_and_says_why_it_does_not_scale(visit):
     expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
     card = page.get_by_role("region", name="demo, ").filter(has_text="Out above")
     expect(card.first).to_contain_text("0.85")
+    page.get_by_role("link", name="of demo/collocated, its history").click()
+    expect(page.locator("ins").first).to_contain_text("0.85")
+    page.get_by_role("link", name=re.compile("^Undo")).first.click()
+    expect(page.get_by_label("Scale out above")).to_have_value("0.8")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
 
 
 def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane, caller):
