@@ -33,6 +33,7 @@ class LinkHealth:
         self._known = False
         self._failed_at: float | None = None
         self._best = 0.0
+        self._unmeasured = False  # something moved since, at a pace that was not the link's
 
     def connected(self) -> None:
         self._known, self.down_since = True, None
@@ -46,9 +47,11 @@ class LinkHealth:
         if nbytes >= SMALLEST_BYTES and seconds > 0:
             self.bandwidth_bytes_s = _mean(self.bandwidth_bytes_s, nbytes / seconds)
             self._best = max(self.bandwidth_bytes_s, self._best * BEST_FADES)
+            self._unmeasured = False
 
     def moved(self, nbytes: int, seconds: float) -> None:
-        """A transfer that arrived."""
+        """A transfer that arrived. `seconds` 0: it waited for more than the link."""
+        self._unmeasured = self._unmeasured or seconds <= 0
         self.transfers, self.bytes = self.transfers + 1, self.bytes + nbytes
         self.measured(nbytes, seconds)
 
@@ -63,14 +66,23 @@ class LinkHealth:
         if self.down_since is None:
             self.down_since = now
 
+    @property
+    def slow(self) -> bool:
+        """Far below the best it had."""
+        return (self.bandwidth_bytes_s or 0.0) < self.limits.slow_share * self._best
+
+    @property
+    def wants_probe(self) -> bool:
+        """Its bandwidth is not known, or what moves over it would not show that it has changed."""
+        return self.bandwidth_bytes_s is None or self._unmeasured or self.slow
+
     def state(self, now: float) -> LinkState:
         if not self._known:
             return LinkState.CONNECTING
         if self.down_since is not None:
             return LinkState.DOWN
         lately = self._failed_at is not None and now - self._failed_at < self.limits.remember_s
-        slow = (self.bandwidth_bytes_s or 0.0) < self.limits.slow_share * self._best
-        return LinkState.DEGRADED if lately or slow else LinkState.UP
+        return LinkState.DEGRADED if lately or self.slow else LinkState.UP
 
     def report(self, peer: str, host: str, port: int, now: float) -> LinkReport:
         return LinkReport(

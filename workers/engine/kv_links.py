@@ -1,7 +1,7 @@
 """Kept links to the engines this one may pull KV from: opened when it is told of them, measured, watched, reopened.
 
 HyperFlexis' TransferLink Manager creates links when an instance joins, so that no request pays for it. Here each link
-is a watched connection (a ping a second, bandwidth by one probe and then by what moves) and a few kept ones for pulls.
+is a watched connection (a ping a second, bandwidth by a probe and then by what moves) and a few kept ones for pulls.
 A pull from an engine nobody announced makes its link on the way; such a link is forgotten once it stays down.
 """
 
@@ -24,6 +24,7 @@ from workers.engine.kv_wire import KvTransferError
 PING_S = 1.0
 CONNECT_S = 2.0
 PROBE_BYTES = 4 << 20
+PROBE_S = 5.0  # between two probes of a link that is used by transfers which do not measure it, or has become slow
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
@@ -106,16 +107,20 @@ class Link:
 
     async def _use(self, control: Connection) -> None:
         """Until it breaks."""
-        if self.health.bandwidth_bytes_s is None:
+        if self.health.wants_probe:
             self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
         self.health.answered(await control.ping())
         if not self._idle:
             self.give_back(await self.open())  # the first request finds it open
         self.health.connected()
         self.tried.set()
+        probed_at = time.monotonic()
         while True:
             await asyncio.sleep(PING_S)
             self.health.answered(await control.ping())
+            if self.health.wants_probe and time.monotonic() - probed_at >= PROBE_S:
+                probed_at = time.monotonic()
+                self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
 
 
 class Links:

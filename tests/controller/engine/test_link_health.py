@@ -77,3 +77,27 @@ def test_reports_survive_json_and_keys_of_newer_engines():
     assert moved_from_json({"bytes": "many"}) is None
     for beyond in (float("inf"), 1e30, -1e30, 2**63):  # no journal holds it
         assert moved_from_json({"bytes": beyond}) is None
+
+
+def test_transfers_that_wait_for_their_prefill_measure_nothing_and_ask_for_a_probe():
+    health = LinkHealth()
+    assert health.wants_probe
+    health.measured(4 << 20, 0.004)
+    assert not health.wants_probe
+    speed = health.bandwidth_bytes_s
+    health.moved(4 << 20, 0.0)
+    assert (health.bandwidth_bytes_s, health.transfers, health.wants_probe) == (speed, 1, True)
+    health.measured(4 << 20, 0.004)
+    assert not health.wants_probe
+
+
+def test_a_link_that_has_become_slow_is_probed_until_it_is_not():
+    health = LinkHealth()
+    health.connected()
+    health.measured(4 << 20, 0.001)
+    for _ in range(20):
+        health.measured(4 << 20, 1.0)
+    assert (health.slow, health.wants_probe, health.state(100.0)) == (True, True, LinkState.DEGRADED)
+    while health.wants_probe:
+        health.measured(4 << 20, 0.001)
+    assert health.state(100.0) is LinkState.UP

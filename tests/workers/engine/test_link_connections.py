@@ -11,7 +11,7 @@ import pytest
 
 from controller.core.links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
-from workers.engine import kv_server
+from workers.engine import kv_links, kv_server
 from workers.engine.kv_links import KEPT, Link, Peer
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import EmulatedKv
@@ -104,3 +104,22 @@ async def test_a_host_that_is_no_name_leaves_its_link_down_and_watched(host: str
         await link.take()
     assert raised.value.reason == "unreachable"
     link.close()
+
+
+async def test_a_link_that_looks_slow_is_measured_again_while_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers beside their prefill measure nothing: without a probe it would look slow for ever."""
+    monkeypatch.setattr(kv_links, "PING_S", 0.01)
+    monkeypatch.setattr(kv_links, "PROBE_S", 0.02)
+    server = KvServer(EmulatedKv(1, 8), "t", {}.get, lambda seq: None)
+    await server.start("127.0.0.1", 0)
+    link = Link(Peer("p", "127.0.0.1", server.port), "t", announced=True)
+    link.start()
+    await asyncio.wait_for(link.tried.wait(), 10.0)
+    for _ in range(30):
+        link.health.measured(4 << 20, 100.0)
+    assert link.health.state(time.monotonic()) is LinkState.DEGRADED
+    async with asyncio.timeout(20.0):
+        while link.health.state(time.monotonic()) is not LinkState.UP:
+            await asyncio.sleep(0.01)
+    link.close()
+    server.close()
