@@ -29,7 +29,6 @@ SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 WHOLE = ("overview", "patterns", "instance")  # taken to the end of the page where it is wide
 BUSY = ("overview", "queue")  # taken while a burst waits
 LEFT_OUT = ("login-refused", "class-wrong")  # states of pages that are there
-INSTANCE = "engine-1"
 PERSON = "operator"  # who looks, but where a page needs somebody else
 
 Go = Callable[[Page, Places], Any]
@@ -64,7 +63,7 @@ def main() -> None:
         people = {None: None, **{role: signed_in(browser, stack, role) for role in ("viewer", "operator", "admin")}}
         caller = Caller(stack, "admin")
         seen = worth_a_look(caller)  # before anything is asked for just to be there
-        places = places_of(stack, caller, INSTANCE) | seen
+        places = places_of(stack, caller, serving(caller)) | seen
         for scheme in ("light", "dark"):
             for size, (width, height) in SIZES.items():
                 for name in wanted:
@@ -76,7 +75,7 @@ def main() -> None:
                         storage_state=people[role],
                         device_scale_factor=1,
                     ).new_page()
-                    go(page, places)
+                    go(page, places | {"instance": serving(caller)})
                     take(page, stack, name, f"{scheme}-{size}")
                     page.context.close()
         browser.close()
@@ -96,6 +95,11 @@ def worth_a_look(caller: Caller) -> Places:
     scaled = caller.recorded("scale_out")
     found = {"missed": missed, "decision": scaled}
     return {name: str(items[0]["id"]) for name, items in found.items() if items}
+
+
+def serving(caller: Caller) -> str:
+    """An instance that serves at this moment: the scaler stops some and starts others."""
+    return str(caller.first("instances", model="demo", desired_state="running", observed_state="ready")["id"])
 
 
 def signed_in(browser: Browser, stack: Stack, role: str) -> Any:
@@ -120,6 +124,8 @@ def burst(page: Page, stack: Stack) -> None:
     """More than the fleet takes at once, over two classes, and a moment for the page to show it."""
     stack.send(BURST // 3, slo_class="interactive", max_tokens=200)
     stack.send(BURST, slo_class="analytics", max_tokens=400)
+    if rows := page.query_selector("[data-rows]"):
+        rows.wait_for_selector("tr:not(.space)")
     page.wait_for_timeout(BURST_SEEN_MS)
 
 
