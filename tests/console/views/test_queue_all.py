@@ -7,6 +7,7 @@ import time
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.test import AsyncClient
 
 from console import queue_all
@@ -53,7 +54,14 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-async def person(db):
+async def thread_left_clean(transactional_db):
+    """Views run in a thread that later tests share: their connection must not stay open there."""
+    yield
+    await sync_to_async(connections.close_all)()
+
+
+@pytest.fixture
+async def person(thread_left_clean):
     client = AsyncClient()
     await client.aforce_login(await sync_to_async(factories.user)("operator"))
 
@@ -149,7 +157,7 @@ async def test_redis_going_away_in_the_middle_is_said_and_recorded(person, live_
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_who_stops_in_the_middle_leaves_a_record_of_what_was_done(live_store):
+async def test_who_stops_in_the_middle_leaves_a_record_of_what_was_done(live_store, thread_left_clean):
     live_store.answer = lambda ids: [said_by("gateway-1", ids, applied=ids)]
     ids = [f"r{n}" for n in range(1000)]
     telling = Telling(Order("cancel", "", "", 0.0), Matching({"gateway-1": ids}, 0), Actor.person("olga"))
