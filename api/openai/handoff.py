@@ -322,7 +322,10 @@ class Handoff:
     def _anew(self, flight: Flight, why: str, error: str) -> None:
         """The migrator forgets the request, the dispatcher gets it once more."""
         request = flight.request
-        self._host.push(ev.Failed(request.id, True, error))
+        if not self._overlap.holds(
+            request.id
+        ):  # else _again takes it from its prefill engine: queued twice it runs twice
+            self._host.push(ev.Failed(request.id, True, error))
         figures: dict[str, Figure] = {"instance": flight.instance, "error": error}
         self._again(flight, Decision("place", why, request.id, self._host.clock(), figures))
 

@@ -111,6 +111,23 @@ async def test_a_whole_answer_overlaps_too() -> None:
         assert outstanding(bed) == 0
 
 
+async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_ended_is_left_once() -> None:
+    """Told to the dispatcher twice, the request stood in its queue twice."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        gate = Gate(bed.backend("p"))
+        decode = bed.backend("d", Script(cut_after=0, moved=MOVED), Script())
+        decode.capabilities = replace(decode.capabilities, tells_landing=True)
+        client = bed.send(completion())
+        await until(lambda: gate.calls == 2)
+        (flight,) = bed.gateway.runtime.flights.values()
+        assert flight.request.attempts == 1
+        assert not bed.gateway.runtime.dispatcher.waiting(flight.request.id)
+        gate.ends()
+        assert (await client.done()).status == 200
+        await asyncio.sleep(0.05)
+        assert (gate.calls, outstanding(bed)) == (2, 0)
+
+
 async def test_a_prefill_that_fails_takes_its_decode_stage_with_it_and_both_begin_anew() -> None:
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         gates = {name: Gate(bed.backend(name)) for name in "pq"}
