@@ -58,8 +58,9 @@ class HttpBackend:
         except OSError as error:
             raise self._engine_error(error) from error
         finally:
-            del self._open[call.request_id]
             response.release()
+            if self._open.get(call.request_id) is response:
+                del self._open[call.request_id]
 
     async def abort(self, request_id: str) -> None:
         """Harmless when the call is over."""

@@ -245,7 +245,8 @@ class Connection(asyncio.Protocol):
             self.headers = {}
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._headed and not self._complete and exc is None and self._ends_with_connection():
+        whole = self._error is None and exc is None and self._ends_with_connection()
+        if self._headed and not self._complete and whole:
             self._complete = True
         if self._used and not self.status:
             self._lost(Unanswered("the connection was closed before the answer"))
@@ -253,7 +254,9 @@ class Connection(asyncio.Protocol):
             self._lost(ConnectionResetError(str(exc or "the connection was closed")))
 
     def _ends_with_connection(self) -> bool:
-        return "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", "")
+        return (
+            "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", "").lower()
+        )
 
     def _lost(self, error: OSError) -> None:
         self.open = False

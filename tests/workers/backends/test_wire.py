@@ -108,6 +108,20 @@ async def test_pieces_come_as_they_are_sent() -> None:
         answer.release()
 
 
+async def test_an_answer_that_we_gave_up_is_not_whole_because_it_would_end_with_its_connection() -> None:
+    async def stalls(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        await asyncio.sleep(1)
+
+    async with Server(stalls) as server:
+        answer = await Wire(server.url).post("/", b"", PATIENT._replace(between_s=0.05))
+        await asyncio.sleep(0.2)  # its reader is busy with a slow client
+        assert await answer.readany() == b"half"
+        with pytest.raises(TimeoutError):
+            await answer.readany()
+        answer.release()
+
+
 async def test_a_kept_connection_that_was_closed_meanwhile_is_not_taken() -> None:
     async with Server(OK, OK) as server:
         client = Wire(server.url)
