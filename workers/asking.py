@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 AT_ONCE = 32
 PATIENCE_S = 0.05  # for those that were silent last time: what answers at once is heard at once
+FRESH_S = 5.0  # an answer to an older question is not told: its process may have been busy elsewhere for minutes
 
 
 class Asker:
@@ -26,8 +27,9 @@ class Asker:
     At most `at_once` threads for those that answer, and as many that hang.
     """
 
-    def __init__(self, at_once: int = AT_ONCE, patience_s: float = PATIENCE_S) -> None:
-        self._at_once, self._patience_s = at_once, patience_s
+    def __init__(self, at_once: int = AT_ONCE, patience_s: float = PATIENCE_S, fresh_s: float = FRESH_S) -> None:
+        self._at_once, self._patience_s, self._fresh_s = at_once, patience_s, fresh_s
+        self._begun: dict[Hashable, float] = {}  # when each of `_open` was asked
         self._open: dict[Hashable, Future[object]] = {}  # under way, or over and not told yet
         self._silent: dict[Hashable, float] = {}  # when it was last asked, of those that failed or were late
         self._good: set[Hashable] = set()  # those that answered last time
@@ -69,6 +71,7 @@ class Asker:
                 rest.append(key)
                 continue
             self._open[key] = future = Future()
+            self._begun[key] = time.monotonic()
             threading.Thread(target=_call, args=(calls[key], future), name=f"ask-{key}", daemon=True).start()
             slow, quick = slow + (key in silent), quick + (key not in silent)
         return rest
@@ -88,10 +91,16 @@ class Asker:
                 self._good.discard(key)
 
     def _forget(self, calls: Mapping[K, object]) -> None:
-        """Whom nobody asks for any more; a thread that still runs is counted until it ends."""
+        """Whom nobody asks for any more, and what is too old; a thread that still runs is counted until it ends."""
         self._good &= calls.keys()
         self._silent = {key: at for key, at in self._silent.items() if key in calls}
-        self._open = {key: future for key, future in self._open.items() if key in calls or not future.done()}
+        stale = time.monotonic() - self._fresh_s
+        self._open = {
+            key: future
+            for key, future in self._open.items()
+            if not future.done() or (key in calls and self._begun[key] >= stale)
+        }
+        self._begun = {key: at for key, at in self._begun.items() if key in self._open}
 
 
 def _call(call: Callable[[], T], future: Future[T]) -> None:

@@ -83,11 +83,12 @@ def warm_wanted(stage: Stage) -> int:
 
 
 def _sharers(stage: Stage) -> int:
-    """Policies that fill their pools from the devices of the pattern's host, this one among them."""
-    others = ScalingPolicy.objects.filter(enabled=True, warm=None).exclude(pk=stage.policy.pk)
-    there = Instance.objects.live().filter(host=stage.pattern.host) if stage.pattern else Instance.objects.none()
-    used = set(there.values_list("model_id", "role"))
-    return 1 + sum((policy.model_id, policy.role) in used for policy in others)
+    """Policies that may start instances on the pattern's host, this one among them, whatever pool they keep: each is
+    left its part of the free devices."""
+    others = ScalingPolicy.objects.filter(enabled=True).exclude(pk=stage.policy.pk)
+    there = Instance.objects.filter(host=stage.pattern.host) if stage.pattern else Instance.objects.none()
+    placed = set(there.filter(provisioner__in=STARTABLE).values_list("model_id", "role").distinct())
+    return 1 + sum((policy.model_id, policy.role) in placed for policy in others)
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:

@@ -52,6 +52,27 @@ def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threadi
     assert (heard["h"].result(), asked["h"]) == ("late", 1)
 
 
+def test_an_answer_to_an_old_question_is_not_told_but_asked_anew(gate: threading.Event) -> None:
+    """Its process may have done something else for minutes in between."""
+    said = iter(("old", "new"))
+
+    def slow() -> str:
+        word = next(said)
+        if word == "old":
+            gate.wait()
+        return word
+
+    asker = Asker(patience_s=0.01, fresh_s=0.05)
+    assert asker.ask({"h": slow}, 0.01) == {}
+    time.sleep(0.1)
+    gate.set()
+    while any(thread.name == "ask-h" for thread in threading.enumerate()):
+        time.sleep(0.005)
+    while not (heard := asker.ask({"h": slow}, LONG_S)):
+        time.sleep(0.005)
+    assert heard["h"].result() == "new"
+
+
 def test_threads_have_a_bound_and_who_answers_comes_before_who_hangs(gate: threading.Event) -> None:
     running, lock = Counter[str](), threading.Lock()
 

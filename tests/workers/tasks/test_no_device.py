@@ -93,6 +93,14 @@ def test_policies_on_one_machine_share_its_free_devices(stages):
     assert (warm.filter(role="prefill").count(), warm.count()) == (2, 2)
 
 
+def test_a_policy_that_keeps_none_warm_is_left_its_part_to_scale_out_with(stages):
+    prefill, decode = stages
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"warm": 0})
+    machine(8, ["p1", "d1", "d2", "d3"])
+    test_stages.tick(prefill, test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5))
+    assert Instance.objects.filter(weights="absent").count() == 2
+
+
 def test_without_a_free_device_the_other_stage_still_gives_one(stages):
     prefill, decode = stages
     machine(4, ["p1", "d1", "d2", "d3"])
