@@ -18,6 +18,7 @@ from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
+MOST_DIGITS = 18  # of a decision's number
 SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")
 
 
@@ -51,6 +52,16 @@ def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
 def changes_of(kind: str, row: Any) -> QuerySet[Decision]:
     """By the row's number too: a tenant's class and the common one may share their name."""
     return decisions.search(subject_type=kind, subject=str(row)).filter(outcome__id=row.pk)
+
+
+def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[str, Any]:
+    """Values before the recorded change that `?restore=` names, to undo it. `row`: a change of that one alone."""
+    wanted = request.GET.get("restore", "")
+    if not (wanted.isascii() and wanted.isdigit()) or len(wanted) > MOST_DIGITS:
+        return {}
+    found = Decision.objects.filter(pk=wanted, subject_type=subject_type)
+    decision = (found if row is None else found.filter(outcome__id=row.pk)).first()
+    return dict(decision.inputs.get("before", {})) if decision else {}
 
 
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:

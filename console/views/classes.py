@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import SLOClassForm
+from console.views.changes import before_of
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
 from controller.models import Decision, SLOClass
@@ -125,12 +126,8 @@ def newest_decision(kind: str, row: SLOClass) -> Decision | None:
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:
-    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
-    wanted = request.GET.get("restore", "")
-    if not wanted.isdigit():
-        return {}
-    decision = Decision.objects.filter(pk=wanted, subject_type="slo_class").first()
-    before = decision.inputs.get("before", {}) if decision else {}
+    """Values before a recorded change, to undo it. They are shown, not saved; of a gone class they make a new one."""
+    before = before_of(request, "slo_class")
     values = {name: before[name] for name in ("name", *SLOClassForm.CHANGEABLE) if name in before}
     return values | ({"tenant": before["tenant"]} if "tenant" in before else {})
 

@@ -15,10 +15,11 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import LevelFormSet, MappingForm
+from console.views.changes import before_of
 from console.views.classes import restore_link, show_errors
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
-from controller.models import Decision, PriorityMapping
+from controller.models import PriorityMapping
 from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
 from controller.services.actors import Actor
@@ -74,11 +75,8 @@ def say_saved(request: HttpRequest, before: int, stored: PriorityMapping) -> Non
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:
-    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
-    wanted = request.GET.get("restore", "")
-    known = Decision.objects.filter(pk=wanted, subject_type="priority_mapping") if wanted.isdigit() else None
-    decision = known.first() if known is not None else None
-    before = decision.inputs.get("before", {}) if decision else {}
+    """Values before a recorded change, to undo it. They are shown, not saved."""
+    before = before_of(request, "priority_mapping")
     return {name: before[name] for name in (*SETTINGS, "levels") if name in before}
 
 

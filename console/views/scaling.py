@@ -24,6 +24,7 @@ from console.polled import SHARED_S, AsOf, Part, charts_due
 from console.scaling_forms import ScalingForm
 from console.scaling_words import why
 from console.sentences import figures_line, sentence
+from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
@@ -172,16 +173,13 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
             messages.success(request, "Nothing was different." if same else f"Saved: {stored}. The next look uses it.")
             return redirect("scaling")
     elif request.method == "GET":
-        form.initial |= restored(request)
+        form.initial |= restored(request, row)
     status = 409 if conflict else 422 if form.errors else 200
     context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
     return render(request, "console/scaling_form.html", context, status=status)
 
 
-def restored(request: HttpRequest) -> dict[str, Any]:
-    """Values before a recorded change, to undo it: `?restore=<decision id>`. They are shown, not saved."""
-    wanted = request.GET.get("restore", "")
-    known = Decision.objects.filter(pk=wanted, subject_type="scaling_policy") if wanted.isdigit() else None
-    decision = known.first() if known is not None else None
-    before = decision.inputs.get("before", {}) if decision else {}
+def restored(request: HttpRequest, row: ScalingPolicy) -> dict[str, Any]:
+    """Values before a recorded change of it, to undo it. They are shown, not saved."""
+    before = before_of(request, "scaling_policy", row)
     return {name: before[name] for name in ScalingForm.CHANGEABLE if name in before}

@@ -39,7 +39,7 @@ def actions_retain(*, days: int, now: datetime | None = None) -> int:
 def decisions_retain(*, days: int, now: datetime | None = None) -> int:
     """Forget what jobs, gateways and the system decided more than `days` days ago; 0: nothing. Returns how many went.
 
-    What people did is kept for ever. That decisions went is itself a Decision.
+    What people did is kept for ever. That decisions went is itself a Decision, of the transaction in which they went.
     """
     if days == 0:
         return 0
@@ -53,15 +53,14 @@ def decisions_retain(*, days: int, now: datetime | None = None) -> int:
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL slackline.retention = 'on'")
             Decision.objects.filter(pk__in=ids).delete()
+            decision_record(
+                actor=RETENTION,
+                kind="audit_trimmed",
+                subject_type="audit",
+                subject="decisions",
+                reason="older_than_kept",
+                inputs={"days": days, "before": limit.isoformat(timespec="seconds")},
+                outcome={"gone": len(ids)},
+            )
             gone += len(ids)
-    if gone:
-        decision_record(
-            actor=RETENTION,
-            kind="audit_trimmed",
-            subject_type="audit",
-            subject="decisions",
-            reason="older_than_kept",
-            inputs={"days": days, "before": limit.isoformat(timespec="seconds")},
-            outcome={"gone": gone},
-        )
     return gone

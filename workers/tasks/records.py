@@ -28,12 +28,12 @@ def drop_old_records() -> None:
     dropped = records_retain(days=settings.RECORDS_KEPT_DAYS)
     if dropped:
         log.info("dropped the records of %s", ", ".join(map(str, dropped)))
+    trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
+    if trimmed:
+        log.info("trimmed the roll-up by %d minutes of a group", trimmed)
     samples_retain(days=SAMPLES_KEPT_DAYS)
     instance_links_retain(days=settings.RECORDS_KEPT_DAYS)
     actions_retain(days=settings.ACTIONS_KEPT_DAYS)
     decided = decisions_retain(days=settings.DECISIONS_KEPT_DAYS)
     if decided:
         log.info("forgot %d decisions of jobs", decided)
-    trimmed = rollup_retain(days=settings.ROLLUP_KEPT_DAYS)
-    if trimmed:
-        log.info("trimmed the roll-up by %d minutes of a group", trimmed)

@@ -113,6 +113,23 @@ def test_fields_that_differ_come_first():
     assert changed_fields({"load": 1.0}) == []
 
 
+@pytest.mark.parametrize("page", ["class-edit", "mapping-edit", "scaling-edit"])
+def test_a_way_back_that_names_no_change_is_the_form_as_it_is(operator, page):
+    row = {"class-edit": factories.slo_class, "mapping-edit": factories.priority_mapping}.get(
+        page, factories.scaling_policy
+    )()
+    for name in ("\u00b2", "9" * 40, "-1", "x", "0"):
+        assert operator.get(reverse(page, args=[row.pk]), {"restore": name}).status_code == 200
+
+
+def test_limits_of_another_scaling_policy_are_no_way_back(operator):
+    mine, other = factories.scaling_policy(max_instances=7), factories.scaling_policy()
+    before = {"before": {"max_instances": 77}, "after": {}}
+    theirs = decide("scaling_policy_updated", subject_type="scaling_policy", outcome={"id": other.pk}, inputs=before)
+    page = operator.get(reverse("scaling-edit", args=[mine.pk]), {"restore": theirs.pk}).content.decode()
+    assert ('value="77"' in page, 'value="7"' in page) == (False, True)
+
+
 def test_a_change_leads_to_the_form_that_takes_it_back(operator, viewer):
     row, mapping, policy = factories.slo_class(name="chat"), factories.priority_mapping(), factories.scaling_policy()
     for kind, page, pk in (

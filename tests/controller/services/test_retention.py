@@ -97,6 +97,8 @@ def test_many_go_in_several_transactions(monkeypatch):
     for days in range(500, 505):
         decided(days)
     assert decisions_retain(days=400, now=NOW) == 5
+    trimmed = Decision.objects.filter(kind="audit_trimmed").order_by("pk")
+    assert [each.outcome["gone"] for each in trimmed] == [2, 2, 1], "each of the transaction in which they went"
 
 
 def test_for_ever_is_for_ever_and_a_month_is_the_least():
