@@ -62,7 +62,7 @@ class Matching(NamedTuple):
 def matching(order: Order) -> Matching:
     """Blocks for up to `LOOK_S`. Raises LiveUnavailable."""
     expected = {fleet["gateway"] for fleet in fleet_now().fleets}
-    states = _look(len(expected))
+    states = _look(expected)
     found = {}
     for state in states:
         due = sorted((row["due_at"], row["id"]) for row in order.rows(state))
@@ -70,12 +70,14 @@ def matching(order: Order) -> Matching:
     return Matching(found, len(expected - found.keys()))
 
 
-def _look(expected: int) -> list[QueueState]:
-    """Of `expected` gateways as of now; what one published earlier is not acted on."""
+def _look(expected: set[str]) -> list[QueueState]:
+    """Of these gateways as of now, and of whoever answers before them; what one published earlier is not acted on.
+    Where nobody knows who is there, of all that answer in the time there is."""
     asked, give_up_at = live.ask_queue(), time.monotonic() + LOOK_S
     while True:
         states = [state for state in live.read_queue() if state["asked"] >= asked]
-        if len(states) >= max(1, expected) or time.monotonic() >= give_up_at:
+        heard = expected and expected <= {state["gateway"] for state in states}
+        if heard or time.monotonic() >= give_up_at:
             return states
         time.sleep(LOOK_EVERY_S)
 

@@ -95,13 +95,16 @@ def looked(policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[Scalin
     watched = [policy for policy in policies if policy.enabled]
     if not watched:
         return AsOf(now.timestamp(), PATIENCE_S)
-    last = [seen[policy.pk][-1].at.timestamp() if seen.get(policy.pk) else None for policy in watched]
     patience_s = max(PATIENCE_S, *(SAMPLE_PERIODS * policy.interval_s for policy in watched))
-    known = [at for at in last if at is not None]
-    if len(known) < len(last):
-        return AsOf(None, patience_s, "The scaler has not looked for an hour")
-    silent = now.timestamp() - min(known) > patience_s
-    return AsOf(min(known), patience_s, "The scaler does not look" if silent else "")
+    # One that was made or switched on just now could not be looked at any earlier.
+    last = [
+        max([policy.updated_at.timestamp(), *(sample.at.timestamp() for sample in seen.get(policy.pk, ())[-1:])])
+        for policy in watched
+    ]
+    silent = now.timestamp() - min(last) > patience_s
+    unseen = silent and not all(seen.get(policy.pk) for policy in watched)
+    text = "The scaler has not looked for an hour" if unseen else "The scaler does not look" if silent else ""
+    return AsOf(None if unseen else min(last), patience_s, text)
 
 
 def card(

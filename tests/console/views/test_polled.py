@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from console.views import fleet as fleet_views
 from console.views import scaling as scaling_views
-from controller.models import ScalingSample
+from controller.models import ScalingPolicy, ScalingSample
 from tests import factories
 from tests.console.live_data import fleet, instance
 
@@ -90,6 +90,8 @@ def test_loads_that_nobody_reports_are_missing_and_that_is_said(viewer, live_sto
 
 def test_a_scaler_that_does_not_look_is_said_with_its_age(viewer, live_store):
     policy = factories.scaling_policy()
+    assert viewer.get(reverse("scaling-live")).json()["reason"] == "", "nobody could look at what was made just now"
+    ScalingPolicy.objects.update(updated_at=timezone.now() - timedelta(hours=2))
     assert "has not looked" in viewer.get(reverse("scaling-live")).json()["reason"]
     sample(policy, 60)
     said = viewer.get(reverse("scaling-live")).json()

@@ -128,6 +128,13 @@ async def test_a_gateway_that_does_not_answer_is_not_told_the_rest_and_not_calle
     assert "350 were not told" in end["message"]
 
 
+def test_who_answers_first_does_not_stand_for_the_one_that_is_waited_for(monkeypatch, impatient):
+    late = [[queue_state(gateway="new")], [queue_state(gateway="new"), queue_state(gateway="known")]]
+    monkeypatch.setattr(queue_all.live, "ask_queue", lambda: 0)
+    monkeypatch.setattr(queue_all.live, "read_queue", lambda: late.pop(0) if len(late) > 1 else late[0])
+    assert {state["gateway"] for state in queue_all._look({"known"})} == {"new", "known"}
+
+
 @pytest.mark.django_db(transaction=True)
 async def test_a_gateway_that_does_not_say_what_waits_is_named(person, live_store, impatient):
     waiting(live_store, queue_state(*now_rows(3)), queue_state(gateway="gateway-2", asked=0))
