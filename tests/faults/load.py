@@ -86,6 +86,11 @@ class Load:
     def ends(self) -> Counter[str]:
         return Counter(sent.ended for sent in self.sent)
 
+    def streaming(self, instance: str) -> int:
+        """Answers of it that have begun and not ended."""
+        sent = list(self.sent)
+        return sum(each.instance == instance and each.ended == "open" and each.first_s is not None for each in sent)
+
     def between(self, start: float, end: float) -> list[Sent]:
         return [sent for sent in self.sent if start <= sent.at < end]
 

@@ -14,6 +14,7 @@ def test_requests_finish_elsewhere_or_say_that_they_are_cut(system, say):
     body = {"max_tokens": 80, "slo_class": "batch"}
     with Load(system, rate=20, body=body, words=400) as load:
         time.sleep(4)
+        system.until(lambda: load.streaming(victim) > 1)
         system.kill(f"engine {victim}")
         killed = time.monotonic()
         started = "SELECT outcome->>'replacement' FROM decision WHERE kind = 'instance_replaced' AND subject = %s"
