@@ -100,7 +100,9 @@ def test_the_overview_stays_within_ten_queries(viewer, live_store, django_assert
         minute(timedelta(minutes=number), slo_class=f"class-{number}")
     live_store.fleets = [fleet(at=time.time())]
     with django_assert_max_num_queries(10):
-        viewer.get("/")
+        answer = viewer.get("/")
+    assert answer.status_code == 200
+    assert b"class-29" in answer.content, "the page itself, not a way to it"
 
 
 def test_metrics_show_attainment_by_class_and_say_when_redis_is_away(client, db, live_store):
