@@ -17,7 +17,7 @@ from api.openai.instruments import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.dispatch import MIGRATIONS, POLICY_SETS
-from controller.dispatch.dispatcher import DispatchConfig
+from controller.dispatch.config import DispatchConfig
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.transfers import MigratorConfig
 from controller.policies.batching import BATCHINGS

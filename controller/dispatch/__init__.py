@@ -1,6 +1,7 @@
 """The dispatcher: queue, shadow state of the instances, pacing, and the policy sets to build one from."""
 
-from controller.dispatch.dispatcher import DispatchConfig, StageDispatcher
+from controller.dispatch.config import DispatchConfig
+from controller.dispatch.dispatcher import StageDispatcher
 from controller.dispatch.migrator import Migrator
 from controller.dispatch.placements import MIGRATIONS
 from controller.dispatch.policy_sets import (

@@ -9,53 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Ordering, Routing
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
+from controller.dispatch.config import DispatchConfig
 from controller.dispatch.fleet import Fleet
 from controller.dispatch.lane import Lane, refuse
+from controller.dispatch.one_pass import Pass
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
 
-ENGINE_RANKS = ("none", "class", "deadline")
 QUIET = frozenset({ev.Progress, ev.Accepted})  # they free no room, and there are thousands a second
 RETRY_SAME_S = 0.5  # after a failure the same instance is tried again: by then it is known whether it is there
 HOPELESS_RANK = 1 << 40  # behind every request that can still make it
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """`engine_rank`: what the engine is told about urgency.
-
-    `scan_limit`: requests looked at that do not fit before a pass ends (Alg. 1 scans the whole queue; a worker that is
-    nearly full would cost O(n) for nothing).
-    """
-
-    engine_rank: str = "none"
-    max_queue: int = 20_000
-    max_attempts: int = 3
-    scan_limit: int = 32
-    refuse_infeasible: bool = True
-    infeasible_margin: float = 1.2
-    tightest_share: float = 0.05
-    traffic_window_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.engine_rank not in ENGINE_RANKS:
-            raise ConfigError(f"engine_rank must be one of {', '.join(ENGINE_RANKS)}", field="engine_rank")
-        for name in ("max_queue", "max_attempts", "scan_limit"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", field=name)
-        if not 0 <= self.tightest_share < 1:
-            raise ConfigError("tightest_share must lie in [0, 1)", field="tightest_share")
 
 
 class StageDispatcher:
@@ -80,6 +52,7 @@ class StageDispatcher:
         self._admission = admission
         self._routing = routing
         self._pacing = pacing
+        self._pass = Pass(config, admission, pacing)
         self.journal = Journal()
         self._fleet = Fleet(self._new_lane)
         self._sent: dict[str, Worker] = {}
@@ -268,62 +241,11 @@ class StageDispatcher:
         actions += lane.expire(now, late=False)  # after its last chance: a waiting time of 0 means "now or never"
 
     def _fill(self, lane: Lane, worker: Worker, now: float, actions: list[ev.Action]) -> int:
-        """One pass of Alg. 1 over the queue for one worker; how many were sent."""
-        ttft = lane.traffic.tightest(now, default=math.inf)
-        tpot = worker.tightest_tpot(self.config.tightest_share)
-        room = self._pacing.room(worker, ttft, tpot, now)
-        free_tokens = math.inf if math.isinf(room.slots) else worker.free_tokens()  # without bound: the engine queues
-        idle = not worker.outstanding
-        if not idle and room.tokens <= 1:
-            return 0
-        chosen: list[tuple[Entry, float]] = []
-        used = kv = skipped = 0
-        lone = idle  # one prompt goes whatever eq. 7 says of it
-        for _, entry in lane.queue.ready:
-            if len(chosen) >= min(room.slots, self._pacing.per_pass or math.inf) or skipped >= self.config.scan_limit:
-                break
-            request = entry.request
-            tighter = worker.decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
-            own = self._pacing.room(worker, ttft, request.targets.tpot_s, now) if tighter else room
-            need = worker.kv_need(request)
-            has_blocks = kv + need < free_tokens
-            fits = used + request.prompt_tokens < own.tokens and has_blocks
-            # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
-            alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
-            if not lane.may_go(entry, worker, now):
-                fits = alone = False
-            if not (fits or alone):
-                skipped += 1
-                continue
-            verdict = self._admission.judge(request, entry.cost, worker, own.backlog_s, now)
-            if not (verdict.admit or entry.forced):
-                skipped += 1
-                continue
-            if tighter:  # only what is sent binds the others
-                tpot, room = request.targets.tpot_s, own
-            lone = lone or not fits
-            chosen.append((entry, verdict.probability))
-            used += request.prompt_tokens
-            kv += need
-        if self._pacing.exact and not worker.spec.selects:
-            self._check_exact(worker, chosen, ttft, tpot, lone)
+        """Send what one pass chooses for one worker; how many there were."""
+        chosen, room = self._pass.choose(lane, worker, now)
         for entry, probability in chosen:
             self._send(lane, worker, entry, room, probability, now, actions)
         return len(chosen)
-
-    def _check_exact(
-        self, worker: Worker, chosen: list[tuple[Entry, float]], ttft: float, tpot: float, lone: bool
-    ) -> None:
-        """H5: eq. 5 drops the quadratic term; check eq. 7 once more with the full eq. 1 and let the last ones wait."""
-        decode_s = worker.decode_s()
-        while len(chosen) > (1 if lone else 0):
-            new = [entry.request.prompt_tokens for entry, _ in chosen]
-            tokens = worker.waiting_tokens + sum(new)
-            squares = worker.waiting_squares + sum(n * n for n in new)
-            prefill = worker.latency.prefill_sums(tokens, squares)
-            if worker.latency.maturity(prefill, decode_s, tpot) <= ttft:
-                return
-            chosen.pop()
 
     def _send(
         self,
