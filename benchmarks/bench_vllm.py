@@ -7,7 +7,8 @@ measured once a load as the control (not in QUICK). Policies alternate, in anoth
 names its class and its output length (max_tokens with ignore_eos), which the gateway may use as an upper bound as it
 may of any client.
 
-Fixed windows are swept once a load, on the first seed; the best one is used for the other seeds. QUICK=1: one seed, two
+Fixed windows are swept once a load, on the first seed, outward from the usual one until neither neighbour of the best
+is better; the best one is used for the other seeds. QUICK=1: one seed, two
 loads, no sweep, no repeats (a run that was disturbed says so by `largest_gap_s`), the knee from the last full run (or,
 without one, from the latency profile), within 15 minutes. It leaves what full runs have stored as it is.
 """
@@ -19,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,12 @@ class Experiment:
         return entry
 
     def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any], run: Mapping[str, Any]) -> dict[int, Score]:
-        tried = contender.windows if self.sweep else [USUAL_WINDOWS[contender.name, load.kind]]
-        return {window: self._run(contender, load, plan, window, run) for window in tried}
+        usual = USUAL_WINDOWS[contender.name, load.kind]
+        return climb(
+            contender.windows if self.sweep else [usual],
+            usual,
+            lambda window: self._run(contender, load, plan, window, run),
+        )
 
     def _run(
         self, contender: Contender, load: Load, plan: Sequence[Any], window: int | None, run: Mapping[str, Any]
@@ -106,6 +111,17 @@ class Experiment:
             f"    {shown:28} {found.attainment:.3f}  [{classes}]  E2E {found.e2e_mean_s:.1f} s  {dict(found.outcomes)}"
         )
         return found
+
+
+def climb(values: Sequence[int], start: int, measure: Callable[[int], Score]) -> dict[int, Score]:
+    """What was measured of ascending `values`: from `start` towards the best, until neither of its neighbours is."""
+    found = {start: measure(start)}
+    while True:
+        at = values.index(max(found, key=lambda value: found[value].attainment))
+        neighbours = [value for value in values[max(0, at - 1) : at + 2] if value not in found]
+        if not neighbours:
+            return found
+        found |= {value: measure(value) for value in neighbours}
 
 
 def search_knee(bench: Bench, mix: str) -> float:

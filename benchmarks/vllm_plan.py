@@ -23,17 +23,18 @@ class Contender:
         return {} if window is None else {"pacing": {"window": window}}
 
 
+WINDOWS = (8, 12, 20, 28, 40, 56, 80)  # requests outstanding on an engine
 CONTENDERS = (
     Contender("round_robin", "round_robin"),
     Contender("least_outstanding", "least_outstanding"),
-    Contender("edf_best", "edf_window", (12, 20, 28, 40, 56)),
+    Contender("edf_best", "edf_window", WINDOWS),
     Contender("engine_priority_class", "engine_priority_class"),
     Contender("engine_priority_deadline", "engine_priority_deadline"),
-    Contender("tpot_arrival_best", "tpot_arrival_window", (20, 28, 40, 56)),
+    Contender("tpot_arrival_best", "tpot_arrival_window", WINDOWS),
     Contender("slackline", "slackline"),
 )
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
-# Where no sweep is made (QUICK): what sweeps found best, by kind of load.
+# Where a sweep begins, and all there is where none is made (QUICK): what earlier sweeps found best, by kind of load.
 USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
     ("edf_best", "burst"): 40,
     ("edf_best", "sustained"): 28,

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import bench_vllm
-from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, fit_to_budget, table
+from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, climb, fit_to_budget, table
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.scoring import Score
 from benchmarks.stack import Fleet
 from benchmarks.trials import Bench
-from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, Load
+from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, Load
+from benchmarks.workloads import MIXES
 from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher
 
@@ -39,7 +40,7 @@ class Scripted:
     def through_gateway(self, policy, overrides, plan, tasks) -> Score:
         window = overrides.get("pacing", {}).get("window")
         self.ran.append((policy, window))
-        attained = {"round_robin": 0.3, "slackline": 0.9}.get(policy, 0.5 + (window or 0) % 28 / 100)
+        attained = {"round_robin": 0.3, "slackline": 0.9}.get(policy, 0.7 - abs((window or 20) - 20) / 100)
         return self._score(attained, tasks)
 
     def direct(self, plan, tasks) -> Score:
@@ -71,13 +72,19 @@ def test_an_entry_has_all_promised_keys(entry):
 
 def test_windows_are_swept_once_and_the_best_is_kept(entry):
     bench, found = entry
-    windows = next(c.windows for c in CONTENDERS if c.name == "edf_best")
-    assert found["windows"]["edf_best"] == max(windows, key=lambda window: window % 28)
-    assert found["sweep"]["edf_best"].keys() == {str(window) for window in windows}
+    assert found["windows"]["edf_best"] == 20
+    assert found["sweep"]["edf_best"].keys() == {"40", "28", "56", "20", "12"}  # outward from 40 to both sides of 20
     edf = [window for policy, window in bench.ran if policy == "edf_window"]
-    assert len(edf) == len(windows) + 2  # the sweep's best run is the first seed's
+    assert len(edf) == 5 + 2  # the sweep's best run is the first seed's
     assert all(found[name]["runs"] == 3 for name in PROMISED)
     assert bench.controls == 1
+
+
+@pytest.mark.parametrize(("best", "tried"), [(8, {28, 20, 12, 8, 40}), (80, {28, 20, 40, 56, 80}), (28, {20, 28, 40})])
+def test_a_sweep_climbs_to_the_best_window_wherever_it_lies(best, tried):
+    found = climb(WINDOWS, 28, lambda window: Scripted._score(1 / (1 + abs(window - best)), MIXES["4-task"]))
+    assert max(found, key=lambda window: found[window].attainment) == best
+    assert found.keys() == tried
 
 
 def test_policies_alternate_in_another_order_with_each_seed(entry):
