@@ -1,4 +1,4 @@
-"""The dispatcher as a state machine: Alg. 1 in numbers (H6, H7), its missing branches, failures and commands."""
+"""The dispatcher as a state machine: Alg. 1 in numbers (H6, H7), its missing branches, commands, what it learns."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core import events as ev
-from controller.core.errors import ConfigError, UnknownName
 from controller.core.types import Load
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, up
@@ -92,128 +91,6 @@ def test_hopeless_requests_never_go_first_and_are_never_stuck():
     assert play.ended["late"] == "finished"
 
 
-def test_waiting_time_ends_a_request_with_its_error():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up(slots=1)], 0.0)
-    dispatcher.handle([ev.Arrived(request("a"))], 0.0)
-    reply = dispatcher.handle([ev.Arrived(request("b", wait=2.0))], 0.0)
-    assert reply.wake_at is not None
-    assert reply.wake_at <= 2.0
-    assert kinds(dispatcher.handle([ev.Woke()], 1.9), ev.Drop) == []
-    dropped = dispatcher.handle([ev.Woke()], 2.0)
-    assert kinds(dropped, ev.Drop) == ["b"]
-    assert dropped.actions[0].decision.reason == "waiting_time"
-
-
-def test_a_waiting_time_of_nothing_means_now_or_never():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up(slots=1)], 0.0)
-    assert sends(dispatcher.handle([ev.Arrived(request("a", wait=0.0))], 0.0)) == [("a", "w")]
-    assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], 0.0), ev.Drop) == ["b"]
-
-
-def test_infeasible_alone_is_refused_at_once_with_figures():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up()], 0.0)
-    reply = dispatcher.handle([ev.Arrived(request("a", ttft=0.2, prompt=20_000))], 0.0)
-    (refusal,) = reply.actions
-    assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
-    assert refusal.decision.figures["prefill_s"] == pytest.approx(2.01)
-    assert refusal.decision.figures["field"] == "target_ttft"
-    late = request("b", ttft=5.0, prompt=20_000, deadline=1.0)
-    (too_late,) = dispatcher.handle([ev.Arrived(late)], 0.0).actions
-    assert too_late.decision.figures["field"] == "deadline"
-    cut = request("c", ttft=1.0, prompt=20_000, deadline=1.0)  # only the deadline was given: TTFT is cut to it
-    (cut_too,) = dispatcher.handle([ev.Arrived(cut)], 0.0).actions
-    assert cut_too.decision.figures["field"] == "deadline"
-    assert len(dispatcher.queue()) == 0
-
-
-def test_no_instance_and_a_full_queue_are_refused():
-    dispatcher = build_dispatcher("slackline", {"dispatch": {"max_queue": 1}})
-    nobody = dispatcher.handle([ev.Arrived(request("a"))], 0.0)
-    assert nobody.actions[0].code == "no_capacity"
-    dispatcher.handle([up(slots=1), ev.Arrived(request("b")), ev.Arrived(request("c"))], 0.0)
-    full = dispatcher.handle([ev.Arrived(request("d")), ev.Arrived(request("e"))], 0.0)
-    assert [a.code for a in full.actions] == ["rate_limit_exceeded"] * len(full.actions)
-    assert full.actions[0].retry_after_s >= 1
-
-
-def test_failure_before_the_first_token_goes_elsewhere():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), up("b")], 0.0)
-    ((_, where),) = sends(dispatcher.handle([ev.Arrived(request("r"))], 0.0))
-    retried = dispatcher.handle([ev.Failed("r", True, "refused")], 0.1)
-    assert sends(retried) == [("r", "b" if where == "a" else "a")]
-    again = dispatcher.handle([ev.Failed("r", True)], 0.2)
-    assert sends(again)[0][0] == "r"
-    given_up = dispatcher.handle([ev.Failed("r", True)], 0.3)
-    assert given_up.actions[0].code == "no_capacity"
-
-
-def test_a_second_retry_goes_where_it_has_not_failed_yet():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), up("b"), up("c")], 0.0)
-    tried = [where for _, where in sends(dispatcher.handle([ev.Arrived(request("r", ttft=5.0))], 0.0))]
-    for at in (0.1, 0.2):
-        tried += [where for _, where in sends(dispatcher.handle([ev.Failed("r", True)], at))]
-    assert sorted(tried) == ["a", "b", "c"]
-
-
-def test_where_all_have_failed_it_only_the_last_one_is_left_alone_for_a_moment():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), ev.Arrived(request("r", ttft=5.0))], 0.0)
-    waiting = dispatcher.handle([ev.Failed("r", True)], 0.1)
-    assert sends(waiting) == []
-    assert sends(dispatcher.handle([ev.Woke()], waiting.wake_at)) == [("r", "a")]
-
-
-def test_a_hopeless_request_that_failed_a_moment_ago_holds_up_no_other():
-    dispatcher = build_dispatcher("slackline", {"dispatch": {"refuse_infeasible": False}})
-    dispatcher.handle([up("a", slots=1)], 0.0)
-    dispatcher.handle([ev.Arrived(request("cheap", arrival=-5.0, output=1))], 0.0)
-    dispatcher.handle([ev.Arrived(request("dear", arrival=-5.0, prompt=2000, output=100))], 0.0)
-    assert dispatcher.queue().ids() == ["dear"]
-    reply = dispatcher.handle([ev.Failed("cheap", True)], 0.1)
-    assert sends(reply) == [("dear", "a")]
-
-
-def test_a_retry_waits_for_a_replacement_when_its_only_instance_is_gone():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), ev.Arrived(request("r", wait=30.0))], 0.0)
-    lost = dispatcher.handle([ev.InstanceDown("a"), ev.Failed("r", True, "connection reset")], 0.1)
-    assert lost.actions == []
-    assert lost.wake_at is not None
-    assert sends(dispatcher.handle([up("b")], 3.0)) == [("r", "b")]
-
-
-def test_failure_after_the_first_token_is_the_drivers_to_tell():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), up("b"), ev.Arrived(request("r"))], 0.0)
-    dispatcher.handle([ev.FirstToken("r")], 0.1)
-    assert dispatcher.handle([ev.Failed("r", False)], 0.2).actions == []
-    assert [f.running + f.waiting for f in dispatcher.fleet(0.2)] == [0, 0]
-
-
-def test_cancel_aborts_what_was_sent_and_forgets_what_was_not():
-    dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
-    dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b"))], 0.0)
-    assert dispatcher.handle([ev.Cancelled("b")], 0.1).actions == []
-    assert dispatcher.handle([ev.Cancelled("a")], 0.1).actions == [ev.Abort("a", "w")]
-    assert len(dispatcher.queue()) == 0
-
-
-def test_draining_asleep_and_gone_instances_take_nothing():
-    dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up("a"), up("b")], 0.0)
-    dispatcher.handle([ev.InstanceDraining("a"), ev.Telemetry("b", Load(0.0, awake=False))], 0.0)
-    assert sends(dispatcher.handle([ev.Arrived(request("r"))], 0.0)) == []
-    woken = dispatcher.handle([ev.Telemetry("b", Load(0.1))], 0.1)
-    assert sends(woken) == [("r", "b")]
-    dispatcher.handle([ev.InstanceDown("b")], 0.2)
-    assert {f.id: f.state for f in dispatcher.fleet(0.2)} == {"a": "draining"}
-
-
 def test_shares_bound_what_one_gateway_sends():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=8), ev.SharesChanged("w", 0.25)], 0.0)
@@ -281,18 +158,6 @@ def test_an_unattainable_tpot_starves_nobody():
     assert sent(poison=True) == sent(poison=False) == 400
 
 
-def test_an_unattainable_tpot_is_refused_by_name():
-    dispatcher = build_dispatcher("slackline")
-    reply = dispatcher.handle([up(), ev.Arrived(request("a", tpot=0.005))], 0.0)
-    assert reply.actions[0].decision.figures["field"] == "target_tbt"
-
-
-def test_a_class_that_may_be_late_is_not_refused():
-    dispatcher = build_dispatcher("slackline")
-    late = request("late", ttft=0.1, prompt=20_000, may_defer=True)
-    assert sends(dispatcher.handle([up(), ev.Arrived(late)], 0.0)) == [("late", "w")]
-
-
 def test_the_driver_is_told_when_to_expect_a_first_token():
     dispatcher = build_dispatcher("round_robin")
     reply = dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b", prompt=1000))], 0.0)
@@ -321,27 +186,6 @@ def test_engine_ranks_by_class_and_by_deadline():
     by_deadline.handle([up()], 0.0)
     reply = by_deadline.handle([ev.Arrived(request("a", 5.0)), ev.Arrived(request("b", 1.0))], 5.0)
     assert {a.request.id: a.rank for a in reply.actions} == {"a": 5700, "b": 1700}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "field"),
-    [
-        ({"pacing": {"windw": 3}}, "pacing.windw"),
-        ({"pacing": {"window": 0}}, "window"),
-        ({"order": {}}, "order"),
-        ({"dispatch": {"engine_rank": "fast"}}, "engine_rank"),
-        ({"ordering": {"name": "alphabetical"}}, "ordering"),
-    ],
-)
-def test_bad_overrides_are_refused_by_name(overrides, field):
-    with pytest.raises(ConfigError) as caught:
-        build_dispatcher("fcfs_window", overrides)
-    assert caught.value.field == field
-
-
-def test_unknown_policy_set_lists_the_valid_ones():
-    with pytest.raises(UnknownName, match="hyperflexis"):
-        build_dispatcher("best")
 
 
 def test_the_window_knob_has_its_effect():

@@ -1,0 +1,88 @@
+"""What the dispatcher refuses or drops, with field and figures that say why; and policy sets that are not built."""
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError, UnknownName
+from controller.dispatch import build_dispatcher
+from tests.controller.dispatch.fleet import kinds, request, sends, up
+
+
+def test_waiting_time_ends_a_request_with_its_error():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1)], 0.0)
+    dispatcher.handle([ev.Arrived(request("a"))], 0.0)
+    reply = dispatcher.handle([ev.Arrived(request("b", wait=2.0))], 0.0)
+    assert reply.wake_at is not None
+    assert reply.wake_at <= 2.0
+    assert kinds(dispatcher.handle([ev.Woke()], 1.9), ev.Drop) == []
+    dropped = dispatcher.handle([ev.Woke()], 2.0)
+    assert kinds(dropped, ev.Drop) == ["b"]
+    assert dropped.actions[0].decision.reason == "waiting_time"
+
+
+def test_a_waiting_time_of_nothing_means_now_or_never():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(slots=1)], 0.0)
+    assert sends(dispatcher.handle([ev.Arrived(request("a", wait=0.0))], 0.0)) == [("a", "w")]
+    assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], 0.0), ev.Drop) == ["b"]
+
+
+def test_infeasible_alone_is_refused_at_once_with_figures():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up()], 0.0)
+    reply = dispatcher.handle([ev.Arrived(request("a", ttft=0.2, prompt=20_000))], 0.0)
+    (refusal,) = reply.actions
+    assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
+    assert refusal.decision.figures["prefill_s"] == pytest.approx(2.01)
+    assert refusal.decision.figures["field"] == "target_ttft"
+    late = request("b", ttft=5.0, prompt=20_000, deadline=1.0)
+    (too_late,) = dispatcher.handle([ev.Arrived(late)], 0.0).actions
+    assert too_late.decision.figures["field"] == "deadline"
+    cut = request("c", ttft=1.0, prompt=20_000, deadline=1.0)  # only the deadline was given: TTFT is cut to it
+    (cut_too,) = dispatcher.handle([ev.Arrived(cut)], 0.0).actions
+    assert cut_too.decision.figures["field"] == "deadline"
+    assert len(dispatcher.queue()) == 0
+
+
+def test_no_instance_and_a_full_queue_are_refused():
+    dispatcher = build_dispatcher("slackline", {"dispatch": {"max_queue": 1}})
+    nobody = dispatcher.handle([ev.Arrived(request("a"))], 0.0)
+    assert nobody.actions[0].code == "no_capacity"
+    dispatcher.handle([up(slots=1), ev.Arrived(request("b")), ev.Arrived(request("c"))], 0.0)
+    full = dispatcher.handle([ev.Arrived(request("d")), ev.Arrived(request("e"))], 0.0)
+    assert [a.code for a in full.actions] == ["rate_limit_exceeded"] * len(full.actions)
+    assert full.actions[0].retry_after_s >= 1
+
+
+def test_an_unattainable_tpot_is_refused_by_name():
+    dispatcher = build_dispatcher("slackline")
+    reply = dispatcher.handle([up(), ev.Arrived(request("a", tpot=0.005))], 0.0)
+    assert reply.actions[0].decision.figures["field"] == "target_tbt"
+
+
+def test_a_class_that_may_be_late_is_not_refused():
+    dispatcher = build_dispatcher("slackline")
+    late = request("late", ttft=0.1, prompt=20_000, may_defer=True)
+    assert sends(dispatcher.handle([up(), ev.Arrived(late)], 0.0)) == [("late", "w")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"pacing": {"windw": 3}}, "pacing.windw"),
+        ({"pacing": {"window": 0}}, "window"),
+        ({"order": {}}, "order"),
+        ({"dispatch": {"engine_rank": "fast"}}, "engine_rank"),
+        ({"ordering": {"name": "alphabetical"}}, "ordering"),
+    ],
+)
+def test_bad_overrides_are_refused_by_name(overrides, field):
+    with pytest.raises(ConfigError) as caught:
+        build_dispatcher("fcfs_window", overrides)
+    assert caught.value.field == field
+
+
+def test_unknown_policy_set_lists_the_valid_ones():
+    with pytest.raises(UnknownName, match="hyperflexis"):
+        build_dispatcher("best")
