@@ -6,8 +6,8 @@ from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import build_migrator
 from controller.dispatch.transfers import State
+from tests.controller.dispatch.decoders import STEP, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
-from tests.controller.dispatch.test_migrator import STEP, migrator, of, places, up
 
 PATIENCE = {"migrator": {"placed_timeout_s": 1.0, "moving_timeout_s": 2.0, "retry_s": 0.05}}
 
