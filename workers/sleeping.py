@@ -20,7 +20,7 @@ from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.services.actions import action_end, action_keep
 from workers.long_calls import LongCalls, call_mark, goes_on_elsewhere
-from workers.sleep_client import NoSleepMode, SleepClient
+from workers.sleep_client import NoSleepMode, SleepClient, SleepState
 from workers.weights import EngineAway, EngineRefuses
 
 DRAIN_S = 60.0  # from the order; then what still runs there is aborted
@@ -107,9 +107,19 @@ def _sleep(action: Action, engine: SleepClient) -> Look:
     settled = action.tries or _age(action) >= SETTLE_S  # before that a gateway may not know yet, and send
     if said.moving or not settled:
         return _later(action)
-    if not action.tries and said.requests and _age(action) < DRAIN_S:
-        return _later(action, f"{said.requests} requests run there")
+    if not action.tries:
+        if not _drains(action, said):
+            said = (
+                engine.look()
+            )  # anew: an answer that came late may be older than the last request that was sent there
+        if said.moving or _drains(action, said) or (said.level and not said.awake):
+            return _later(action, f"{said.requests} requests run there" if said.requests else "")
     return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
+
+
+def _drains(action: Action, said: SleepState) -> bool:
+    """What runs there may still finish."""
+    return said.requests > 0 and _age(action) < DRAIN_S
 
 
 # ---- waking up ------------------------------------------------------------------------------------------------------
