@@ -7,24 +7,10 @@ from dataclasses import replace
 
 from api.openai import status
 from controller.core import events as ev
-from controller.core.snapshot import GatewaySnapshot
-from controller.core.types import InstanceSpec, Role
 from controller.dispatch.transfers import State
-from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.handoffs import STREAMED, fleet, kinds
 from workers.backends.fake import Script
-
-STREAMED = completion(stream=True)
-
-
-def fleet(**roles: str) -> GatewaySnapshot:
-    """fleet(p="prefill", d="decode")"""
-    specs = tuple(InstanceSpec(name, "demo", backend="fake", role=Role(role)) for name, role in roles.items())
-    return replace(snapshot(()), instances=specs)
-
-
-def kinds(bed: TestBed) -> list[tuple[str, str]]:
-    (record,) = bed.sink.records
-    return [(step["kind"], step["reason"]) for step in record.decisions]
 
 
 async def test_a_prompt_is_prefilled_here_and_decoded_there() -> None:

@@ -11,30 +11,17 @@ from api.openai.link_watch import LinkWatch
 from api.openai.transfers import moved_in
 from controller.core import events as ev
 from controller.core.links import KvMoved, LinkReport, LinkState
-from controller.core.snapshot import GatewaySnapshot
-from controller.core.types import InstanceSpec, Role
-from tests.api.openai.gateways import TestBed, completion, snapshot, until
+from tests.api.openai.gateways import TestBed, completion, until
+from tests.api.openai.handoffs import STREAMED, fleet, freed, transfers
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend, Script
 
-STREAMED = completion(stream=True)
 MOVED = KvMoved(bytes=4096, layers=2, tokens=3, seconds=0.25, busy_s=0.1, reserved=True)
 CUT = (
     b'{"error":{"message":"KV transfer failed (cut): gone","type":"InternalServerError","param":"kv_transfer_params",'
     b'"code":502,"kv":{"bytes":2048,"layers":1,"tokens":3,"cached":0,"seconds":0.2,"busy_s":0.0,"reserved":true,'
     b'"reason":"cut"}}}'
 )
-
-
-def fleet(**roles: str) -> GatewaySnapshot:
-    specs = tuple(InstanceSpec(name, "demo", backend="fake", role=Role(role)) for name, role in roles.items())
-    return replace(snapshot(()), instances=specs)
-
-
-def transfers(bed: TestBed) -> list[dict[str, Any]]:
-    """Of the newest request."""
-    steps = bed.sink.records[-1].decisions
-    return [{"reason": step["reason"], **step["figures"]} for step in steps if step["kind"] == "transfer"]
 
 
 def fails_once(backend: FakeBackend, error: EngineError) -> None:
@@ -48,11 +35,6 @@ def fails_once(backend: FakeBackend, error: EngineError) -> None:
         yield
 
     backend.generate = generate
-
-
-async def freed(bed: TestBed, name: str) -> list[str]:
-    await asyncio.sleep(0.1)
-    return bed.backend(name).freed
 
 
 # ---- notes ----------------------------------------------------------------------------------------------------------
