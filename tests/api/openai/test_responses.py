@@ -1,47 +1,18 @@
-"""/v1/responses: what is sent upstream, what comes back whole and streamed, and what is refused by name."""
+"""/v1/responses: what is sent upstream, and what comes back whole and streamed."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
 from api.openai.flight import Unreadable
-from api.openai.responses_request import NOT_SERVED, parse_response_request
-from api.openai.responses_stream import as_response
-from api.openai.schemas import Parsed
-from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome
-from tests.api.openai.gateways import Answer, TestBed, snapshot, until
+from tests.api.openai.gateways import TestBed, snapshot, until
+from tests.api.openai.responses import FUNCTION, PATH, Heard, asked, delta, piece, told, upstream
 from workers.backends.base import UpstreamCall
 from workers.backends.fake import FakeBackend, Script
-
-PATH = "/v1/responses"
-
-
-def asked(**changes: Any) -> dict[str, Any]:
-    return {"model": "gpt", "input": "hello", **changes}
-
-
-def told(answer: Answer) -> list[dict[str, Any]]:
-    """The events of a stream; each names itself twice."""
-    events = []
-    for event in answer.body.decode().split("\n\n"):
-        if event:
-            name, data = event.split("\n")
-            events.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {events[-1]['type']}"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
-
-
-def upstream(bed: TestBed) -> tuple[UpstreamCall, dict[str, Any]]:
-    (call,) = [call for name in ("e1", "e2") for call in bed.backend(name).calls]
-    return call, json.loads(call.head + b"}")
 
 
 async def test_a_whole_response() -> None:
@@ -133,28 +104,6 @@ async def test_functions_and_their_calls_go_upstream_as_a_chats() -> None:
         assert sent["tools"] == [{"type": "function", "function": described}]
         assert sent["tool_choice"] == {"type": "function", "function": {"name": "f"}}
         assert sent["parallel_tool_calls"] is False
-
-
-class Heard:
-    """A client of one response, told what the relay makes of the engine's messages."""
-
-    def __init__(self, *, streamed: bool) -> None:
-        self.answer = Answer()
-        self.translation = as_response({"model": "m", "tools": [FUNCTION]}, "req-1", 0.0, streamed=streamed)
-
-    def hear(self, *bodies: bytes) -> Answer:
-        for body in bodies:
-            self.answer.body += self.translation.told(body)
-        return self.answer
-
-
-def delta(finish: str | None = None, **fields: Any) -> bytes:
-    choice = {"index": 0, "delta": fields, "finish_reason": finish}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
-
-
-def piece(index: int, arguments: str, **named: Any) -> dict[str, Any]:
-    return {"index": index, "function": {"arguments": arguments, **({"name": "f"} if named else {})}, **named}
 
 
 def test_a_whole_answer_that_calls_functions() -> None:
@@ -280,6 +229,7 @@ async def test_events_leave_as_tokens_come() -> None:
         bed.every(Script(hang_after=2))
         client = bed.send(asked(stream=True), PATH)
         await until(lambda: client.answer.body.count(b"event: response.output_text.delta") == 2)
+        assert not client.answer.ended.is_set(), "the engine has more to say"
         await client.hang_up()
         await until(lambda: bed.backend("e1").aborted + bed.backend("e2").aborted != [])
 
@@ -306,157 +256,3 @@ async def test_refusals_have_the_shape_of_errors_everywhere(stream: bool) -> Non
         bed.every(Script(refuse_status=400))
         answer = await bed.ask(asked(stream=stream), PATH)
         assert (answer.status, answer.error["code"]) == (400, "scripted")
-
-
-FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
-
-
-def said(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"input": [{"role": "user", "content": parts}]}
-
-
-UNSERVED = {
-    "previous_response_id": "resp_1",
-    "conversation": {"id": "c"},
-    "store": True,
-    "background": True,
-    "prompt": {"id": "p"},
-    "max_tool_calls": 1,
-    "include": ["reasoning.encrypted_content"],
-    "top_logprobs": 2,
-    "truncation": "auto",
-    "service_tier": "flex",
-    "stream_options": {"include_obfuscation": True},
-    "messages": [{"role": "user", "content": "x"}],
-    "max_tokens": 5,
-    "max_completion_tokens": 5,
-}
-WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("input", {"input": None}),
-    ("input", {"input": ""}),
-    ("input", {"input": []}),
-    ("input", {"input": "x" * 6000}),
-    ("input[0]", {"input": ["hello"]}),
-    ("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
-    ("input[0].call_id", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
-    ("input[0].arguments", {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}),
-    ("input[0].output", {"input": [{"type": "function_call_output", "call_id": "c"}]}),
-    ("input[0].output[0].type", {"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": 1}]}]}),
-    ("tools", {"tools": {"type": "function"}}),
-    ("tools[0]", {"tools": ["f"]}),
-    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-    ("tools[1].name", {"tools": [FUNCTION, {"type": "function"}]}),
-    ("tools[0].parameters", {"tools": [{**FUNCTION, "parameters": "none"}]}),
-    ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice", {"tools": [FUNCTION], "tool_choice": "maybe"}),
-    ("tool_choice.name", {"tools": [FUNCTION], "tool_choice": {"type": "function"}}),
-    ("parallel_tool_calls", {"parallel_tool_calls": "yes"}),
-    ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
-    ("input[0].content", {"input": [{"role": "user", "content": 5}]}),
-    ("input[0].content[1].type", said({"type": "text", "text": "a"}, {"type": "input_image"})),
-    ("input[0].content[0].text", said({"type": "input_text", "text": None})),
-    ("instructions", {"instructions": ["x"]}),
-    ("max_output_tokens", {"max_output_tokens": 0}),
-    ("max_output_tokens", {"max_output_tokens": "9"}),
-    ("reasoning", {"reasoning": "high"}),
-    ("reasoning.effort", {"reasoning": {"effort": "huge"}}),
-    ("reasoning.summary", {"reasoning": {"summary": "auto"}}),
-    ("text", {"text": "json"}),
-    ("text.verbosity", {"text": {"verbosity": "low"}}),
-    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
-    ("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
-    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
-    ("temperature", {"temperature": 9}),
-    ("n", {"n": 2}),
-    ("store", {"store": 0}),
-    ("target_ttft", {"target_ttft": -1}),
-    ("model", {"model": None}),
-]
-
-
-def test_every_field_that_is_not_served_is_tried() -> None:
-    assert UNSERVED.keys() == NOT_SERVED.keys()
-
-
-@pytest.mark.parametrize(("field", "body"), [*((name, {name: value}) for name, value in UNSERVED.items()), *WRONG])
-async def test_a_field_that_is_wrong_or_not_served_is_named(field: str, body: dict[str, Any]) -> None:
-    async with TestBed() as bed:
-        answer = await bed.ask(asked(**body), PATH)
-        assert (answer.status, answer.error["param"]) == (400, field)
-        assert not bed.gateway.runtime.flights
-        assert bed.sink.records == []
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 1 << 40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-PARTS = st.fixed_dictionaries({"type": st.sampled_from(["input_text", "input_image", 5])}, optional={"text": JSON})
-ITEMS = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "developer", "tool", None])},
-    optional={
-        "content": JSON | st.lists(PARTS, max_size=3),
-        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", 1]),
-        "call_id": JSON,
-        "output": JSON,
-    },
-)
-FIELDS = (
-    *UNSERVED,
-    "tools",
-    "tool_choice",
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "reasoning",
-    "stream",
-    "temperature",
-    "text",
-)
-BODIES = st.fixed_dictionaries(
-    {"model": st.just("demo"), "input": st.text(min_size=1) | JSON | st.lists(ITEMS, max_size=3)},
-    optional=dict.fromkeys(FIELDS, JSON),
-)
-
-
-def outcome(body: dict[str, Any]) -> Parsed | ApiError:
-    try:
-        return parse_response_request(json.dumps(body).encode(), {"demo": ModelConfig("demo")})
-    except ApiError as error:
-        return error
-
-
-@given(BODIES)
-@settings(max_examples=200, deadline=None)
-def test_whatever_comes_is_understood_or_refused_by_name(body: dict[str, Any]) -> None:
-    found = outcome(body)
-    if isinstance(found, ApiError):
-        assert (found.status, bool(found.param)) == (400, True) or found.code == "invalid_json"
-    else:
-        assert found.echo is not None
-        assert json.loads(found.head + b"}")["messages"]
-
-
-@pytest.mark.parametrize("depth", [252, 253, 300])
-async def test_what_is_nested_too_deeply_to_be_repeated_is_refused(depth: int) -> None:
-    nested = b"[" * depth + b"]" * depth
-    async with TestBed() as bed:
-        answer = await bed.ask(
-            b'{"model": "gpt", "stream": true, "input": "a", "metadata": {"a": ' + nested + b"}}", PATH
-        )
-        assert (answer.status, answer.error["code"]) == (400, "invalid_json")
-
-
-async def test_nothing_is_stored_so_nothing_is_found_by_id() -> None:
-    async with TestBed() as bed:
-        answer = await bed.ask(b"", PATH + "/resp_1", method="GET")
-        assert (answer.status, answer.error["code"]) == (404, "not_found")
-        assert (await bed.ask(asked(), PATH, method="GET")).status == 405
-
-
-async def test_what_is_not_served_says_what_is() -> None:
-    async with TestBed() as bed:
-        answer = await bed.ask({"model": "demo", "input": "x"}, "/v1/embeddings")
-        assert (answer.status, answer.error["code"]) == (404, "not_found")
-        assert PATH in answer.error["message"]
