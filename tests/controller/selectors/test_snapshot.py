@@ -77,7 +77,9 @@ def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queri
         factories.api_key()
 
     with django_assert_num_queries(9):
-        gateway_snapshot()
+        snapshot = gateway_snapshot()
+
+    assert (len(snapshot.models), len(snapshot.instances), len(snapshot.keys)) == (6, 6, 6)
 
 
 def test_without_its_row_the_version_is_zero(django_assert_num_queries):
