@@ -111,7 +111,7 @@ def _sleep(action: Action, engine: SleepClient) -> Look:
         if not _drains(action, said):
             said = (
                 engine.look()
-            )  # anew: an answer that came late may be older than the last request that was sent there
+            )  # anew: an answer that came late may be older than what was sent there last
         if said.moving or _drains(action, said) or (said.level and not said.awake):
             return _later(action, f"{said.requests} requests run there" if said.requests else "")
     return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)

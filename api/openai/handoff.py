@@ -62,6 +62,8 @@ class Host(Protocol):
 
     def lost(self, flight: Flight, error: EngineError) -> None: ...
 
+    def suspect(self, instance_id: str) -> None: ...
+
     def plainly(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None: ...
 
     def note(self, flight: Flight, decision: Decision) -> None: ...
@@ -147,8 +149,8 @@ class Handoff:
         try:
             prefilled = await backend.prefill(call, partial(self._ending, flight, source))
         except EngineError as error:
-            if self._overlap.ended(name) and flight.phase == Phase.SENT:
-                self.prefill_lost(flight, source, error)
+            if self._overlap.ended(name):
+                self._overlapped_lost(flight, source, error)
             elif flight.phase == Phase.SENT:
                 self._calls.pop(name, None)
                 self._host.lost(flight, error)
@@ -170,6 +172,22 @@ class Handoff:
         self._offers[flight.request.id] = Prefilled(offer, False)
         self._overlap.begin(flight)
         self._host.push(ev.PrefillEnding(flight.request.id, source))
+
+    def _overlapped_lost(self, flight: Flight, source: str, error: EngineError) -> None:
+        """A decode stage needs nothing else of its prefill: once its engine says that all KV is there it goes on."""
+        under_way = self.transfers.under_way(flight)
+        if flight.phase == Phase.DONE:
+            return
+        if flight.task is None or (under_way and flight.moved is None):
+            if flight.phase == Phase.SENT:
+                self.prefill_lost(flight, source, error)
+            return
+        if under_way:  # of a stream, before its first token
+            self.landed(flight, self._host.clock())
+            self._host.push(ev.TransferDone(flight.request.id, flight.instance, flight.moved))
+        self.prefilled(flight, source)
+        if error.unreachable:
+            self._host.suspect(source)
 
     def _withdraw(self, flight: Flight, source: str) -> None:
         """It has one engine again: the migrator forgets it, and a decode stage that waits for KV is aborted."""

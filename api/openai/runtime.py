@@ -162,6 +162,10 @@ class Runtime:
             flight.restart()
             self.push(ev.Failed(flight.request.id, True, str(error)))
 
+    def suspect(self, instance_id: str) -> None:
+        """It could not be reached."""
+        self._suspect(instance_id)
+
     # ---- passes ---------------------------------------------------------------------------------------------------
 
     def _pass(self) -> None:
