@@ -12,17 +12,10 @@ from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
-from workers import sleeping
 from workers.actions import look
 from workers.long_calls import LongCalls
 
-pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient")]
-
-
-@pytest.fixture(autouse=True)
-def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SETTLE_S", 0.0), ("ANSWER_S", 0.0), ("LOOK_S", 60.0)):
-        monkeypatch.setattr(sleeping, name, value)
+pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient", "no_settling")]
 
 
 def looks(times: int = 1) -> list[Decision]:

@@ -20,12 +20,6 @@ from workers.sleep_client import SleepClient, SleepState
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
 
 
-@pytest.fixture
-def vllm() -> Iterator[SleepingVllm]:
-    with SleepingVllm() as fake:
-        yield fake
-
-
 class Late(SleepClient):
     """Its first answer is kept back until `gate` opens; what it says was true when it was asked."""
 
