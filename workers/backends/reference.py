@@ -34,7 +34,7 @@ class ReferenceBackend(VllmBackend):
     )
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
-        await self._control("/kv/release", {"request_ids": list(request_ids)}, self._limits.telemetry_s)
+        await self._control("/kv/release", {"request_ids": list(request_ids), **_fleet()}, self._limits.telemetry_s)
 
     async def sleep(self, level: int = 1) -> None:
         await self._control(f"/sleep?level={level}", _fleet())
@@ -56,7 +56,7 @@ class ReferenceBackend(VllmBackend):
 
 
 def _fleet() -> dict[str, str]:
-    """What the engine wants to hear before it stops, from where it has it itself."""
+    """What the engine wants to hear before it stops or gives up KV, from where it has it itself."""
     return {"token": os.environ.get("FLEET_TOKEN", "")}
 
 

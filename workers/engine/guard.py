@@ -1,15 +1,30 @@
-"""Who may tell an engine to move weights or to stop serving: whoever knows the fleet's token."""
+"""Who may tell an engine to move KV or weights, or to stop serving: whoever knows the fleet's token."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Callable
 
 from workers.engine import fields
 from workers.engine.errors import ApiError
+from workers.engine.http import Exchange, Handler
+
+FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 
 
-def check_token(expected: str, body: fields.Body) -> None:
-    """Raises ApiError (403) where `token` is not the fleet's; without one of its own the engine takes nobody's."""
+def guarded(expected: str, handler: FleetHandler) -> Handler:
+    """`handler` gets the body of those who know the token `expected`; others get 403, before anything else is read."""
+
+    async def check(exchange: Exchange) -> None:
+        body = await exchange.json(empty=True)
+        _check(expected, body)
+        await handler(exchange, body)
+
+    return check
+
+
+def _check(expected: str, body: fields.Body) -> None:
+    """Without a token of its own the engine takes nobody's."""
     token = fields.string(body, "token")
     if not expected:
         raise ApiError("this engine knows no token of a fleet: start it with FLEET_TOKEN", "token", status=403)

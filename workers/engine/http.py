@@ -107,7 +107,7 @@ class App:
     """Routes by exact path and method."""
 
     def __init__(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
-        self._routes = routes
+        self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,7 +126,7 @@ class App:
             await exchange.answer(ApiError("internal error", status=500).body(), 500)
 
     def _handler(self, exchange: Exchange) -> Handler:
-        methods = self._routes.get(exchange.path)
+        methods = self.routes.get(exchange.path)
         if methods is None:
             raise ApiError(f"no such path: {exchange.path}", status=404)
         handler = methods.get(exchange.method)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
-
 from workers.engine import fields
 from workers.engine.errors import ApiError
+from workers.engine.guard import guarded
 from workers.engine.handover import Handover
 from workers.engine.http import Exchange, Handler
 from workers.engine.kv_links import Peer
@@ -23,21 +22,20 @@ class KvEndpoints:
         self._token = token
 
     def routes(self) -> dict[str, dict[str, Handler]]:
-        return {"/links": {"GET": self.links, "POST": self.announce}, "/kv/release": {"POST": self.release}}
+        return {
+            "/links": {"GET": self.links, "POST": guarded(self._token, self.announce)},
+            "/kv/release": {"POST": guarded(self._token, self.release)},
+        }
 
     async def links(self, exchange: Exchange) -> None:
         """Where its own KV is pulled from (null: it moves none), and each link it keeps."""
         await exchange.reply(self._described())
 
-    async def announce(self, exchange: Exchange) -> None:
+    async def announce(self, exchange: Exchange, body: fields.Body) -> None:
         """`peers` are all engines to keep a link from, each with `id`, `host`, `port`; `id` is this engine's own.
 
         Says the same twice without harm. `wait_s`: answer when each link was tried once, or after that time.
         """
-        body = await exchange.json()
-        token = fields.string(body, "token")
-        if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise ApiError("the fleet's token is missing or wrong", "token", status=403)
         if self._handover is None:
             raise ApiError("this engine moves no KV", status=409)
         peers, wait_s = _peers(body), fields.number(body, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
@@ -48,9 +46,9 @@ class KvEndpoints:
             await links.tried(wait_s)
         await exchange.reply(self._described())
 
-    async def release(self, exchange: Exchange) -> None:
+    async def release(self, exchange: Exchange, body: fields.Body) -> None:
         """By the ids that clients gave or saw. Ids of which nothing is kept change nothing."""
-        names = fields.strings(await exchange.json(), "request_ids", most=MOST_NAMES)
+        names = fields.strings(body, "request_ids", most=MOST_NAMES)
         released = self._handover.free(names) if self._handover is not None else 0
         await exchange.reply({"released": released})
 

@@ -13,7 +13,7 @@ from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import ApiError
 from workers.engine.generate import Generator
-from workers.engine.guard import check_token
+from workers.engine.guard import guarded
 from workers.engine.http import Exchange, Handler
 from workers.engine.metrics import CONTENT_TYPE, SLEEP_STATES
 from workers.engine.requests import Served, messages_of, token_ids
@@ -41,6 +41,7 @@ class Management:
 
     def routes(self) -> dict[str, dict[str, Handler]]:
         ping = {"GET": self.health, "POST": self.health}
+        token = self._config.kv.token
         return {
             "/health": {"GET": self.health},
             "/ping": ping,
@@ -51,13 +52,13 @@ class Management:
             "/v1/models": {"GET": self.models},
             "/tokenize": {"POST": self.tokenize},
             "/detokenize": {"POST": self.detokenize},
-            "/sleep": {"POST": self.sleep},
-            "/wake_up": {"POST": self.wake_up},
+            "/sleep": {"POST": guarded(token, self.sleep)},
+            "/wake_up": {"POST": guarded(token, self.wake_up)},
             "/is_sleeping": {"GET": self.is_sleeping},
-            "/pause": {"POST": self.pause},
-            "/resume": {"POST": self.resume},
+            "/pause": {"POST": guarded(token, self.pause)},
+            "/resume": {"POST": guarded(token, self.resume)},
             "/is_paused": {"GET": self.is_paused},
-            "/abort_requests": {"POST": self.abort_requests},
+            "/abort_requests": {"POST": guarded(token, self.abort_requests)},
             "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
@@ -140,12 +141,11 @@ class Management:
 
     # ---- sleep and pause ------------------------------------------------------------------------------------------
 
-    async def sleep(self, exchange: Exchange) -> None:
+    async def sleep(self, exchange: Exchange, body: fields.Body) -> None:
         """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it.
 
         1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
         """
-        await self._allowed(exchange)
         level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
         with self._engine.metrics.moves.labels("sleep").track_inprogress():
@@ -189,12 +189,11 @@ class Management:
                 self._absent.clear()
                 self._awaken()
 
-    async def wake_up(self, exchange: Exchange) -> None:
+    async def wake_up(self, exchange: Exchange, body: fields.Body) -> None:
         """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
 
         Weights come from the copy in host memory, else from the disk: 503 if neither gives them.
         """
-        await self._allowed(exchange)
         named = exchange.query().get("tags")
         for tag in named or ():
             if tag not in WAKE_TAGS:
@@ -220,17 +219,15 @@ class Management:
         """True also when merely paused, as in vLLM."""
         await exchange.reply({"is_sleeping": self._engine.scheduler.paused})
 
-    async def pause(self, exchange: Exchange) -> None:
+    async def pause(self, exchange: Exchange, body: fields.Body) -> None:
         """`keep` freezes and queues; `abort` and `wait` end what runs and refuse what comes until /resume."""
-        await self._allowed(exchange)
         mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
         if mode != "keep":
             self._engine.refusing = True
         await self._stop(mode, release_kv=False)
         await exchange.reply({"status": "paused"})
 
-    async def resume(self, exchange: Exchange) -> None:
-        await self._allowed(exchange)
+    async def resume(self, exchange: Exchange, body: fields.Body) -> None:
         if self._absent:
             raise ApiError("the engine sleeps: POST /wake_up", status=409)
         self._awaken()
@@ -239,21 +236,15 @@ class Management:
     async def is_paused(self, exchange: Exchange) -> None:
         await exchange.reply({"is_paused": self._engine.scheduler.paused})
 
-    async def abort_requests(self, exchange: Exchange) -> None:
+    async def abort_requests(self, exchange: Exchange, body: fields.Body) -> None:
         """By the ids that clients saw or gave; an empty list aborts everything."""
-        names = fields.strings(await self._allowed(exchange), "request_ids", most=100_000)
+        names = fields.strings(body, "request_ids", most=100_000)
         self._engine.abort_all(names)
         await exchange.reply({"status": "aborted"})
 
     async def reset_prefix_cache(self, exchange: Exchange) -> None:
         self._engine.reset_cache()
         await exchange.reply({"success": True})
-
-    async def _allowed(self, exchange: Exchange) -> fields.Body:
-        """What would stop the engine is for the fleet only. The body. Raises ApiError."""
-        body = await exchange.json(empty=True)
-        check_token(self._config.kv.token, body)
-        return body
 
     async def _stop(self, mode: str, release_kv: bool) -> None:
         if mode == "wait":

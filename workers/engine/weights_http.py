@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from workers.engine import fields
 from workers.engine.errors import ApiError
-from workers.engine.guard import check_token
+from workers.engine.guard import guarded
 from workers.engine.http import Exchange, Handler
 from workers.engine.weights import KINDS, LoadFailed, Source, WeightManager
 
@@ -26,21 +26,19 @@ class WeightEndpoints:
     def routes(self) -> dict[str, dict[str, Handler]]:
         return {
             "/weights": {"GET": self.state},
-            "/weights/load": {"POST": self.load},
-            "/weights/send": {"POST": self.send},
+            "/weights/load": {"POST": guarded(self._token, self.load)},
+            "/weights/send": {"POST": guarded(self._token, self.send)},
         }
 
     async def state(self, exchange: Exchange) -> None:
         await exchange.reply(self._described())
 
-    async def load(self, exchange: Exchange) -> None:
+    async def load(self, exchange: Exchange, body: fields.Body) -> None:
         """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried.
 
         With `background` true it answers 202 at once, and `GET /weights` says what becomes of it. `order` names the
         load, so that a caller that was interrupted sees whether the newest load is its own.
         """
-        body = await exchange.json()
-        check_token(self._token, body)
         sources, order = _sources(body), fields.string(body, "order")
         if self._manager.busy:
             raise ApiError("weights are being loaded or given up already", status=409)
@@ -56,9 +54,7 @@ class WeightEndpoints:
             await self._awake()
         return loaded
 
-    async def send(self, exchange: Exchange) -> None:
-        body = await exchange.json()
-        check_token(self._token, body)
+    async def send(self, exchange: Exchange, body: fields.Body) -> None:
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
             raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")

@@ -108,3 +108,14 @@ async def test_it_sleeps_and_wakes_with_the_fleets_token(monkeypatch: pytest.Mon
             assert not (await backend.telemetry(0.0)).awake
             await backend.wake()
             assert (await backend.telemetry(0.0)).awake
+
+
+async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch):
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
+        async with aiohttp.ClientSession() as session:
+            backend = ReferenceBackend(InstanceSpec("e", "tiny", url=engine.url), session, Limits(telemetry_s=30.0))
+            monkeypatch.setenv("FLEET_TOKEN", "another")
+            with pytest.raises(EngineError, match="403"):
+                await backend.free_kv(["r"])
+            monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+            await backend.free_kv(["r"])

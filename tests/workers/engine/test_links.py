@@ -54,6 +54,10 @@ async def links(session: aiohttp.ClientSession) -> dict[str, Any]:
         return await answer.json()
 
 
+async def release(session: aiohttp.ClientSession, *names: str) -> tuple[int, dict[str, Any]]:
+    return await post(session, "/kv/release", {"token": TOKEN, "request_ids": names})
+
+
 async def announce(http: dict[str, aiohttp.ClientSession], wait_s: float = 2.0) -> dict[str, Any]:
     """Tell d of p; what d then says of that link."""
     at = (await links(http["p"]))["at"]
@@ -148,10 +152,10 @@ async def test_kept_kv_is_released_by_the_clients_id(http):
         await announce(http)
         params = await offer(http, "wanted-no-more")
         kept = (await samples(http["p"]))["vllm:kv_cache_usage_perc", ""]
-        status, said = await post(http["p"], "/kv/release", {"request_ids": ["wanted-no-more", "unknown"]})
+        status, said = await release(http["p"], "wanted-no-more", "unknown")
         assert (status, said) == (200, {"released": 1})
         assert (await samples(http["p"]))["vllm:kv_cache_usage_perc", ""] < kept
-        assert (await post(http["p"], "/kv/release", {"request_ids": ["wanted-no-more"]}))[1] == {"released": 0}
+        assert (await release(http["p"], "wanted-no-more"))[1] == {"released": 0}
         status, answer, _ = await decode(http, params)
         assert (status, answer["error"]["kv"]["reason"]) == (502, "refused")
         assert (await links(http["d"]))["peers"][0]["state"] in ("up", "degraded")

@@ -1,0 +1,80 @@
+"""Whatever moves bytes between engines or stops one is for those who know the fleet's token; the rest is named here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from tests.workers.engine.client import post
+from tests.workers.engine.process import FLEET, EngineProcess
+from workers.engine.config import parse
+from workers.engine.server import build
+
+GUARDED = {
+    *(("POST", path) for path in ("/sleep", "/wake_up", "/pause", "/resume", "/abort_requests")),
+    *(("POST", path) for path in ("/links", "/kv/release", "/weights/load", "/weights/send")),
+}
+OPEN = {
+    *(("POST", path) for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/ping")),
+    ("POST", "/reset_prefix_cache"),  # costs time, stops nothing and gives nothing away
+    *(("GET", path) for path in ("/health", "/ping", "/version", "/server_info", "/load", "/metrics", "/v1/models")),
+    *(("GET", path) for path in ("/is_sleeping", "/is_paused", "/links", "/weights")),
+}
+# Those that make it go on come last, so that it serves again.
+ROUTES = sorted(GUARDED, key=lambda route: (route[1] in ("/wake_up", "/resume"), route[1]))
+KV = ("--kv-layers", "1", "--kv-token-bytes", "64")
+
+
+@pytest.fixture(scope="module", params=[FLEET["token"], ""], ids=["of a fleet", "without a token"])
+def token(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(token: str) -> Iterator[EngineProcess]:
+    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", *KV, token=token) as process:
+        yield process
+
+
+@pytest.fixture
+async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(engine.url) as session:
+        yield session
+
+
+async def test_every_route_is_either_guarded_or_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one belongs into one of the two lists above."""
+    monkeypatch.setenv("FLEET_TOKEN", "t")
+    app, engine, _ = build(parse(["--port", "1", "--profile", "constant:2ms"]), asyncio.get_running_loop())
+    there = {(method, path) for path, methods in app.routes.items() for method in methods}
+    engine.close()
+    assert there == GUARDED | OPEN
+    assert not GUARDED & OPEN
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_who_does_not_know_the_token_is_refused(http, method, path):
+    for body in ({}, {"token": ""}, {"token": "guess"}, {"token": FLEET["token"][:-1]}, {"token": "\xfc"}):
+        status, said = await post(http, path, body)
+        assert (status, said["error"]["param"]) == (403, "token")
+    async with http.request(method, path) as response:  # no body at all
+        assert response.status == 403
+    status, said = await post(http, path, {"token": 7})
+    assert (status, said["error"]["param"]) == (400, "token")
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_who_knows_it_gets_further_but_not_at_an_engine_without_one(http, token, method, path):
+    status, said = await post(http, path, FLEET)
+    assert (status == 403) == (not token)
+    if not token:
+        assert "FLEET_TOKEN" in said["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(OPEN))
+async def test_the_open_ones_ask_for_none(http, method, path):
+    async with http.request(method, path, json=None if method == "GET" else {"prompt": "x", "max_tokens": 1}) as said:
+        assert said.status in (200, 400)
