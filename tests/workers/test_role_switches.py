@@ -18,7 +18,8 @@ from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM, Actor
 from controller.services.role_switches import role_ask
 from tests import factories
-from tests.workers.backends.sglang_server import Job, SglangServer, serving
+from tests.workers.backends.sglang_requests import Job
+from tests.workers.backends.sglang_server import SglangServer, serving
 from workers.actions import look
 from workers.backends.base import EngineError, RoleRefused
 from workers.long_calls import FRESH_S, LongCalls, this_process
