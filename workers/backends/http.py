@@ -7,6 +7,7 @@ Closing the connection is how every one of them is told to abort; an engine that
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _MAX_ERROR_BYTES = 64 << 10
 
 
-class HttpBackend:
+class HttpBackend(ABC):
     """One server. A subclass says what goes into a body (`body_of`) and what else the engine can do."""
 
     kind = "This engine"  # its name in messages
@@ -103,9 +104,9 @@ class HttpBackend:
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def body_of(self, call: UpstreamCall) -> bytes:
         """The whole JSON body: the client's head, then what is ours."""
-        raise NotImplementedError
 
     async def _post(self, call: UpstreamCall) -> Connection:
         """A kept-alive connection may have died unnoticed: one immediate second try, nothing was answered yet."""

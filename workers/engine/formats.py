@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,7 @@ def usage_of(seq: Seq) -> dict[str, Any]:
     }
 
 
-class Format:
+class Format(ABC):
     """Shared by both endpoints: a head, a choice around the text, a tail."""
 
     kind = ""
@@ -67,8 +68,9 @@ class Format:
         }
         return orjson.dumps({**self._head, "choices": [choice], "usage": usage_of(seq), **extra})
 
+    @abstractmethod
     def message(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """Where a choice holds its text."""
 
 
 class CompletionFormat(Format):

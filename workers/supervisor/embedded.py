@@ -26,6 +26,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -75,7 +76,7 @@ def _die_with_parent(how: int) -> Callable[[], None]:
     return ask
 
 
-class _Server:
+class _Server(ABC):
     """One child process with a log file, a lock and a readiness probe. Subclasses say how to run and to ask it."""
 
     name: ClassVar[str]
@@ -129,11 +130,12 @@ class _Server:
             self._lock.close()
             self._lock = None
 
+    @abstractmethod
     def ready(self) -> bool:
-        raise NotImplementedError
+        """It answers."""
 
-    def _command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> list[str]: ...
 
     def _prepare(self) -> None:
         """Before the first start: folders, and what a killed owner left."""
