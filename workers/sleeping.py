@@ -109,9 +109,8 @@ def _sleep(action: Action, engine: SleepClient) -> Look:
         return _later(action)
     if not action.tries:
         if not _drains(action, said):
-            said = (
-                engine.look()
-            )  # anew: an answer that came late may be older than what was sent there last
+            # Anew: an answer that came late may be older than what was sent there last.
+            said = engine.look()
         if said.moving or _drains(action, said) or (said.level and not said.awake):
             return _later(action, f"{said.requests} requests run there" if said.requests else "")
     return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)

@@ -137,10 +137,10 @@ class _Server(ABC):
     @abstractmethod
     def _command(self) -> list[str]: ...
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> None:  # noqa: B027 - not every server needs it
         """Before the first start: folders, and what a killed owner left."""
 
-    def _after_start(self) -> None:
+    def _after_start(self) -> None:  # noqa: B027 - as above
         """Once it answers."""
 
     def _identity(self) -> dict[str, object]:
