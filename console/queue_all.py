@@ -39,6 +39,7 @@ class Order:
     text: str
     until: float
     priority: int | None = None
+    id: str = ""  # made by who gave the order, to ask what came of it
 
     def rows(self, state: QueueState) -> list[QueueRow]:
         words = words_of(self.text)
@@ -94,23 +95,31 @@ class Telling:
     answered: set[str] = field(default_factory=set)
     commands: list[str] = field(default_factory=list)
     error: str = ""
+    ended: str = "stopped"
 
     async def run(self) -> AsyncIterator[dict[str, Any]]:
         """Progress after each part. Closed early it is recorded as stopped."""
-        ended = "stopped"
         try:
             for gateway, ids in self._parts():
                 await self._finish(asyncio.ensure_future(sync_to_async(self._tell)(gateway, ids)))
                 yield self.progress()
-            ended = "all"
+            self.ended = "all"
         except live.LiveUnavailable as error:
-            self.error, ended = str(error), "redis_away"
+            self.error, self.ended = str(error), "redis_away"
         finally:
-            await sync_to_async(self._record)(ended)
+            await sync_to_async(self._record)()
 
     def progress(self) -> dict[str, Any]:
         names = ("applied", "too_late", "gone", "unanswered")
         return {"told": self.told, "of": len(self.found.ids), **{name: self.counts[name] for name in names}}
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """As it is recorded once it has ended: in full ("all"), "stopped", or with "redis_away"."""
+        found = {**self.progress(), "ended": self.ended, "missing": self.found.missing}
+        found |= {"order": self.order.id} if self.order.id else {}
+        found |= {"error": self.error} if self.error else {}
+        return {**found, "gateways": len(self.answered), "commands": self.commands}
 
     def _parts(self) -> Iterator[tuple[str, list[str]]]:
         """One gateway after the other. Of one that did not answer the rest is left alone."""
@@ -130,11 +139,16 @@ class Telling:
             raise
 
     def _tell(self, gateway: str, ids: list[str]) -> None:
-        answers = live.send_command(self.actor.name, self.order.kind, ids, priority=self.order.priority)
-        self.told += len(ids)
+        """Where the answer is lost the gateway may have heard it: that part counts as told, and as unanswered."""
+        try:
+            answers = live.send_command(self.actor.name, self.order.kind, ids, priority=self.order.priority)
+        except live.AnswersLost as error:
+            self._count(gateway, ids, error.answers)
+            raise
         self._count(gateway, ids, answers)
 
     def _count(self, gateway: str, ids: Sequence[str], answers: Sequence[CommandAnswer]) -> None:
+        self.told += len(ids)
         self.answered.discard(gateway)
         self.answered |= {answer["gateway"] for answer in answers}
         self.commands += sorted({answer["command"] for answer in answers})
@@ -144,13 +158,12 @@ class Telling:
         self.counts.update(applied=len(applied), too_late=len(too_late))
         self.counts["gone" if gateway in self.answered else "unanswered"] += rest
 
-    def _record(self, ended: str) -> None:
-        outcome = {**self.progress(), "ended": ended, "gateways": len(self.answered), "commands": self.commands}
+    def _record(self) -> None:
         queue_filter_command_record(
             actor=self.actor,
             kind=self.order.kind,
             filter={"key": self.order.key, "text": self.order.text, "until": self.order.until},
             request_ids=self.found.ids,
-            outcome=outcome | ({"error": self.error} if self.error else {}),
+            outcome=self.outcome,
             priority=self.order.priority,
         )

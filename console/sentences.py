@@ -147,6 +147,8 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
     """One sentence from a decision's parts; `known` are its inputs and its outcome."""
     if kind == "refusals":
         return _refusals(actor, known)
+    if kind.startswith("queue_") and (partly := _partly_done(kind, actor, subject, known)):
+        return partly
     whole = _whole(SENTENCES.get((kind, reason), ""), {**known, "actor": actor, "subject": subject})
     if whole:
         return whole
@@ -180,6 +182,23 @@ def _refusals(actor: str, known: Mapping[str, Any]) -> str:
     by_code = known.get("by_code")
     codes = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in by_code.items()) if by_code else ""
     return f"{actor} refused {known.get('requests', 'some')} requests in {known.get('seconds', 10):g} s: {codes}"
+
+
+# What became of requests that a command was not applied to.
+NOT_APPLIED = {"too_late": "were with an engine", "gone": "had left the queue", "unanswered": "without an answer"}
+
+
+def _partly_done(kind: str, actor: str, subject: str, known: Mapping[str, Any]) -> str:
+    """Of a command on waiting requests that did not reach all of them; "" where it did."""
+    what = f"{actor} {_verb(kind, 'request')}"
+    if "applied" not in known:
+        return f"{what} nothing: no gateway could be told of {subject}" if "error" in known else ""
+    found = {name: known.get(name, 0) for name in ("applied", *NOT_APPLIED)}  # ids, or how many
+    counts = {name: len(value) if isinstance(value, list) else value for name, value in found.items()}
+    rest = [f"{counts[name]} {words}" for name, words in NOT_APPLIED.items() if counts[name]]
+    if left := known.get("of", 0) - known.get("told", 0):
+        rest.append(f"{left} not told")
+    return f"{what} {counts['applied'] or 'none'} of {subject}: {', '.join(rest)}" if rest else ""
 
 
 def _verb(kind: str, subject_type: str) -> str:

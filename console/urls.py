@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.views import LoginView, LogoutView
-from django.urls import include, path
+from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
 from api.schema import DocsView, SchemaView
@@ -35,6 +35,7 @@ urlpatterns = [
     path("queue/", queue.queue, name="queue"),
     path("queue/command/", queue.queue_command, name="queue-command"),
     path("queue/command/all/", queue.queue_command_all, name="queue-command-all"),
+    re_path(r"^queue/command/all/(?P<order_id>[0-9a-f]{32})/$", queue.queue_command_ended, name="queue-command-ended"),
     path("requests/", requests.request_list, name="requests"),
     path("requests/compare/", requests.request_compare, name="request-compare"),
     path("requests/<str:request_id>/", requests.request_detail, name="request"),

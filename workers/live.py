@@ -89,6 +89,20 @@ def _live(topic: str, seq: int, data: Any) -> dict[str, Any]:
     return {"type": LIVE_TYPE, "message": message}
 
 
+class Answers(list[CommandAnswer]):
+    """One of each gateway that answered a command. `silent`: how many heard it and said nothing in time."""
+
+    silent = 0
+
+
+class AnswersLost(LiveUnavailable):
+    """Redis went away while a command was told or answered: gateways may have applied it. `answers`: what had come."""
+
+    def __init__(self, message: str, answers: Answers) -> None:
+        super().__init__(message)
+        self.answers = answers
+
+
 class LiveState:
     """Async half. `gateway` is this process's id; "" for one that only reads."""
 
@@ -355,8 +369,9 @@ def send_command(
     *,
     valid_s: float = 5.0,
     wait_s: float = 2.0,
-) -> list[CommandAnswer]:
-    """Tell every gateway, and wait for their answers (one each). A gateway that does not answer in time is missing."""
+) -> Answers:
+    """Tell every gateway, and wait for their answers (one each). A gateway that does not answer in time is missing.
+    Raises LiveUnavailable where nobody was told, AnswersLost where somebody may have been."""
     message = CommandMessage(
         id=uuid.uuid4().hex,
         actor=actor,
@@ -365,17 +380,20 @@ def send_command(
         priority=priority,
         expires_at=time.time() + valid_s,
     )
-    return _run(lambda client: _ask(client, message, wait_s))
+    return _ask(_client(_settings().REDIS_URL), _run(_gateways), message, wait_s)
 
 
-def _ask(client: redis.Redis, message: CommandMessage, wait_s: float) -> list[CommandAnswer]:
-    raw = orjson.dumps(message)
-    heard = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in _gateways(client))  # type: ignore[arg-type]
+def _ask(client: redis.Redis, gateways: Sequence[str], message: CommandMessage, wait_s: float) -> Answers:
+    raw, answers = orjson.dumps(message), Answers()
     key = COMMAND_ANSWER_KEY.format(command=message["id"])
-    answers: list[CommandAnswer] = []
-    give_up_at = time.monotonic() + wait_s
-    while len(answers) < heard and (left := give_up_at - time.monotonic()) > 0:
-        # Shorter than the socket's own time-out, which would end the call with an error.
-        if (popped := client.blpop([key], timeout=min(left, CALL_S / 2))) is not None:
-            answers.append(orjson.loads(popped[1]))  # type: ignore[index]
+    try:
+        heard = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in gateways)  # type: ignore[arg-type]
+        give_up_at = time.monotonic() + wait_s
+        while len(answers) < heard and (left := give_up_at - time.monotonic()) > 0:
+            # Shorter than the socket's own time-out, which would end the call with an error.
+            if (popped := client.blpop([key], timeout=min(left, CALL_S / 2))) is not None:
+                answers.append(orjson.loads(popped[1]))  # type: ignore[index]
+    except _AWAY as error:
+        raise AnswersLost(f"Redis went away before the gateways' answers had come: {error}", answers) from error
+    answers.silent = heard - len(answers)
     return answers

@@ -113,6 +113,10 @@ class CommandOutput(serializers.Serializer):
     applied = serializers.ListField(child=serializers.CharField())
     too_late = serializers.ListField(child=serializers.CharField(), help_text="Already sent to an engine.")
     gone = serializers.ListField(child=serializers.CharField(), help_text="In no gateway's queue.")
+    unanswered = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="May wait in a gateway that did not answer in time, and be changed within 5 s.",
+    )
     gateways = serializers.IntegerField(help_text="How many gateways answered.")
     decision = serializers.IntegerField(help_text="Id of the audit record.")
 
@@ -128,10 +132,15 @@ class _QueueCommand(ControlView):
         audit = {"actor": self.actor, "kind": kind, "request_ids": ids, "priority": priority}
         try:
             answers = live.send_command(self.actor.name, kind, ids, priority)
+        except live.AnswersLost as error:
+            outcome = queue_command_outcome(ids, error.answers, complete=False)
+            queue_command_record(**audit, outcome={**outcome, "error": str(error)})
+            said = "Redis lost the answers; the command may have taken effect, or will within 5 s."
+            raise LiveDataUnavailable(said) from error
         except live.LiveUnavailable as error:
             queue_command_record(**audit, outcome={"error": str(error)})
             raise
-        outcome = queue_command_outcome(ids, answers)
+        outcome = queue_command_outcome(ids, answers, complete=bool(answers) and not answers.silent)
         decision = queue_command_record(**audit, outcome=outcome)
         if not answers:
             raise LiveDataUnavailable("No gateway answered in time; the command may still take effect within 5 s.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,13 @@ import orjson
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
 from console.queue_all import Order, Telling, matching
 from console.queue_view import window_of
+from controller.selectors import decisions
 from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.queue_commands import (
@@ -28,6 +31,9 @@ from workers import live
 
 REQUESTS_MAX = 500
 PRIORITY_MAX = 1000
+ENDED_KEPT = timedelta(hours=1)  # so long one may ask what came of a command on all
+STOPPED = "Stopped."
+ORDER_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
 # Commands, and what is said of a request that one was applied to.
 COMMANDS = {"cancel": "cancelled", "pause": "paused", "resume": "resumed", "reprioritise": "given another priority"}
@@ -53,15 +59,19 @@ def queue_command(request: HttpRequest) -> JsonResponse:
         return JsonResponse({"message": f"Say which priority: 0 (the highest) to {PRIORITY_MAX}."}, status=400)
     actor = Actor.person(request.user.get_username())
     record = partial(queue_command_record, actor=actor, kind=kind, request_ids=ids, priority=priority)
+    lost = ""
     try:
         answers = live.send_command(actor.name, kind, ids, priority=priority)
+    except live.AnswersLost as error:
+        answers, lost = error.answers, str(error)
     except live.LiveUnavailable as error:
         record(outcome={"error": str(error)})
         said = f"Redis is away: no gateway can be told. Nothing was {COMMANDS[kind]}."
         return JsonResponse({"message": said}, status=503)
-    outcome = queue_command_outcome(ids, answers)
-    record(outcome=outcome)
-    return JsonResponse({"message": say(kind, outcome), **outcome}, status=200 if outcome["gateways"] else 503)
+    complete = bool(answers) and not answers.silent and not lost
+    outcome = queue_command_outcome(ids, answers, complete=complete)
+    record(outcome=outcome | ({"error": lost} if lost else {}))
+    return JsonResponse({"message": say(kind, outcome, lost), **outcome}, status=200 if complete else 503)
 
 
 @require_POST
@@ -101,8 +111,20 @@ async def _lines(telling: Telling) -> AsyncIterator[bytes]:
     async with aclosing(telling.run()) as parts:
         async for progress in parts:
             yield orjson.dumps(progress) + b"\n"
-    end = {"message": say_all(telling), "ok": not telling.error and not telling.counts["unanswered"]}
-    yield orjson.dumps({**telling.progress(), **end}) + b"\n"
+    yield orjson.dumps({**telling.progress(), **said_of(telling.order.kind, telling.outcome)}) + b"\n"
+
+
+@require_GET
+@allows(Role.OPERATOR)
+def queue_command_ended(request: HttpRequest, order_id: str) -> JsonResponse:
+    """What came of one's own command on all that matched, from its record: for whom its answer did not reach, because
+    he stopped it or the connection broke. `known` is false until it has ended, and where it never began."""
+    own = decisions.search(actor=request.user.get_username(), since=timezone.now() - ENDED_KEPT)
+    decision = own.filter(kind__in=[f"queue_{kind}" for kind in COMMANDS], outcome__order=order_id).first()
+    if decision is None:
+        return JsonResponse({"known": False})
+    kind = decision.kind.removeprefix("queue_")
+    return JsonResponse({"known": True, "decision": decision.pk, **said_of(kind, decision.outcome)})
 
 
 def order_of(request: HttpRequest) -> Order | str:
@@ -119,25 +141,38 @@ def order_of(request: HttpRequest) -> Order | str:
     priority = priority_of(request) if kind == "reprioritise" else None
     if kind == "reprioritise" and priority is None:
         return f"Say which priority: 0 (the highest) to {PRIORITY_MAX}."
-    return Order(kind, window.key, window.text, until, priority)
+    order_id = request.POST.get("order", "")
+    if order_id and not ORDER_ID.fullmatch(order_id):
+        return "order: 32 hexadecimal digits that name this command."
+    return Order(kind, window.key, window.text, until, priority, order_id)
 
 
-def say_all(telling: Telling) -> str:
-    counts, done = telling.counts, COMMANDS[telling.order.kind]
-    parts = [f"{counts['applied']} {done}"]
-    if counts["too_late"]:
-        parts.append(f"{counts['too_late']} were already sent to an engine")
-    if counts["gone"]:
-        parts.append(f"{counts['gone']} had left the queue")
-    said = [f"{', '.join(parts)}."]
-    if counts["unanswered"]:
-        said.append(f"Of {counts['unanswered']} no answer came in time; they may still be {done} within five seconds.")
-    left = len(telling.found.ids) - telling.told
-    if left:
-        said.append(f"{'Redis is away: ' if telling.error else ''}{left} were not told.")
-    if telling.found.missing:
+def said_of(kind: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """How a command on all that matched has ended, in words; `ok` if it reached all of them and each was answered."""
+    return {"message": say_all(kind, outcome), "ok": outcome["ended"] == "all" and not outcome["unanswered"]}
+
+
+def say_all(kind: str, outcome: Mapping[str, Any]) -> str:
+    done = COMMANDS[kind]
+    parts = [f"{outcome['applied']} {done}"]
+    if outcome["too_late"]:
+        parts.append(f"{outcome['too_late']} were already sent to an engine")
+    if outcome["gone"]:
+        parts.append(f"{outcome['gone']} had left the queue")
+    said = [STOPPED] if outcome["ended"] == "stopped" else []
+    said.append(f"{', '.join(parts)}.")
+    if outcome["unanswered"]:
+        said.append(not_known(outcome["unanswered"], done))
+    away = "Redis is away: " if outcome["ended"] == "redis_away" else ""
+    if left := outcome["of"] - outcome["told"]:
+        said.append(f"{away}{left} were not told.")
+    if outcome["missing"]:
         said.append("Not every gateway said what waits there; that was left alone.")
     return " ".join(said)
+
+
+def not_known(count: int, done: str) -> str:
+    return f"Of {count} no answer came; they may be {done} by now, or within five seconds."
 
 
 def priority_of(request: HttpRequest) -> int | None:
@@ -145,13 +180,16 @@ def priority_of(request: HttpRequest) -> int | None:
     return int(given) if given.isascii() and given.isdigit() and int(given) <= PRIORITY_MAX else None
 
 
-def say(kind: str, outcome: dict[str, Any]) -> str:
+def say(kind: str, outcome: Mapping[str, Any], lost: str = "") -> str:
     done = COMMANDS[kind]
-    if not outcome["gateways"]:
-        return f"No gateway answered in time. The requests may still be {done} within five seconds."
-    parts = [f"{len(outcome['applied'])} {done}"]
+    parts = [f"{len(outcome['applied'])} {done}"] if outcome["applied"] or not outcome["unanswered"] else []
     if outcome["too_late"]:
         parts.append(f"{len(outcome['too_late'])} were already sent to an engine")
     if outcome["gone"]:
         parts.append(f"{len(outcome['gone'])} had left the queue")
-    return ", ".join(parts) + "."
+    said = [f"{', '.join(parts)}."] if parts else []
+    if outcome["unanswered"]:
+        silent = "Not every gateway answered in time." if outcome["gateways"] else "No gateway answered in time."
+        why = "Redis went away before the answer." if lost else silent
+        said += [why, not_known(len(outcome["unanswered"]), done), "The queue shows what still waits."]
+    return " ".join(said)

@@ -11,14 +11,19 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
 
-def queue_command_outcome(request_ids: Sequence[str], answers: Sequence[CommandAnswer]) -> dict[str, Any]:
-    """What became of each request. One waits in one gateway only, so it is "gone" for all the others."""
+def queue_command_outcome(
+    request_ids: Sequence[str], answers: Sequence[CommandAnswer], *, complete: bool
+) -> dict[str, Any]:
+    """What became of each request. One waits in one gateway only, so it is "gone" for all the others; unless all that
+    heard the command have answered (`complete`), it may wait in one that did not: "unanswered"."""
     applied = {each for answer in answers for each in answer["applied"]}
     too_late = {each for answer in answers for each in answer["too_late"]} - applied
+    rest = [each for each in request_ids if each not in applied | too_late]
     return {
         "applied": [each for each in request_ids if each in applied],
         "too_late": [each for each in request_ids if each in too_late],
-        "gone": [each for each in request_ids if each not in applied | too_late],
+        "gone": rest if complete else [],
+        "unanswered": [] if complete else rest,
         "gateways": len(answers),
     }
 

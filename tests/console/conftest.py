@@ -60,6 +60,7 @@ class LiveStore:
         self.watched: list[str] = []
         self.commands: list[tuple[str, str, list[str]]] = []
         self.answer: Callable[[list[str]], list[Any]] | None = None  # of a command, where `answers` is not enough
+        self.silent = 0  # gateways that hear a command and say nothing
         self.away = False
 
     def check(self) -> None:
@@ -94,10 +95,12 @@ class LiveStore:
         self.check()
         self.watched.append(topic)
 
-    def send_command(self, actor: str, kind: str, ids: list[str], **rest: Any) -> list[Any]:
+    def send_command(self, actor: str, kind: str, ids: list[str], **rest: Any) -> live.Answers:
         self.check()
         self.commands.append((actor, kind, ids))
-        return list(self.answers) if self.answer is None else self.answer(ids)
+        answers = live.Answers(self.answers if self.answer is None else self.answer(ids))
+        answers.silent = self.silent
+        return answers
 
 
 @pytest.fixture

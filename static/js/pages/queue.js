@@ -239,8 +239,10 @@ function filterInWords() {
 
 async function actOnAll(kind) {
   const until = now(); // what arrives while the question is open is not meant
+  const order = [...crypto.getRandomValues(new Uint8Array(16))].map((each) => each.toString(16).padStart(2, "0")).join("");
   const body = new FormData(form);
-  for (const [name, value] of Object.entries({ kind, key: view.key, text: view.text, until: until.toFixed(3) })) body.set(name, value);
+  const said = { kind, order, key: view.key, text: view.text, until: until.toFixed(3) };
+  for (const [name, value] of Object.entries(said)) body.set(name, value);
   const [what, why] = WORDS[kind];
   const priority = kind === "reprioritise" ? `They get priority ${body.get("priority")}. ` : "";
   const title = `${what} all ${count(data.matching)} that wait ${filterInWords()}?`;
@@ -258,16 +260,41 @@ async function actOnAll(kind) {
         progress(line);
       }
       if (last?.message) answered(last.message, last.ok);
-      else answered(`The console fell silent. ${soFar(last)}`, false);
+      else await sayWhatCame(order, last, "The console fell silent.");
     }
   } catch (error) {
-    if (error.name === "AbortError") answered(`Stopped. ${soFar(last)} What was being told may be more; the audit has it.`, false);
-    else answered(SILENCE, false);
+    await sayWhatCame(order, last, error.name === "AbortError" ? "Stopped." : "The console did not answer.");
   }
   telling = null;
   find("[data-progress]").hidden = true;
+  find("[data-stop]").disabled = false;
   if (last?.ok) chooseAll(false);
   showSelected();
+}
+
+const RECORDED_WITHIN_MS = 8000; // the part that is being told is waited for
+const LOOK_EVERY_MS = 250;
+
+/** A command whose answer did not come to its end: what was being told just then is in its record. */
+async function sayWhatCame(order, last, why) {
+  find("[data-stop]").disabled = true;
+  put(find("[data-progress-text]"), `${why} Waiting for what was being told`);
+  const until = performance.now() + RECORDED_WITHIN_MS;
+  while (performance.now() < until) {
+    const came = await recordOf(order);
+    if (came?.known) return answered(came.message, came.ok);
+    await new Promise((resume) => setTimeout(resume, LOOK_EVERY_MS));
+  }
+  return answered(`${why} ${soFar(last)} More may have been done since: the audit will have it.`, false);
+}
+
+async function recordOf(order) {
+  try {
+    const answer = await fetch(`${form.dataset.allAt}${order}/`, { headers: { accept: "application/json" } });
+    return answer.ok && isJson(answer) ? await answer.json() : null;
+  } catch {
+    return null; // the console is away: asked again
+  }
 }
 
 const soFar = (line) => (line ? `${count(line.told)} of ${count(line.of)} were told, ${count(line.applied)} of them applied.` : "Nothing is known of it.");

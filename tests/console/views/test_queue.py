@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from console.sentences import sentence
 from controller.models import Decision
 
 CANCEL = {"kind": "cancel", "request": ["req-1", "req-2", "req-3"]}
@@ -23,7 +24,13 @@ def test_each_request_is_counted_once_over_all_gateways(operator, live_store):
     assert said.json()["message"] == "1 cancelled, 1 were already sent to an engine, 1 had left the queue."
     decision = Decision.objects.get(kind="queue_cancel")
     assert decision.inputs["request_ids"] == CANCEL["request"]
-    assert decision.outcome == {"applied": ["req-1"], "too_late": ["req-2"], "gone": ["req-3"], "gateways": 2}
+    assert decision.outcome == {
+        "applied": ["req-1"],
+        "too_late": ["req-2"],
+        "gone": ["req-3"],
+        "unanswered": [],
+        "gateways": 2,
+    }
 
 
 def test_without_redis_nothing_is_claimed_and_the_try_is_audited(operator, live_store):
@@ -38,6 +45,19 @@ def test_silence_of_every_gateway_is_said(operator, live_store):
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 503
     assert "No gateway answered" in said.json()["message"]
+
+
+def test_what_waits_in_a_silent_gateway_is_not_called_gone(operator, live_store):
+    live_store.answers, live_store.silent = [answer(applied=["req-1"], gone=["req-2", "req-3"])], 1
+    said = operator.post("/queue/command/", CANCEL)
+    assert said.status_code == 503
+    assert said.json()["message"] == (
+        "1 cancelled. Not every gateway answered in time. Of 2 no answer came; they may be cancelled by now, or within "
+        "five seconds. The queue shows what still waits."
+    )
+    decision = Decision.objects.get(kind="queue_cancel")
+    assert (decision.outcome["gone"], decision.outcome["unanswered"]) == ([], ["req-2", "req-3"])
+    assert sentence(decision).endswith("cancelled 1 of 3 requests: 2 without an answer")
 
 
 @pytest.mark.parametrize(

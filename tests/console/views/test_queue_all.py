@@ -12,6 +12,7 @@ from django.test import AsyncClient
 
 from console import queue_all
 from console.queue_all import Matching, Order, Telling
+from console.sentences import sentence
 from controller.models import Decision
 from controller.services.actors import Actor
 from tests import factories
@@ -124,7 +125,7 @@ async def test_a_gateway_that_does_not_answer_is_not_told_the_rest_and_not_calle
     end = told[-1]
     assert (end["applied"], end["gone"], end["unanswered"], end["told"], end["of"]) == (300, 0, 250, 550, 900)
     assert not end["ok"]
-    assert "Of 250 no answer came in time; they may still be cancelled" in end["message"]
+    assert "Of 250 no answer came; they may be cancelled by now" in end["message"]
     assert "350 were not told" in end["message"]
 
 
@@ -164,6 +165,51 @@ async def test_redis_going_away_in_the_middle_is_said_and_recorded(person, live_
 
 
 @pytest.mark.django_db(transaction=True)
+async def test_a_part_whose_answer_is_lost_is_told_and_not_known(person, live_store):
+    waiting(live_store, queue_state(*now_rows(1000)))
+
+    def answer(ids):
+        answers = [said_by("gateway-1", ids, applied=ids)]
+        if len(live_store.commands) == 2:
+            raise live.AnswersLost("Redis went away: test", live.Answers())
+        return answers
+
+    live_store.answer = answer
+    _, told = await person(asked())
+    assert told[-1]["message"] == (
+        "250 cancelled. Of 250 no answer came; they may be cancelled by now, or within five seconds. "
+        "Redis is away: 500 were not told."
+    )
+    decision = await Decision.objects.aget(kind="queue_cancel")
+    counted = {name: decision.outcome[name] for name in ("told", "of", "applied", "unanswered", "ended")}
+    assert counted == {"told": 500, "of": 1000, "applied": 250, "unanswered": 250, "ended": "redis_away"}
+    assert sentence(decision).endswith("cancelled 250 of 1000 requests: 250 without an answer, 500 not told")
+
+
+ORDER = "0123456789abcdef" * 2
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_what_came_of_a_stopped_command_is_said_to_who_gave_it(live_store, thread_left_clean):
+    live_store.answer = lambda ids: [said_by("gateway-1", ids, applied=ids)]
+    user = await sync_to_async(factories.user)("operator")
+    owner, other = AsyncClient(), AsyncClient()
+    await owner.aforce_login(user)
+    await other.aforce_login(await sync_to_async(factories.user)("operator"))
+    order = Order("cancel", "", "", 0.0, id=ORDER)
+    ids = [f"r{n}" for n in range(1000)]
+    telling = Telling(order, Matching({"gateway-1": ids}, 0), Actor.person(user.get_username()))
+    parts = telling.run()
+    await anext(parts)
+    assert (await owner.get(f"{ALL}{ORDER}/")).json() == {"known": False}
+    await parts.aclose()
+    said = (await owner.get(f"{ALL}{ORDER}/")).json()
+    assert (said["known"], said["ok"], said["message"]) == (True, False, "Stopped. 250 cancelled. 750 were not told.")
+    assert (await other.get(f"{ALL}{ORDER}/")).json() == {"known": False}
+    assert (await owner.get(f"{ALL}nonsense/")).status_code == 404
+
+
+@pytest.mark.django_db(transaction=True)
 async def test_who_stops_in_the_middle_leaves_a_record_of_what_was_done(live_store, thread_left_clean):
     live_store.answer = lambda ids: [said_by("gateway-1", ids, applied=ids)]
     ids = [f"r{n}" for n in range(1000)]
@@ -195,6 +241,7 @@ def test_redis_away_is_a_refusal_that_is_audited(operator, live_store):
         {"key": "x" * 201},
         {"kind": "reprioritise", "priority": "-1"},
         {"kind": "reprioritise"},
+        {"order": "x" * 32},
     ],
 )
 def test_nonsense_is_refused_before_any_gateway_hears_of_it(operator, live_store, bad):
