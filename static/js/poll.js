@@ -8,13 +8,17 @@ import { morph } from "./morph.js";
 const EVERY_MS = 3000;
 const PATIENCE_MS = 10_000; // for an answer
 const PAUSE_MAX_MS = 15_000;
+// While a new release is put in place one console may not know what another shows: one answer of it proves nothing.
+const GONE_AFTER = 4; // times in a row that it is not known: half a minute
+const GONE_PAUSE_MS = 60_000;
 const CHARTS_EVERY = 5; // rounds: measurements of an hour do not move within seconds
+const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
 const jitter = (pause) => pause * (0.9 + Math.random() / 5); // a hundred pages opened at once do not ask at once
 
 export class PolledParts {
   /** `said`: what the first paint says of its age; `on`: state(state, text, age) as of live.js, charts(specs). */
   constructor(url, said, on) {
-    Object.assign(this, { url, on, pause: EVERY_MS, round: 0, lost: "", ended: false });
+    Object.assign(this, { url, on, pause: EVERY_MS, round: 0, unknown: 0, lost: "", ended: false });
     this.heard(said);
     this.tick();
     setInterval(() => document.hidden || this.tick(), 1000);
@@ -59,7 +63,9 @@ export class PolledParts {
 
   async take(answer) {
     if (answer.type === "opaqueredirect" || answer.status === 403) return this.end("Your session has ended. Sign in again.");
-    if (answer.status === 404) return this.end("This is gone. Nothing more will be heard of it.");
+    if (answer.status === 404) return this.notKnown();
+    this.unknown = 0;
+    if (!isJson(answer)) return this.fail(`The console cannot say it now (${answer.status}), trying again`);
     const said = await answer.json();
     if (!answer.ok) return this.fail(said.message || "The console cannot say it now");
     if (document.querySelector("dialog[open]")) return undefined; // who is asked about something goes on seeing it
@@ -78,6 +84,15 @@ export class PolledParts {
   fail(text) {
     this.lost = text;
     this.pause = Math.min(this.pause * 2, PAUSE_MAX_MS);
+  }
+
+  /** What was deleted stays on the screen as it was last; should it be there again, it moves again. */
+  notKnown() {
+    this.unknown += 1;
+    if (this.unknown < GONE_AFTER) return this.fail("The console does not know this page just now, trying again");
+    this.fail("This is gone: what you see is how it was last. It is looked for once a minute.");
+    this.pause = GONE_PAUSE_MS;
+    return undefined;
   }
 
   end(text) {

@@ -48,6 +48,11 @@ class Caller:
         assert answer.ok, answer.text
         return answer.json()
 
+    def delete(self, path: str, version: int) -> None:
+        head = {"X-CSRFToken": self._token(), "If-Match": f'"{version}"'}
+        answer = self._session.delete(f"{self._base}/api/v1/{path}", headers=head, timeout=ANSWER_S)
+        assert answer.ok, answer.text
+
     def submit(self, path: str, form: dict[str, str]) -> str:
         """Sends a form of a page; the path of the page it led to."""
         form = {**form, "csrfmiddlewaretoken": self._token()}
