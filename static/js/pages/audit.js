@@ -4,14 +4,18 @@ import { count } from "../format.js";
 import { LiveTopic } from "../live.js";
 
 const button = document.querySelector("[data-newer]");
-const newest = Number(button.dataset.newer);
+// Those on the page, not a highest number: what several processes decide is not stored in the order of its time.
+const listed = new Set(button.dataset.listed.split(" "));
 const newer = new Set();
+let more = ""; // said where none of the newest that the console keeps at hand was known here: there may be others
 
 new LiveTopic("decisions", {
-  data(data) {
-    for (const { id } of data.decisions) if (Number(id) > newest) newer.add(id);
+  data({ decisions }, { type }) {
+    const fresh = decisions.filter(({ id }) => !listed.has(id) && !newer.has(id));
+    if (type === "snapshot" && fresh.length && fresh.length === decisions.length) more = " or more";
+    for (const { id } of fresh) newer.add(id);
     button.hidden = newer.size === 0;
-    button.textContent = newer.size === 1 ? "Show 1 newer decision" : `Show ${count(newer.size)} newer decisions`;
+    button.textContent = newer.size === 1 && !more ? "Show 1 newer decision" : `Show ${count(newer.size)}${more} newer decisions`;
   },
   state() {},
 });

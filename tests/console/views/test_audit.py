@@ -151,8 +151,8 @@ def test_what_cannot_be_taken_back_offers_nothing(operator, kind):
     assert "?restore=" not in operator.get(reverse("decision", args=[decision.pk])).content.decode()
 
 
-def test_the_list_knows_its_newest_so_that_newer_ones_are_counted(viewer):
-    decide()
+def test_the_page_names_what_it_lists_so_that_others_are_counted(viewer):
+    older = decide()
     newest = decide(subject="batch", at=NOON + timedelta(hours=1))
-    assert f'data-newer="{newest.pk}"' in viewer.get(reverse("audit")).content.decode()
+    assert f'data-newer data-listed="{newest.pk} {older.pk} "' in viewer.get(reverse("audit")).content.decode()
     assert "data-newer" not in viewer.get(reverse("audit"), {"subject": "chat"}).content.decode()
