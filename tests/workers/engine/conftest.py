@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
@@ -20,3 +21,12 @@ def engine() -> Iterator[EngineProcess]:
 async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(engine.url) as session:
         yield session
+
+
+@pytest.fixture
+async def sessions(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
+    """One for each of the module's `engines`."""
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(aiohttp.ClientSession(engine.url)) for name, engine in engines.items()
+        }

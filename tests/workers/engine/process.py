@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 FLEET = {"token": "fleet-secret"}  # what those say who may stop an engine of the fleet
@@ -51,3 +53,10 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@contextmanager
+def fleet(**options: Sequence[str]) -> Iterator[dict[str, EngineProcess]]:
+    """Engines that trust each other, by the names of their options: `fleet(p=("--role", "prefill"), d=...)`."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(EngineProcess(*told, token=FLEET["token"])) for name, told in options.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from controller.core.links import KvMoved
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import EngineProcess, fleet
 from workers.engine.kv_links import Links
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import EmulatedKv, KvMismatch
@@ -27,37 +26,23 @@ KV = ("--kv-layers", "3", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[dict[str, EngineProcess]]:
-    with EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as alone:
-        os.environ["FLEET_TOKEN"] = "fleet-secret"
-        try:
-            with (
-                EngineProcess(*OPTIONS, *KV, "--role", "prefill", "--kv-lease", "1") as prefill,
-                EngineProcess(*OPTIONS, *KV, "--role", "decode", "--kv-timeout", "2") as decode,
-            ):
-                yield {"prefill": prefill, "decode": decode, "alone": alone}
-        finally:
-            del os.environ["FLEET_TOKEN"]
+def engines() -> Iterator[dict[str, EngineProcess]]:
+    prefill = (*OPTIONS, *KV, "--role", "prefill", "--kv-lease", "1")
+    decode = (*OPTIONS, *KV, "--role", "decode", "--kv-timeout", "2")
+    with EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as alone, fleet(prefill=prefill, decode=decode) as pair:
+        yield {**pair, "alone": alone}
 
 
-@pytest.fixture
-async def http(pair: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
-    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in pair.items()}
-    yield sessions
-    for session in sessions.values():
-        await session.close()
-
-
-async def prefill(http: dict[str, aiohttp.ClientSession], **body: Any) -> dict[str, Any]:
+async def prefill(sessions: dict[str, aiohttp.ClientSession], **body: Any) -> dict[str, Any]:
     asked = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}, **body}
-    return await complete(http["prefill"], **asked)
+    return await complete(sessions["prefill"], **asked)
 
 
-async def test_a_handed_over_answer_is_the_one_a_single_engine_gives(http):
-    whole = await complete(http["alone"], prompt=PROMPT, max_tokens=12, ignore_eos=True)
-    first = await prefill(http)
+async def test_a_handed_over_answer_is_the_one_a_single_engine_gives(sessions):
+    whole = await complete(sessions["alone"], prompt=PROMPT, max_tokens=12, ignore_eos=True)
+    first = await prefill(sessions)
     chunks = await streamed(
-        http["decode"],
+        sessions["decode"],
         COMPLETIONS,
         {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "kv_transfer_params": first["kv_transfer_params"]},
     )
@@ -66,29 +51,29 @@ async def test_a_handed_over_answer_is_the_one_a_single_engine_gives(http):
     assert text.startswith(first["choices"][0]["text"])
 
 
-async def test_the_kv_is_released_once_taken_and_cannot_be_taken_twice(http):
-    offer = (await prefill(http, prompt=PROMPT[::-1]))["kv_transfer_params"]
+async def test_the_kv_is_released_once_taken_and_cannot_be_taken_twice(sessions):
+    offer = (await prefill(sessions, prompt=PROMPT[::-1]))["kv_transfer_params"]
     body = {"prompt": PROMPT[::-1], "max_tokens": 3, "kv_transfer_params": offer}
-    status, _ = await post(http["decode"], COMPLETIONS, body)
+    status, _ = await post(sessions["decode"], COMPLETIONS, body)
     assert status == 200
-    status, answer = await post(http["decode"], COMPLETIONS, body)
+    status, answer = await post(sessions["decode"], COMPLETIONS, body)
     assert status == 502
     assert "refused" in answer["error"]["message"]
     assert answer["error"]["param"] == "kv_transfer_params"
 
 
-async def test_kv_nobody_takes_goes_after_its_lease(http):
-    before = (await samples(http["prefill"]))["vllm:kv_cache_usage_perc", ""]
-    offers = [(await prefill(http, prompt=[n] * 70))["kv_transfer_params"] for n in range(3)]
+async def test_kv_nobody_takes_goes_after_its_lease(sessions):
+    before = (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""]
+    offers = [(await prefill(sessions, prompt=[n] * 70))["kv_transfer_params"] for n in range(3)]
     assert all(offer["remote_num_tokens"] == 70 for offer in offers)
-    assert (await samples(http["prefill"]))["vllm:kv_cache_usage_perc", ""] > before
+    assert (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""] > before
     async with asyncio.timeout(5):
-        while (await samples(http["prefill"]))["vllm:kv_cache_usage_perc", ""] > before:
+        while (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""] > before:
             await asyncio.sleep(0.1)
 
 
-async def test_a_wrong_offer_is_refused_with_the_field(http):
-    good = (await prefill(http))["kv_transfer_params"]
+async def test_a_wrong_offer_is_refused_with_the_field(sessions):
+    good = (await prefill(sessions))["kv_transfer_params"]
     for change, field in (
         ({"remote_port": 0}, "kv_transfer_params.remote_port"),
         ({"remote_num_tokens": 7}, "kv_transfer_params"),
@@ -96,42 +81,42 @@ async def test_a_wrong_offer_is_refused_with_the_field(http):
         ({"remote_request_id": 3}, "kv_transfer_params.remote_request_id"),
     ):
         body = {"prompt": PROMPT, "max_tokens": 3, "kv_transfer_params": {**good, **change}}
-        status, answer = await post(http["decode"], COMPLETIONS, body)
+        status, answer = await post(sessions["decode"], COMPLETIONS, body)
         assert (status, answer["error"]["param"]) == (400, field)
 
 
-async def test_a_source_that_is_gone_is_an_error_and_frees_the_blocks(http):
-    offer = (await prefill(http))["kv_transfer_params"] | {"remote_port": 1}
+async def test_a_source_that_is_gone_is_an_error_and_frees_the_blocks(sessions):
+    offer = (await prefill(sessions))["kv_transfer_params"] | {"remote_port": 1}
     body = {"prompt": PROMPT, "max_tokens": 3, "kv_transfer_params": offer}
-    status, answer = await post(http["decode"], COMPLETIONS, body)
+    status, answer = await post(sessions["decode"], COMPLETIONS, body)
     assert (status, "unreachable" in answer["error"]["message"]) == (502, True)
-    assert (await samples(http["decode"]))["vllm:kv_cache_usage_perc", ""] == 0
+    assert (await samples(sessions["decode"]))["vllm:kv_cache_usage_perc", ""] == 0
 
 
-async def test_no_room_is_said_at_once(http):
-    offer = (await prefill(http, prompt=[99] * 500))["kv_transfer_params"]
+async def test_no_room_is_said_at_once(sessions):
+    offer = (await prefill(sessions, prompt=[99] * 500))["kv_transfer_params"]
     running = [
-        asyncio.create_task(complete(http["decode"], prompt=[n] * 400, max_tokens=100, ignore_eos=True))
+        asyncio.create_task(complete(sessions["decode"], prompt=[n] * 400, max_tokens=100, ignore_eos=True))
         for n in range(12)
     ]
     async with asyncio.timeout(5):
-        while (await samples(http["decode"]))["vllm:kv_cache_usage_perc", ""] < 0.7:
+        while (await samples(sessions["decode"]))["vllm:kv_cache_usage_perc", ""] < 0.7:
             await asyncio.sleep(0.01)
     body = {"prompt": [99] * 500, "max_tokens": 3, "kv_transfer_params": offer}
-    status, answer = await post(http["decode"], COMPLETIONS, body)
+    status, answer = await post(sessions["decode"], COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (503, "kv_transfer_params")
     await asyncio.gather(*running)
 
 
-async def test_an_engine_without_the_fleets_token_says_it_cannot(http):
+async def test_an_engine_without_the_fleets_token_says_it_cannot(sessions):
     body = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
-    status, answer = await post(http["alone"], COMPLETIONS, body)
+    status, answer = await post(sessions["alone"], COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (400, "kv_transfer_params")
 
 
-async def test_a_prefill_needs_one_token_and_no_stream(http):
+async def test_a_prefill_needs_one_token_and_no_stream(sessions):
     body = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": {"do_remote_decode": True}}
-    status, answer = await post(http["prefill"], COMPLETIONS, body)
+    status, answer = await post(sessions["prefill"], COMPLETIONS, body)
     assert (status, answer["error"]["param"]) == (400, "kv_transfer_params.do_remote_decode")
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,7 @@ from controller.core.links import KvMoved, moved_from_json
 from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.test_engine import make_engine
 from workers.engine import kv_server
 from workers.engine.errors import ApiError
@@ -42,23 +41,9 @@ EARLY = {"do_remote_decode": True, "early": True}
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, EngineProcess]]:
-    os.environ["FLEET_TOKEN"] = "fleet-secret"
-    try:
-        with (
-            EngineProcess(*OPTIONS, *SLOW, "--role", "prefill") as prefill,
-            EngineProcess(*OPTIONS, "--profile", "constant:2ms", "--role", "decode") as decode,
-        ):
-            yield {"p": prefill, "d": decode}
-    finally:
-        del os.environ["FLEET_TOKEN"]
-
-
-@pytest.fixture
-async def http(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
-    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in engines.items()}
-    yield sessions
-    for session in sessions.values():
-        await session.close()
+    prefill = (*OPTIONS, *SLOW, "--role", "prefill")
+    with fleet(p=prefill, d=(*OPTIONS, "--profile", "constant:2ms", "--role", "decode")) as engines:
+        yield engines
 
 
 def asked(params: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -92,16 +77,16 @@ async def received(session: aiohttp.ClientSession, name: str = "received_bytes")
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"slackline_kv_{name} "))
 
 
-async def test_kv_moves_before_the_prefill_has_ended(http):
-    whole = await complete(http["d"], prompt=PROMPT, max_tokens=6, ignore_eos=True)
-    before = await received(http["d"])
-    prefill = await Prefill.begin(http["p"])
+async def test_kv_moves_before_the_prefill_has_ended(sessions):
+    whole = await complete(sessions["d"], prompt=PROMPT, max_tokens=6, ignore_eos=True)
+    before = await received(sessions["d"])
+    prefill = await Prefill.begin(sessions["p"])
     assert "first_token" not in prefill.offer
-    async with http["d"].post(COMPLETIONS, json=asked(prefill.offer, stream=True)) as response:
+    async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, stream=True)) as response:
         assert response.status == 200, "blocks are reserved"
 
         async def some_came() -> bool:
-            return await received(http["d"]) - before > WHOLE / 2 - 1
+            return await received(sessions["d"]) - before > WHOLE / 2 - 1
 
         await until(some_came, "the first half was computed when the offer was made")
         assert not prefill.body.done()
@@ -111,9 +96,9 @@ async def test_kv_moves_before_the_prefill_has_ended(http):
     assert text == whole["choices"][0]["text"]
     assert text.startswith(said["choices"][0]["text"])
     moved = moved_in(raw)
-    assert moved.bytes == await received(http["d"]) - before == WHOLE
+    assert moved.bytes == await received(sessions["d"]) - before == WHOLE
     assert WHOLE / 2 <= moved.early_bytes < WHOLE, "all but the last layer, at most, of what the last step computes"
-    assert (await samples(http["p"]))["vllm:kv_cache_usage_perc", ""] == 0, "released once taken"
+    assert (await samples(sessions["p"]))["vllm:kv_cache_usage_perc", ""] == 0, "released once taken"
 
 
 def moved_in(raw: bytes) -> KvMoved:
@@ -123,9 +108,9 @@ def moved_in(raw: bytes) -> KvMoved:
     return moved
 
 
-async def test_a_whole_answers_headers_come_with_its_kv(http):
-    prefill = await Prefill.begin(http["p"])
-    async with http["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=150)) as response:
+async def test_a_whole_answers_headers_come_with_its_kv(sessions):
+    prefill = await Prefill.begin(sessions["p"])
+    async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=150)) as response:
         assert not response.content.at_eof(), "150 steps of 2 ms are to come"
         moved = moved_from_json(orjson.loads(response.headers["x-slackline-kv"]))
         assert moved is not None
@@ -135,22 +120,22 @@ async def test_a_whole_answers_headers_come_with_its_kv(http):
     await prefill.body
 
 
-async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(http):
-    prefill = await Prefill.begin(http["p"], request_id="gone")
-    decode = asyncio.ensure_future(post(http["d"], COMPLETIONS, asked(prefill.offer)))
+async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(sessions):
+    prefill = await Prefill.begin(sessions["p"], request_id="gone")
+    decode = asyncio.ensure_future(post(sessions["d"], COMPLETIONS, asked(prefill.offer)))
     await asyncio.sleep(0.05)
     prefill.body.cancel()
-    async with http["p"].post("/abort_requests", json={"request_ids": ["gone"]}):
+    async with sessions["p"].post("/abort_requests", json={"request_ids": ["gone"]}):
         pass
     status, answer = await decode
     assert (status, answer["error"]["kv"]["reason"]) == (502, "refused")
-    assert (await samples(http["d"]))["vllm:kv_cache_usage_perc", ""] == 0
+    assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
 
 
-async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(http):
-    prefill = await Prefill.begin(http["p"])
+async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions):
+    prefill = await Prefill.begin(sessions["p"])
     lost = prefill.offer | {"remote_port": 1}
-    async with http["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
+    async with sessions["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
         assert response.status == 200
         raw = await response.read()
     assert raw.startswith(b'data: {"error"')
@@ -158,12 +143,12 @@ async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(http):
     assert b"[DONE]" not in raw
     await prefill.body
     body = asked(prefill.offer, stream=True)
-    async with http["d"].post(COMPLETIONS, json=body) as response:
+    async with sessions["d"].post(COMPLETIONS, json=body) as response:
         assert (await response.read()).endswith(b"data: [DONE]\n\n"), "it can be pulled again"
 
 
-async def test_who_does_not_ask_gets_no_early_offer(http):
-    async with http["p"].post(COMPLETIONS, json=asked({"do_remote_decode": True}, max_tokens=1)) as response:
+async def test_who_does_not_ask_gets_no_early_offer(sessions):
+    async with sessions["p"].post(COMPLETIONS, json=asked({"do_remote_decode": True}, max_tokens=1)) as response:
         assert "x-slackline-kv-offer" not in response.headers
         body = await response.json()
     assert body["kv_transfer_params"]["first_token"] >= 0

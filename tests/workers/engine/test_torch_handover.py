@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import orjson
@@ -14,7 +13,7 @@ import torch
 
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.torch_bench import VOCABULARY, folder, program
 from workers.engine.kv_links import Links
 from workers.engine.kv_progress import Progress
@@ -32,47 +31,34 @@ pytestmark = pytest.mark.torch
 def engines() -> Iterator[dict[str, EngineProcess]]:
     common = ("--executor", "torch", "--model", str(folder()), "--threads", "1", "--kv-cache-gib", "0.01")
     options = (*common, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--max-num-batched-tokens", "64")
-    os.environ["FLEET_TOKEN"] = "fleet-secret"
-    try:
-        with (
-            EngineProcess(*options, "--role", "prefill") as prefill,
-            EngineProcess(*options, "--role", "decode") as decode,
-        ):
-            yield {"prefill": prefill, "decode": decode}
-    finally:
-        del os.environ["FLEET_TOKEN"]
-
-
-@pytest.fixture
-async def http(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
-    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in engines.items()}
-    yield sessions
-    for session in sessions.values():
-        await session.close()
+    with fleet(prefill=(*options, "--role", "prefill"), decode=(*options, "--role", "decode")) as engines:
+        yield engines
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
-async def test_a_handed_over_answer_is_the_single_engines(http, sampling):
+async def test_a_handed_over_answer_is_the_single_engines(sessions, sampling):
     body = {"prompt": [(7 * i) % VOCABULARY for i in range(150)], "ignore_eos": True, **sampling}
-    before = (await samples_of(http["decode"]))["slackline_kv_received_bytes"]
-    first = await complete(http["prefill"], **body, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    before = (await samples_of(sessions["decode"]))["slackline_kv_received_bytes"]
+    first = await complete(sessions["prefill"], **body, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
     offer = first["kv_transfer_params"]
-    chunks = await streamed(http["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer})
-    whole = await complete(http["prefill"], **body, max_tokens=20)
+    chunks = await streamed(sessions["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer})
+    whole = await complete(sessions["prefill"], **body, max_tokens=20)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
     # Two layers, keys and values; blocks the decode engine has cached from the turn before are not sent again.
-    assert (await samples_of(http["decode"]))["slackline_kv_received_bytes"] > before
+    assert (await samples_of(sessions["decode"]))["slackline_kv_received_bytes"] > before
 
 
-async def test_an_answer_from_kv_that_was_pulled_while_it_was_computed_is_the_single_engines(http):
+async def test_an_answer_from_kv_that_was_pulled_while_it_was_computed_is_the_single_engines(sessions):
     body = {"prompt": [(11 * i + 3) % VOCABULARY for i in range(300)], "ignore_eos": True, "temperature": 0}
     asked = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "early": True}}
-    async with http["prefill"].post(COMPLETIONS, json=asked) as prefill:
+    async with sessions["prefill"].post(COMPLETIONS, json=asked) as prefill:
         offer = orjson.loads(prefill.headers["x-slackline-kv-offer"])
         assert "first_token" not in offer
-        chunks = await streamed(http["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer})
+        chunks = await streamed(
+            sessions["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer}
+        )
         first = await prefill.json()
-    whole = await complete(http["prefill"], **body, max_tokens=20)
+    whole = await complete(sessions["prefill"], **body, max_tokens=20)
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     assert text == whole["choices"][0]["text"]
     assert text.startswith(first["choices"][0]["text"])
@@ -128,10 +114,10 @@ async def samples_of(session: aiohttp.ClientSession) -> dict[str, float]:
             if name.startswith("slackline_")}  # fmt: skip
 
 
-async def test_metrics_name_what_moved(http):
-    seen = await samples_of(http["decode"])
+async def test_metrics_name_what_moved(sessions):
+    seen = await samples_of(sessions["decode"])
     assert (seen["slackline_kv_received"], seen["slackline_kv_failed"]) == (3, 0)
-    assert (await samples(http["decode"]))["vllm:num_requests_running", ""] == 0
+    assert (await samples(sessions["decode"]))["vllm:num_requests_running", ""] == 0
 
 
 def test_entries_written_are_the_entries_read():

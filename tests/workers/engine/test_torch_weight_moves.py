@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
@@ -18,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.workers.engine.client import complete, post
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.torch_bench import folder, program
 from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weight_store import TorchWeights
@@ -26,7 +25,7 @@ from workers.engine.torch_weights import WeightsError
 from workers.engine.weights import LoadFailed, WeightManager
 
 pytestmark = pytest.mark.torch
-TOKEN = "fleet-secret"
+TOKEN = FLEET["token"]
 COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
 ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
@@ -35,24 +34,9 @@ ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos":
 def engines() -> Iterator[dict[str, EngineProcess]]:
     same = (*COMMON, "--model", str(folder()), "--shutdown-timeout", "0", "--served-model-name", "tiny")
     other = (*COMMON, "--model", str(folder("Qwen2ForCausalLM")), "--shutdown-timeout", "0", "--kv-timeout", "3")
-    os.environ["FLEET_TOKEN"] = TOKEN
-    try:
-        with (
-            EngineProcess(*same) as source,
-            EngineProcess(*same, "--weights", "absent") as warm,
-            EngineProcess(*other, "--weights", "absent") as stranger,
-        ):
-            yield {"source": source, "warm": warm, "stranger": stranger}
-    finally:
-        del os.environ["FLEET_TOKEN"]
-
-
-@pytest.fixture
-async def http(engines: dict[str, EngineProcess]) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
-    sessions = {name: aiohttp.ClientSession(engine.url) for name, engine in engines.items()}
-    yield sessions
-    for session in sessions.values():
-        await session.close()
+    without = ("--weights", "absent")
+    with fleet(source=same, warm=(*same, *without), stranger=(*other, *without)) as engines:
+        yield engines
 
 
 async def load(session: aiohttp.ClientSession, *sources: dict[str, str], token: str = TOKEN) -> tuple[int, Any]:
@@ -69,20 +53,20 @@ async def absent(session: aiohttp.ClientSession) -> None:
     assert await state(session) == "absent"
 
 
-async def test_a_warm_engine_serves_what_its_source_serves(engines, http):
-    assert await state(http["warm"]) == "absent"
-    status, said = await load(http["warm"], {"kind": "engine", "url": engines["source"].url})
+async def test_a_warm_engine_serves_what_its_source_serves(engines, sessions):
+    assert await state(sessions["warm"]) == "absent"
+    status, said = await load(sessions["warm"], {"kind": "engine", "url": engines["source"].url})
     assert (status, said["state"]) == (200, "present"), said
     (attempt,) = said["attempts"]
     assert (attempt["kind"], attempt["error"], attempt["bytes"]) == ("engine", "", said["bytes"])
-    answers = [(await complete(http[name], **ASK))["choices"][0]["text"] for name in ("source", "warm")]
+    answers = [(await complete(sessions[name], **ASK))["choices"][0]["text"] for name in ("source", "warm")]
     assert answers[0] == answers[1]
 
 
-async def test_each_source_that_fails_is_recorded_and_the_next_one_tried(engines, http):
-    await absent(http["warm"])
+async def test_each_source_that_fails_is_recorded_and_the_next_one_tried(engines, sessions):
+    await absent(sessions["warm"])
     dead = {"kind": "engine", "url": "http://127.0.0.1:9"}
-    status, said = await load(http["warm"], dead, {"kind": "host"}, {"kind": "disk"})
+    status, said = await load(sessions["warm"], dead, {"kind": "host"}, {"kind": "disk"})
     assert (status, said.get("state")) == (200, "present"), said
     assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [
         ("engine", True),
@@ -92,23 +76,23 @@ async def test_each_source_that_fails_is_recorded_and_the_next_one_tried(engines
     assert "no copy in host memory" in said["attempts"][1]["error"]
 
 
-async def test_another_model_is_refused_and_nothing_is_served(engines, http):
-    status, said = await load(http["stranger"], {"kind": "engine", "url": engines["source"].url})
+async def test_another_model_is_refused_and_nothing_is_served(engines, sessions):
+    status, said = await load(sessions["stranger"], {"kind": "engine", "url": engines["source"].url})
     assert (status, said["loaded"], said["state"]) == (502, False, "absent")
     assert "tensor" in said["attempts"][0]["error"]
 
 
-async def test_a_source_without_weights_cannot_give_them(engines, http):
-    await absent(http["warm"])
-    status, said = await load(http["stranger"], {"kind": "engine", "url": engines["warm"].url})
+async def test_a_source_without_weights_cannot_give_them(engines, sessions):
+    await absent(sessions["warm"])
+    status, said = await load(sessions["stranger"], {"kind": "engine", "url": engines["warm"].url})
     assert (status, "409" in said["attempts"][0]["error"]) == (502, True)
-    await load(http["warm"], {"kind": "disk"})
+    await load(sessions["warm"], {"kind": "disk"})
 
 
-async def test_only_the_fleet_may_load_or_take(http):
-    status, said = await load(http["warm"], {"kind": "disk"}, token="guess")
+async def test_only_the_fleet_may_load_or_take(sessions):
+    status, said = await load(sessions["warm"], {"kind": "disk"}, token="guess")
     assert (status, said["error"]["param"]) == (403, "token")
-    status, said = await post(http["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
+    status, said = await post(sessions["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
     assert status == 403
 
 
@@ -116,34 +100,36 @@ async def test_only_the_fleet_may_load_or_take(http):
     ("sources", "field"),
     [([], "sources"), ([{"kind": "tape"}], "sources[0].kind"), ([{"kind": "engine"}], "sources[0].url")],
 )
-async def test_nonsense_is_refused_with_the_field(http, sources, field):
-    status, said = await post(http["warm"], "/weights/load", {"token": TOKEN, "sources": sources})
+async def test_nonsense_is_refused_with_the_field(sessions, sources, field):
+    status, said = await post(sessions["warm"], "/weights/load", {"token": TOKEN, "sources": sources})
     assert (status, said["error"]["param"]) == (400, field)
 
 
-async def test_level_one_comes_back_from_host_memory_and_two_from_disk(http):
-    before = (await complete(http["warm"], **ASK))["choices"][0]["text"]
+async def test_level_one_comes_back_from_host_memory_and_two_from_disk(sessions):
+    before = (await complete(sessions["warm"], **ASK))["choices"][0]["text"]
     for level, kind in ((1, "host"), (2, "disk")):
-        await post(http["warm"], f"/sleep?level={level}", {"token": TOKEN})
-        assert await state(http["warm"]) == "absent"
-        status, _ = await post(http["warm"], "/wake_up", {"token": TOKEN})
+        await post(sessions["warm"], f"/sleep?level={level}", {"token": TOKEN})
+        assert await state(sessions["warm"]) == "absent"
+        status, _ = await post(sessions["warm"], "/wake_up", {"token": TOKEN})
         assert status == 200
-        async with http["warm"].get("/weights") as response:
+        async with sessions["warm"].get("/weights") as response:
             attempts = (await response.json())["attempts"]
         assert [each["kind"] for each in attempts] == [kind], attempts
-        assert (await complete(http["warm"], **ASK))["choices"][0]["text"] == before
+        assert (await complete(sessions["warm"], **ASK))["choices"][0]["text"] == before
 
 
 @pytest.mark.parametrize("answer", [{}, {"tensors": [["a"]]}, {"tensors": 7}, [1], "text"])
-async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried(http, answer):
+async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried(sessions, answer):
     async def send(request: web.Request) -> web.Response:
         return web.json_response(answer)
 
     app = web.Application()
     app.router.add_post("/weights/send", send)
     async with TestServer(app) as server:
-        await absent(http["warm"])
-        status, said = await load(http["warm"], {"kind": "engine", "url": str(server.make_url(""))}, {"kind": "disk"})
+        await absent(sessions["warm"])
+        status, said = await load(
+            sessions["warm"], {"kind": "engine", "url": str(server.make_url(""))}, {"kind": "disk"}
+        )
     assert (status, said["state"]) == (200, "present"), said
     assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [("engine", True), ("disk", False)]
 
