@@ -113,6 +113,30 @@ def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane,
     assert (stored["enabled"], stored["max_instances"]) == (False, 3)
 
 
+def test_each_way_to_scale_in_is_saved_and_shown_again(visit, caller):
+    """On a model without engines, so that nothing is put to sleep meanwhile."""
+    caller.post("models", {"name": "sleeper", "context_tokens": 8192})
+    page = visit("operator", "/scaling/new/")
+    page.get_by_label("Model").select_option(label="sleeper")
+    page.get_by_label("At least").fill("0")
+    ways = (
+        ("Sleep, weights in host memory", 1, "sleep, level 1"),
+        ("Sleep, weights given up", 2, "sleep, level 2"),
+        ("Stop it", 0, "stop"),
+    )
+    for number, (label, level, shown) in enumerate(ways):
+        page.get_by_label("Scale in by").select_option(label=label)
+        page.get_by_role("button", name="Save" if number else "Make the policy").click()
+        expect(page.get_by_role("status").filter(has_text=re.compile("sleeper|Saved")).first).to_be_visible()
+        (stored,) = caller.get("scaling-policies", model="sleeper")["items"]
+        assert stored["sleep_level"] == level
+        card = page.get_by_role("region", name="sleeper, ").first
+        expect(card.locator("div").filter(has=page.get_by_text("Scale in by", exact=True)).last).to_contain_text(shown)
+        page.get_by_role("link", name="Change sleeper/collocated").click()
+        expect(page.get_by_label("Scale in by")).to_have_value(str(level))
+        expect(page.get_by_label("Scale in by").locator("option:checked")).to_have_text(label)
+
+
 def test_markup_in_every_name_stays_text(visit, stack):
     """A title, a key's name, a search and a request's workflow: shown as they were typed, and nothing runs."""
     evil = '"><img src=x onerror="window.evil=1"><script>window.evil=1</script>'

@@ -86,6 +86,45 @@ def test_a_key_is_made_shown_once_used_rotated_and_revoked(visit, stack):
     within(1, lambda: ask(stack, successor) == 401)
 
 
+def make_key(page, name):
+    """Until the key is shown; its text."""
+    page.get_by_label("Name of the key").fill(name)
+    page.get_by_role("button", name="Make the key").click()
+    return page.locator("[data-secret]").inner_text()
+
+
+def test_a_new_key_is_copied_with_its_button(visit, stack):
+    page = visit("admin", "/tenants/1/")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=stack.console)
+    secret = make_key(page, "copied key")
+    page.evaluate("navigator.clipboard.writeText('what was there before')")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("[data-copied]")).to_have_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == secret
+    within(5, lambda: ask(stack, secret) == 200)
+
+
+def test_where_the_browser_forbids_copying_the_key_is_selected_for_it(visit, stack):
+    page = visit("admin", "/tenants/1/")
+    page.context.grant_permissions(["geolocation"], origin=stack.console)  # which denies all others
+    secret = make_key(page, "forbidden key")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("[data-copied]")).to_contain_text("select the key and copy it by hand")
+    assert page.evaluate("getSelection().toString()") == secret
+
+
+def test_without_a_clipboard_the_key_is_there_to_be_selected(visit):
+    """As over plain HTTP from another machine, where browsers have no clipboard for pages."""
+    page = visit("admin", "/tenants/1/")
+    page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', { get: () => undefined })")
+    secret = make_key(page, "key by hand")
+    assert page.evaluate("navigator.clipboard === undefined")
+    expect(page.locator("[data-secret]")).to_be_visible()
+    expect(page.locator("[data-copy]")).to_be_hidden()
+    page.locator("[data-secret]").click(click_count=3)
+    assert page.evaluate("getSelection().toString()").strip() == secret
+
+
 def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack):
     page = visit("viewer", "/tenants/1/")
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
