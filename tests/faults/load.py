@@ -84,15 +84,19 @@ class Load:
     # -- figures -------------------------------------------------------------------------------------------------
 
     def ends(self) -> Counter[str]:
-        return Counter(sent.ended for sent in self.sent)
+        return Counter(sent.ended for sent in list(self.sent))
 
     def streaming(self, instance: str) -> int:
         """Answers of it that have begun and not ended."""
         sent = list(self.sent)
         return sum(each.instance == instance and each.ended == "open" and each.first_s is not None for each in sent)
 
+    def served(self, instance: str) -> int:
+        """Answers of it that have ended well."""
+        return sum(each.instance == instance and each.ended == "done" for each in list(self.sent))
+
     def between(self, start: float, end: float) -> list[Sent]:
-        return [sent for sent in self.sent if start <= sent.at < end]
+        return [sent for sent in list(self.sent) if start <= sent.at < end]
 
 
 async def _whole(answer: aiohttp.ClientResponse, sent: Sent) -> str:
