@@ -18,6 +18,7 @@ from yarl import URL
 
 KEEP_S = 3.0  # servers close idle connections after 5 s: be first, so that none dies as it is taken
 BUFFERED = 256 << 10  # bytes nobody has read yet, before the server has to wait
+MOST_HEAD_BYTES = 64 << 10  # of status line and headers, interim answers included
 
 
 class BadAnswer(OSError):
@@ -29,7 +30,7 @@ class Unanswered(ConnectionResetError):
 
 
 class Patience(NamedTuple):
-    """Seconds: to the connection, to the headers, between two pieces of the body, altogether."""
+    """Seconds: to the connection, to the end of the headers, between two pieces of the answer, altogether."""
 
     connect_s: float
     headers_s: float
@@ -130,6 +131,7 @@ class Connection(asyncio.Protocol):
         self._size = 0
         self._paused = False
         self._headed = False
+        self._head_size = 0  # bytes until `_headed`
         self._complete = True  # nothing was asked yet
         self._keep = False
         self._used = False
@@ -145,7 +147,7 @@ class Connection(asyncio.Protocol):
         """Send, and wait for the headers."""
         if self._transport is None or not self.open:
             raise Unanswered("the connection was closed")
-        self.status, self.headers, self._headed, self._complete = 0, {}, False, False
+        self.status, self.headers, self._headed, self._head_size, self._complete = 0, {}, False, 0, False
         self._patience = patience
         self._asked_at = self.heard_at = self._loop.time()
         self._transport.write(request)
@@ -214,10 +216,15 @@ class Connection(asyncio.Protocol):
         if self._complete:  # it answers what nobody asked
             self.close()
             return
+        if not self._headed:
+            self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._lost(BadAnswer(f"no HTTP: {error}"))
+            self.close()
+        if not self._headed and self._head_size > MOST_HEAD_BYTES:
+            self._lost(BadAnswer(f"headers of more than {MOST_HEAD_BYTES} bytes"))
             self.close()
         self._wake()
 
@@ -226,7 +233,8 @@ class Connection(asyncio.Protocol):
             raise BadAnswer("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower().decode("latin-1")] = value.decode("latin-1")
+        if not self._headed:  # else it is a trailer
+            self.headers[name.lower().decode("latin-1")] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -248,7 +256,7 @@ class Connection(asyncio.Protocol):
         whole = self._error is None and exc is None and self._ends_with_connection()
         if self._headed and not self._complete and whole:
             self._complete = True
-        if self._used and not self.status:
+        if self._used and not self._head_size:
             self._lost(Unanswered("the connection was closed before the answer"))
         else:
             self._lost(ConnectionResetError(str(exc or "the connection was closed")))
@@ -280,9 +288,9 @@ class Connection(asyncio.Protocol):
     def _watch(self) -> None:
         """One timer an answer: it is set anew only when it fires."""
         patience, now = self._patience, self._loop.time()
-        quiet_s = patience.between_s if self._headed else min(patience.headers_s, patience.between_s)
         heard_at = now if self._paused else self.heard_at  # we do not listen
-        due = min(heard_at + quiet_s, self._asked_at + patience.total_s)
+        whole_s = patience.total_s if self._headed else min(patience.headers_s, patience.total_s)
+        due = min(heard_at + patience.between_s, self._asked_at + whole_s)
         if due > now:
             self._timer = self._loop.call_at(due, self._watch)
             return
