@@ -55,7 +55,7 @@ def test_from_the_decision_to_the_first_token(system, say, warm_pool):
         time.sleep(1.0)
         system.kill("worker")
         system.until(lambda: decided(system, "weights_load", warm_pool, before), within_s=45.0)
-        time.sleep(5.0)
+        system.until(lambda: load.served(warm_pool) > 0)
     assert set(load.ends()) <= {"done", "504 waiting_time_exceeded"}, load.ends()
     recorded(system, load.sent)
     system.until(lambda: decided(system, "scale_out_served", "demo/%", before), within_s=60.0)

@@ -17,7 +17,7 @@ def test_it_leaves_no_process_behind_and_starts_again(system, say, how):
     [(decisions,)] = system.query("SELECT count(*) FROM decision")
     processes = len(system.processes())
     with Load(system, rate=10, body={"max_tokens": 20}) as load:
-        time.sleep(2)
+        system.until(lambda: load.ends()["done"] > 10)
         began = time.monotonic()
         assert system.stop(how) == 0
         stopped_s = time.monotonic() - began
