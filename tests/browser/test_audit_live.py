@@ -55,7 +55,11 @@ def test_what_the_list_has_already_is_not_counted(visit, caller):
     made = decide(caller, "listed-before")
     page = visit("viewer", "/classes/")
     frames: list[str] = []
-    page.on("websocket", lambda socket: socket.on("framereceived", frames.append))
+
+    def keep(text):
+        frames.append(text)
+
+    page.on("websocket", lambda socket: socket.on("framereceived", keep))
     page.goto("/audit/")
     known = set(listed(page))
     assert made in known
