@@ -130,8 +130,14 @@ class HttpBackend(ABC):
         raise EngineError("the engine ended the stream without [DONE]")
 
     async def _refused(self, response: aiohttp.ClientResponse | Connection) -> EngineError:
-        body = (await response.read())[:_MAX_ERROR_BYTES]
-        return EngineError(f"the engine answered {response.status}", status=response.status, body=body)
+        """The start of what it said: whoever closes or releases an answer that was not read to its end ends it."""
+        read = response.readany if isinstance(response, Connection) else response.content.readany
+        body = b""
+        while len(body) < _MAX_ERROR_BYTES and (part := await read()):
+            body += part
+        return EngineError(
+            f"the engine answered {response.status}", status=response.status, body=body[:_MAX_ERROR_BYTES]
+        )
 
     async def _get(self, path: str, limit_s: float | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self._limits.telemetry_s if limit_s is None else limit_s)

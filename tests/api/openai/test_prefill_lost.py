@@ -80,7 +80,7 @@ async def test_where_the_engine_does_not_say_so_nothing_is_assumed() -> None:
     """Of such a whole answer the migrator takes the KV for landed at once; it may have been cut at any layer."""
     async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
         gates = {name: Gate(bed.backend(name)) for name in "pq"}
-        decode = bed.backend("d", Script(first_delay_s=0.2), Script())
+        decode = bed.backend("d", Script(hang_after=0), Script())
         client = bed.send(completion())
         await until(lambda: decode.running == 1)
         await asyncio.sleep(0.02)

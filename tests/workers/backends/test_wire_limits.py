@@ -6,9 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
+from controller.core.types import InstanceSpec
 from tests.workers.backends.test_wire import CHUNKED, OK, PATIENT, Answer, Server, ask
+from workers.backends.base import EngineError, Limits, UpstreamCall
+from workers.backends.vllm import VllmBackend
 from workers.backends.wire import MOST_HEAD_BYTES, BadAnswer, Patience, Unanswered, Wire
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
@@ -127,3 +131,16 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next() -> None:
         client = Wire(server.url)
         assert [await ask(client), await ask(client)] == [b"hi", b"hi"]
         assert server.connections == 2
+
+
+async def test_of_a_refusal_without_end_only_the_start_is_read() -> None:
+    start = b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n"
+    piece = b"4000\r\n" + bytes(0x4000) + b"\r\n"
+    async with Server() as server, aiohttp.ClientSession() as session:
+        backend = VllmBackend(InstanceSpec("e", "demo", url=server.url), session, Limits(control_s=30.0))
+        call = UpstreamCall("r", "/v1/completions", b"{", 0, True, False)
+        for asked in (anext(backend.generate(call)), backend.sleep()):
+            server.answers.append(dribbles(itertools.chain([start], itertools.repeat(piece)), 0.0))
+            with pytest.raises(EngineError) as caught:
+                await asyncio.wait_for(asked, 10)
+            assert (caught.value.status, len(caught.value.body)) == (500, 64 << 10)
