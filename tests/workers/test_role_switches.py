@@ -54,6 +54,22 @@ def look_with(call: Switch, calls: LongCalls | None = None) -> Decision | None:
     return look_at(action, calls or LongCalls(threads=False), call)
 
 
+def ended(calls: LongCalls, action: Action) -> None:
+    """The action's call, in its thread."""
+    call = calls.find(action.pk)
+    assert call is not None
+    give_up_at = time.monotonic() + 5.0
+    while not call.done:
+        assert time.monotonic() < give_up_at, "it goes on"
+        time.sleep(0.01)
+
+
+def told_long_ago(action: Action, **fields: Any) -> None:
+    """Its engine was told, and its time is up."""
+    at = timezone.now() - TIMEOUT - timedelta(seconds=1)
+    Action.objects.update(params={**action.params, "told": True}, created_at=at, **fields)
+
+
 def test_an_idle_engine_switches_with_the_graphs_of_a_peer() -> None:
     mine, peer = server("prefill"), server("decode")
     with serving(mine, peer):
@@ -196,12 +212,8 @@ def test_a_call_under_way_carries_the_mark_of_its_worker_and_an_ended_one_none()
         assert look_with(busy, calls) is None
         action = Action.objects.get()
         assert (action.params["call"]["by"], action.lease_until) == (this_process(), None)
-        call = calls.find(action.pk)
-        assert call is not None
         release.set()
-        give_up_at = time.monotonic() + 5.0
-        while not call.done and time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        ended(calls, action)
         assert look_with(busy, calls) is None
         action.refresh_from_db()
         assert (action.error, "call" in action.params) == ("num_running_reqs 1", False), "anybody may try next"
@@ -225,11 +237,7 @@ def test_a_drain_does_not_cross_a_call_under_way() -> None:
         Instance.objects.update(desired_state="draining")
         assert look([], calls=calls) == [], "it is being told"
         release.set()
-        call = calls.find(Action.objects.get().pk)
-        assert call is not None
-        give_up_at = time.monotonic() + 5.0
-        while not call.done and time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        ended(calls, Action.objects.get())
         (decision,) = look([], calls=calls)
         assert (decision.kind, decision.reason) == ("role_switch", "switched")
         row.refresh_from_db()
@@ -244,9 +252,7 @@ def test_an_order_that_ran_out_of_time_ends_with_the_role_that_the_engine_has(mo
     with serving(mine):
         row = row_of(mine)
         role_ask(actor=OLGA, instance_id=row.pk, role="decode")
-        action = Action.objects.get()
-        long_ago = timezone.now() - TIMEOUT - timedelta(seconds=1)
-        Action.objects.update(params={**action.params, "told": True}, created_at=long_ago, error="no answer in time")
+        told_long_ago(Action.objects.get(), error="no answer in time")
         mine.mode = mode
         (decision,) = look_once()
         assert (decision.kind, "/pd_role_switch" in mine.asked) == (kind, False)
@@ -259,9 +265,7 @@ def test_an_order_whose_engine_was_told_is_not_given_up_while_it_does_not_say_it
     with serving(mine):
         row = row_of(mine)
         role_ask(actor=OLGA, instance_id=row.pk, role="decode")
-    action = Action.objects.get()
-    long_ago = timezone.now() - TIMEOUT - timedelta(seconds=1)
-    Action.objects.update(params={**action.params, "told": True}, created_at=long_ago)
+    told_long_ago(Action.objects.get())
     assert look_once() == []
     assert "does not say which role" in Action.objects.get().error
     Instance.objects.update(desired_state="draining")
