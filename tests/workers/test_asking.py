@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import wait
 
 import pytest
 
@@ -47,8 +48,8 @@ def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threadi
         assert "h" not in asker.ask({"h": hangs}, LONG_S), "it was silent: nobody waits for it any more"
     assert (asked["h"], time.monotonic() - began < LONG_S) == (1, True)
     gate.set()
-    while not (heard := asker.ask({"h": hangs}, LONG_S)):
-        time.sleep(0.01)
+    wait(asker._open.values(), LONG_S)
+    heard = asker.ask({"h": hangs}, LONG_S)
     assert (heard["h"].result(), asked["h"]) == ("late", 1)
 
 
@@ -64,12 +65,11 @@ def test_an_answer_to_an_old_question_is_not_told_but_asked_anew(gate: threading
 
     asker = Asker(patience_s=0.01, fresh_s=0.05)
     assert asker.ask({"h": slow}, 0.01) == {}
-    time.sleep(0.1)
+    time.sleep(0.1)  # longer than an answer is fresh
     gate.set()
-    while any(thread.name == "ask-h" for thread in threading.enumerate()):
-        time.sleep(0.005)
+    wait(asker._open.values(), LONG_S)
     while not (heard := asker.ask({"h": slow}, LONG_S)):
-        time.sleep(0.005)
+        wait(asker._open.values(), LONG_S)
     assert heard["h"].result() == "new"
 
 
@@ -114,7 +114,6 @@ def test_what_nobody_asks_for_any_more_is_forgotten(gate: threading.Event) -> No
     asker = Asker(patience_s=0.0)
     asker.ask({"h": gate.wait}, 0.05)
     gate.set()
-    while asker._open and not asker._open["h"].done():
-        time.sleep(0.01)
+    wait(asker._open.values(), LONG_S)
     assert asker.ask({}, LONG_S) == {}
     assert (asker._open, asker._silent) == ({}, {})
