@@ -157,3 +157,24 @@ def test_with_redis_hanging_before_anything_is_told_nothing_was_done(visit, gate
     os.kill(redis, signal.SIGCONT)
     within(SAID_S, lambda: "error" in caller.recorded("queue_pause")[0]["outcome"])
     assert applied_by(process) == []
+
+
+def test_a_proxy_that_answers_for_the_console_does_not_make_a_command_undone(visit, gateway, trouble):
+    """The command is told, and its answer replaced on the way back: on one request, and on all that match."""
+    trouble.expected = ("502",)
+    process = gateway(401, "--still", "--answer-after", "0.1")  # one of them runs
+    page = open_crowd(visit)
+
+    def replace(route):
+        route.fetch()
+        route.fulfill(status=502, content_type="text/html", body="Bad gateway")
+
+    page.route(
+        "**/queue/command/**", lambda route: replace(route) if route.request.method == "POST" else route.fallback()
+    )
+    page.locator(ROW).nth(5).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Hold back", exact=True).click()
+    expect(page.locator("[data-answer]")).to_contain_text("The command may have taken effect")
+    cancel_all(page)
+    expect(page.locator("[data-answer]")).to_contain_text("400 cancelled")  # as its record says
+    assert applied_by(process) == [1, 250, 150]

@@ -200,8 +200,11 @@ function answered(text, ok) {
 }
 
 const NOBODY = "Nothing was done: your session has ended or may not do this. Load the page again.";
-const SILENCE = "The console did not answer. The command may still take effect within five seconds.";
+const SILENCE = "The console did not answer. The command may have taken effect, or may within five seconds: the queue shows what still waits.";
 const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
+
+/** An answer that is none of our own: of a proxy, or of a console that failed, nobody knows how far it had come. */
+const refusal = (answer) => (answer.status >= 500 ? SILENCE : NOBODY);
 
 async function act(event) {
   event.preventDefault();
@@ -211,7 +214,7 @@ async function act(event) {
   try {
     const answer = await fetch(form.action, { method: "POST", body, headers: { accept: "application/json" } });
     const ok = answer.ok && isJson(answer);
-    answered(isJson(answer) ? (await answer.json()).message : NOBODY, ok);
+    answered(isJson(answer) ? (await answer.json()).message : refusal(answer), ok);
     if (ok) clearSelection();
   } catch {
     answered(SILENCE, false);
@@ -253,7 +256,8 @@ async function actOnAll(kind) {
   let last = null;
   try {
     const answer = await fetch(form.dataset.allAt, { method: "POST", body, signal: telling.signal, headers: { accept: "application/json" } });
-    if (!answer.ok || !isJson(answer)) answered(isJson(answer) ? (await answer.json()).message : NOBODY, false);
+    if (!isJson(answer) && answer.status >= 500) await sayWhatCame(order, last, "The console did not answer.");
+    else if (!answer.ok || !isJson(answer)) answered(isJson(answer) ? (await answer.json()).message : NOBODY, false);
     else {
       for await (const line of linesOf(answer)) {
         last = line;
