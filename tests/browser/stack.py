@@ -26,6 +26,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 READY_S = 180.0
 STOP_S = 60.0
+SENDERS = 256  # requests on their way at once
 ANSWER_S = 120.0  # of the gateway, the longest
 
 
@@ -36,7 +37,7 @@ class Stack:
         self.folder = folder
         self.console = f"http://127.0.0.1:{console_port}"
         self.gateway = f"http://127.0.0.1:{gateway_port}"
-        self._senders = ThreadPoolExecutor(64)
+        self._senders = ThreadPoolExecutor(SENDERS)
 
     @property
     def credentials(self) -> dict[str, Any]:
