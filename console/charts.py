@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 SERIES = 8  # colours in tokens.css; further series start again with a dotted line
@@ -113,13 +114,15 @@ def _line(key: str, name: str, x: list[float], y: list[float | None], index: int
     }
 
 
-def _with_gaps(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float | None]]:
-    """An empty value between two points further apart than two minutes: a line there would be a claim."""
+def _with_gaps(
+    points: Sequence[tuple[float, float | None]], longest_s: float = 120.0
+) -> tuple[list[float], list[float | None]]:
+    """An empty value between two points further apart than `longest_s`: a line there would be a claim."""
     x: list[float] = []
     y: list[float | None] = []
     for at, value in points:
-        if x and at - x[-1] > 120:
-            x.append(at - 60)
+        if x and at - x[-1] > longest_s:
+            x.append(at - longest_s / 2)
             y.append(None)
         x.append(at)
         y.append(value)
@@ -134,54 +137,85 @@ MARKS = {
 }
 
 
+HIGHEST = 4  # times the upper threshold: what lies above is drawn at the edge, or the thresholds would be one line
+HOVER_WIDTH = 44  # characters; a phone shows no wider a box
+TICKS = 6  # on the axis of instances, at most
+Event = tuple[float, str, float | None, str]  # epoch seconds, kind, load at it, sentence
+
+
 def scaling_load(
     load: Sequence[tuple[float, float | None]],
     ready: Sequence[tuple[float, float]],
-    events: Sequence[tuple[float, str, float | None, str]],
+    events: Sequence[Event],
     thresholds: tuple[float, float],
     window: tuple[float, float],
     moment: float | None = None,
+    gap_s: float = 120.0,
 ) -> Spec:
     """The load metric with its two thresholds, ready instances, and what the scaler did, with its sentence on hover.
 
-    `events`: (epoch seconds, kind, load at it, sentence); one without a load stands on the upper threshold. `moment`:
-    what was asked about, marked upright.
+    An event without a load stands on the upper threshold. `moment`: what was asked about, marked upright. Samples more
+    than `gap_s` apart are not joined.
     """
     upper, lower = thresholds
-    x, y = [at for at, _ in load], [value for _, value in load]
-    traces = [_line("load", "load", x, y, 0, "load %{y:.2f}")]
-    ready_line = _line("ready", "ready instances", [at for at, _ in ready], [n for _, n in ready], 3, "%{y:d} ready")
+    shown = [event for event in events if event[1] in MARKS and event[0] >= window[0]]
+    known = [value for _, value in load] + [value for _, _, value, _ in shown]
+    highest = max([value for value in known if value is not None] + [upper * 1.2])
+    top = min(highest, HIGHEST * upper)
+    traces = [_line("load", "load", *_with_gaps(load, gap_s), 0, "load %{y:.2f}")]
+    ready_line = _line("ready", "ready instances", *_with_gaps(ready, gap_s), 3, "%{y:d} ready")
     traces.append(ready_line | {"yaxis": "y2", "line": {**ready_line["line"], "dash": "dot", "shape": "hv"}})
-    for kind, (symbol, color) in MARKS.items():
-        mine = [event for event in events if event[1] == kind and event[0] >= window[0]]
+    for kind in MARKS:
+        mine = [event for event in shown if event[1] == kind]
         if mine:
-            traces.append(_marks(kind, mine, symbol, color, upper))
+            traces.append(_marks(kind, mine, upper, top))
     lines: list[dict[str, Any]] = [
         {"y": upper, "color": "bad", "text": f"out above {upper:g}"},
         {"y": lower, "color": "accent", "text": f"in below {lower:g}"},
     ]
     if moment is not None:
         lines.append({"x": moment, "color": "ink-2", "text": "asked"})
-    highest = max([value for value in y if value is not None] + [upper * 1.2])
-    yaxis = {"range": [0, min(highest, 4 * upper) * 1.08], "rangemode": "normal"}
-    layout = {"y_title": "load", "y2_title": "instances", "yaxis": yaxis, "lines": lines, "x_range": list(window)}
+    layout = {
+        "y_title": "load" if top == highest else f"load, cut at {top:.3g}",
+        "y2_title": "instances",
+        "yaxis": {"range": [0, top * 1.08], "rangemode": "normal"},
+        "y2axis": _whole(max((count for _, count in ready), default=0)),
+        "lines": lines,
+        "x_range": list(window),
+    }
     return {"traces": traces, "layout": layout}
 
 
-def _marks(
-    kind: str, events: Sequence[tuple[float, str, float | None, str]], symbol: str, color: str, without: float
-) -> dict[str, Any]:
+def _whole(most: float) -> dict[str, Any]:
+    """An axis of whole things, from 0 to at least `most`: ticks 1, 2 or 5 times a power of ten apart."""
+    step = next(
+        step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if most <= step * TICKS
+    )
+    return {"range": [0, max(most, 1) * 1.08], "rangemode": "normal", "tick0": 0, "dtick": step, "tickformat": "d"}
+
+
+def _marks(kind: str, events: Sequence[Event], without: float, top: float) -> dict[str, Any]:
+    """At their load, or at the edge of the picture where that is above it; the true load is said on hover."""
+    symbol, color = MARKS[kind]
     return {
         "key": kind,
         "name": kind.replace("_", " "),
         "type": "scatter",
         "mode": "markers",
         "x": [at for at, *_ in events],
-        "y": [without if load is None else load for _, _, load, _ in events],
-        "text": [said for *_, said in events],
+        "y": [without if load is None else min(load, top) for _, _, load, _ in events],
+        "text": ["<br>".join(wrap(said, HOVER_WIDTH)) for *_, said in events],
+        "customdata": [_load_words(load, top) for _, _, load, _ in events],
         "marker": {"symbol": symbol, "size": 11, "color": color},
-        "hovertemplate": "%{text}<extra></extra>",
+        "cliponaxis": False,
+        "hovertemplate": "%{text}<br>%{customdata}<extra></extra>",
     }
+
+
+def _load_words(load: float | None, top: float) -> str:
+    if load is None:
+        return "its load is not recorded"
+    return f"load {load:.4g}, above what is drawn" if load > top else f"load {load:.4g}"
 
 
 def measured(

@@ -32,7 +32,7 @@ function layoutOf(spec) {
       : { ...axis, type: "date", tickformat: "%H:%M", nticks: 6, range: given.x_range?.map((at) => new Date(at * 1000)) },
     yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, title: { text: given.y_title, standoff: 4, font: { size: 11 } } },
     ...(given.y2_title && {
-      yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", tickformat: "d",
+      yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", ...given.y2axis,
         title: { text: given.y2_title, standoff: 4, font: { size: 11 } } },
     }),
     shapes: (given.lines || []).map(lineOf),
