@@ -15,6 +15,7 @@ from controller.dispatch.traffic import RecentTargets
 from controller.predict.latency import LatencyModel
 
 NOBODY_RETRY_S = 5.0  # a client may ask again: whoever starts an instance needs about that long
+TOLD_APART = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a decode step alone this much slower than the target: no batch and no error of ours explains it
 
 
@@ -66,17 +67,28 @@ class Lane:
 
     def expire(self, now: float, *, late: bool) -> list[ev.Drop]:
         """Whose waiting time is over. `late`: before now, not at this moment."""
-        return [self._drop(entry, now) for entry in self.queue.expire(now, late=late)]
+        expired = self.queue.expire(now, late=late)
+        if not expired:
+            return []
+        able = [worker for worker in self.workers.values() if worker.takes]
+        told = {w.id: f"{w.outstanding} outstanding, {w.waiting_tokens} tokens waiting" for w in able}
+        busy: dict[str, Figure] = dict(told) if len(told) <= TOLD_APART else {}
+        fleet: dict[str, Figure] = {
+            "instances": len(able),
+            "outstanding": sum(worker.outstanding for worker in able),
+            "queued": len(self.queue),
+        }
+        return [self._drop(entry, fleet, busy, now) for entry in expired]
 
-    def _drop(self, entry: Entry, now: float) -> ev.Drop:
+    def _drop(self, entry: Entry, fleet: dict[str, Figure], busy: dict[str, Figure], now: float) -> ev.Drop:
         request = entry.request
         figures: dict[str, Figure] = {
             "waited_s": now - request.arrival,
             "hopeless": entry.hopeless,
             "paused": entry.paused,
-            "instances": sum(worker.takes for worker in self.workers.values()),
+            **fleet,
         }
-        return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures))
+        return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
         """Where it failed only if no other takes requests, and where it failed last only after a moment."""

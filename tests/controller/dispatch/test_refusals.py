@@ -18,7 +18,19 @@ def test_waiting_time_ends_a_request_with_its_error():
     assert kinds(dispatcher.handle([ev.Woke()], 1.9), ev.Drop) == []
     dropped = dispatcher.handle([ev.Woke()], 2.0)
     assert kinds(dropped, ev.Drop) == ["b"]
-    assert dropped.actions[0].decision.reason == "waiting_time"
+    decision = dropped.actions[0].decision
+    assert decision.reason == "waiting_time"
+    assert (decision.figures["instances"], decision.figures["outstanding"], decision.figures["queued"]) == (1, 1, 0)
+    assert decision.rejected == {"w": "1 outstanding, 100 tokens waiting"}
+
+
+def test_an_expiry_over_a_large_fleet_counts_it_and_names_none():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(f"w{number}", slots=1) for number in range(9)], 0.0)
+    dispatcher.handle([ev.Arrived(request(f"a{number}")) for number in range(9)], 0.0)
+    (dropped,) = dispatcher.handle([ev.Arrived(request("b", wait=0.0))], 0.0).actions
+    assert (dropped.decision.figures["instances"], dropped.decision.figures["outstanding"]) == (9, 9)
+    assert dropped.decision.rejected == {}
 
 
 def test_a_waiting_time_of_nothing_means_now_or_never():
