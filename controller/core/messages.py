@@ -134,6 +134,7 @@ class QueueRow(TypedDict):
     ttft_s: float  # the target
     arrived_at: float
     due_at: float  # to be started by, if its first token shall be in time
+    gives_up_at: NotRequired[float]  # its waiting time is over then; left out by gateways of an older release
     order: list[float]  # place in its model's queue: rows sorted by this, then arrival, then id
     hopeless: bool
     paused: bool  # held back by an operator

@@ -41,7 +41,7 @@ def queue_row(ident: str = "req-1", due_at: float = NOON + 1.0, **fields: Any) -
     defaults: dict[str, Any] = {
         "id": ident, "tenant": "acme", "slo_class": "chat", "model": "demo", "prompt_tokens": 100,
         "output_tokens": 20, "ttft_s": 1.0, "arrived_at": due_at - 1.0, "due_at": due_at, "order": [0.0, due_at],
-        "hopeless": False, "paused": False, "priority": 0,
+        "gives_up_at": due_at + 4.0, "hopeless": False, "paused": False, "priority": 0,
     }  # fmt: skip
     return QueueRow(**{**defaults, **fields})  # type: ignore[typeddict-item]
 

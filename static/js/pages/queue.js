@@ -4,6 +4,7 @@ import { question } from "../base.js";
 import { DASH, clock, count, ms } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 import { RowWindow } from "../rows.js";
+import { startWords } from "../start.js";
 
 const TICK_MS = 200;
 const TYPING_MS = 150;
@@ -97,7 +98,7 @@ function update(element, row) {
   cell(element, "left").hidden = !row.left;
   if (row.left) {
     element.row = null;
-    put(cell(element, "start"), "");
+    for (const name of ["start", "ends"]) put(cell(element, name), "");
     cell(element, "paused").hidden = true;
     if (canAct) cell(element, "select").disabled = true;
     return;
@@ -161,11 +162,12 @@ function tickRow(element) {
   meter.className = `meter ${slack < 0 || row.hopeless ? "bad" : share < 0.25 ? "warn" : "ok"}`;
   meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
   put(cell(element, "waited"), ms(Math.max(0, now() - row.arrived_at)));
+  const { text, ends, late } = startWords(row, now());
   const start = cell(element, "start");
-  put(start, row.paused ? "" : row.start_at === null ? DASH : `in ${ms(Math.max(0, row.start_at - now()))}`);
-  start.classList.toggle("miss", row.start_at !== null && row.start_at > row.due_at);
-  const spare = row.hopeless ? "too late to make it: served last, from what is spare" : "";
-  start.title = row.start_at === null ? spare : `about ${clock(new Date(row.start_at * 1000))}`;
+  put(start, text);
+  start.classList.toggle("miss", late);
+  start.title = row.start_at === null ? "" : `about ${clock(new Date(row.start_at * 1000))}`;
+  put(cell(element, "ends"), ends);
 }
 
 function tick() {

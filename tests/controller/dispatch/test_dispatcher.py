@@ -287,6 +287,7 @@ def test_the_journal_names_what_came_left_or_moved_and_rows_tell_their_place():
     assert rows["a"]["paused"]
     assert (rows["c"]["arrived_at"], rows["c"]["ttft_s"]) == (1000.1, 60.0)
     assert 1050 < rows["c"]["due_at"] <= 1060.1
+    assert rows["c"]["gives_up_at"] == pytest.approx(1000.1 + 60.0)
     waiting = [row for row in rows.values() if row is not None]
     in_order = sorted(waiting, key=lambda row: (row["order"], row["arrived_at"], row["id"]))
     assert [row["id"] for row in in_order] == queue.ids() == ["c", "unheard", "a"]
