@@ -15,6 +15,10 @@ FROM tenant t, generate_series(1, 5) n;
 INSERT INTO slo_class (name, title, ttft_s, tpot_s, waiting_time_s, target, value, may_defer, version, created_at, updated_at)
 SELECT name, '', ttft, tpot, 5.0, 0.95, 1.0, false, 1, now(), now()
 FROM (VALUES ('interactive', 0.5, 0.05), ('standard', 1.0, 0.1), ('batch', 60.0, 1.0), ('analytics', 20.0, 0.5)) c(name, ttft, tpot);
+INSERT INTO priority_mapping (levels, "window", window_age_s, contention, version, created_at, updated_at)
+SELECT jsonb_agg(jsonb_build_object('ttft_s', t, 'ttft_min_s', 0.75 * t, 'ttft_max_s', 1.25 * t, 'tpot_s', t / 10,
+  'tpot_min_s', 0.075 * t, 'tpot_max_s', 0.125 * t) ORDER BY t), 1000, 300, 'relax_to_next_higher', 1, now(), now()
+FROM (VALUES (0.5), (1.0), (2.0), (20.0)) levels(t);
 INSERT INTO host (name, zone, labels, version, created_at, updated_at)
 SELECT 'host-' || lpad(n::text, 2, '0'), 'zone-' || n %% 3, '{}', 1, now(), now() FROM generate_series(0, 24) n;
 INSERT INTO device (host_id, index, kind, memory_bytes, version, created_at, updated_at)
@@ -49,7 +53,7 @@ SELECT id, role, 1.0, now() - interval '2 days' FROM instance;
 
 -- Finished requests, newest first.
 INSERT INTO request_record
-SELECT 'req-' || md5(n::text), at, 'tenant-' || lpad(tenant::text, 2, '0'), class, 'model-' || tenant %% 2, NULL,
+SELECT 'req-' || md5(n::text), at, 'tenant-' || lpad(tenant::text, 2, '0'), class, 'model-' || tenant %% 2, priority,
   CASE WHEN outcome = 'refused' THEN '' ELSE 'engine-' || lpad((n %% %(instances)s)::text, 3, '0') END, outcome,
   CASE WHEN outcome = 'refused' THEN 'slo_infeasible' ELSE '' END, CASE WHEN outcome = 'refused' THEN 429 ELSE 200 END,
   true, 'tokens', 64 + n %% 900, 20 + n %% 200, 0.5, 0.05, NULL, 5.0, CASE WHEN outcome = 'ok' THEN queue END,
@@ -57,13 +61,15 @@ SELECT 'req-' || md5(n::text), at, 'tenant-' || lpad(tenant::text, 2, '0'), clas
   CASE WHEN outcome = 'ok' THEN queue + 1 + luck * 5 ELSE 0.001 END, met, met, true, met, CASE WHEN met THEN 20 + n %% 200 ELSE 0 END,
   1, '', '', decisions::jsonb, CASE WHEN outcome = 'ok' THEN '[0.2, 0.25, 0.35, 0.55, 1.1]'::jsonb ELSE '[]'::jsonb END
 FROM (
-  SELECT n, luck, queue, tenant, class, outcome, outcome = 'ok' AND luck < 0.94 AS met,
+  SELECT n, luck, queue, tenant, class, priority, outcome, outcome = 'ok' AND luck < 0.94 AS met,
     now() - (n::float8 / %(records)s) * %(hours)s * interval '1 hour' AS at,
-    '[{"kind": "slo", "reason": "class", "at": 0.0}, {"kind": "dispatch", "reason": "fits_budget", "at": 0.01, '
+    CASE WHEN priority IS NULL THEN '[{"kind": "slo", "reason": "class", "at": 0.0}' ELSE '[{"kind": "slo", "reason": "priority", '
+    || '"at": 0.0, "figures": {"history": "history", "reference_ttft_s": 0.6, "queue_correction_s": 0.05}}' END || ', {"kind": "dispatch", "reason": "fits_budget", "at": 0.01, '
     || '"figures": {"slack_s": 0.4, "queued": 3}, "rejected": {"engine-001": "3 outstanding, 0 tokens waiting"}}]' AS decisions
   FROM (
     SELECT n, random() AS luck, random() * 0.2 AS queue, (n * 7919 %% 20) AS tenant,
-      (ARRAY['interactive', 'standard', 'batch', 'analytics', ''])[1 + (n * 104729 %% 5)::int] AS class,
+      (ARRAY['interactive', 'standard', 'batch', 'analytics', 'priority-' || n %% 4])[1 + (n * 104729 %% 5)::int] AS class,
+      CASE WHEN n * 104729 %% 5 = 4 THEN n %% 4 END AS priority,
       CASE WHEN n %% 50 = 0 THEN 'refused' ELSE 'ok' END AS outcome
     FROM generate_series(1, %(records)s::bigint) n
   ) a
@@ -78,13 +84,22 @@ SELECT date_trunc('minute', arrived_at), tenant, slo_class, model, count(*), cou
   array_fill(count(*)::int, ARRAY[34]), array_fill(count(*)::int, ARRAY[34])
 FROM request_record GROUP BY 1, 2, 3, 4;
 
--- Decisions of the last thirty days.
+-- Decisions of the last thirty days: the scaler's, and one in ten a change by a person.
 INSERT INTO decision (at, actor_type, actor, kind, subject_type, subject, reason, inputs, outcome, rejected, request_id)
 SELECT now() - (n::float8 / %(decisions)s) * interval '30 days',
   CASE WHEN n %% 10 = 0 THEN 'person' ELSE 'job' END, CASE WHEN n %% 10 = 0 THEN 'operator-' || n %% 7 ELSE 'scaler' END,
-  CASE WHEN n %% 10 = 0 THEN 'slo_class_updated' WHEN n %% 3 = 0 THEN 'scale_out' ELSE 'scale_hold' END,
-  CASE WHEN n %% 10 = 0 THEN 'slo_class' ELSE 'scaling_policy' END,
-  CASE WHEN n %% 10 = 0 THEN 'interactive' ELSE 'model-' || n %% 2 || '/collocated' END,
+  CASE WHEN n %% 1000 = 500 THEN 'scaling_policy_updated' WHEN n %% 1000 = 250 THEN 'priority_mapping_updated'
+    WHEN n %% 10 = 0 THEN 'slo_class_updated' WHEN n %% 3 = 0 THEN 'scale_out' ELSE 'scale_hold' END,
+  CASE WHEN n %% 1000 = 250 THEN 'priority_mapping' WHEN n %% 10 = 0 AND n %% 1000 <> 500 THEN 'slo_class' ELSE 'scaling_policy' END,
+  CASE WHEN n %% 1000 = 250 THEN 'priorities of all tenants' WHEN n %% 10 = 0 AND n %% 1000 <> 500 THEN 'interactive'
+    ELSE 'model-' || n %% 2 || '/collocated' END,
   CASE WHEN n %% 10 = 0 THEN 'person_updated' ELSE 'load_above_upper' END,
-  '{"load": 1.2, "upper": 0.8, "ready": 3, "arrival_rate": 14.2, "utilisation": 0.97}', '{}', '{}', ''
+  CASE WHEN n %% 1000 = 500 THEN '{"before": {"upper": 0.8, "lower": 0.3}, "after": {"upper": 0.9, "lower": 0.3}}'::jsonb
+    WHEN n %% 1000 = 250 THEN '{"before": {"window": 1000}, "after": {"window": 500}}'
+    WHEN n %% 10 = 0 THEN '{"before": {"ttft_s": 0.5, "tpot_s": 0.05}, "after": {"ttft_s": 0.7, "tpot_s": 0.05}}'
+    ELSE '{"load": 1.2, "upper": 0.8, "ready": 3, "arrival_rate": 14.2, "utilisation": 0.97}' END,
+  CASE WHEN n %% 1000 = 500 THEN jsonb_build_object('id', (SELECT min(id) FROM scaling_policy), 'version', 1)
+    WHEN n %% 1000 = 250 THEN jsonb_build_object('id', (SELECT min(id) FROM priority_mapping), 'version', 1)
+    WHEN n %% 10 = 0 THEN jsonb_build_object('id', (SELECT min(id) FROM slo_class WHERE name = 'interactive'), 'version', 1)
+    ELSE '{}' END, '{}', ''
 FROM generate_series(1, %(decisions)s) n;

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.console_addresses import Look, addresses, prepare
 from benchmarks.trials import note
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -70,58 +71,19 @@ def _pages(records: int, decisions: int, instances: int) -> dict[str, dict[str, 
     call_command("migrate", verbosity=0)
     fill(records, decisions, instances)
     note(f"{records} records, {decisions} decisions, {instances} instances in {time.monotonic() - started:.0f} s")
+    prepare()
     warm()  # as console/asgi.py does at the start
     client = Client(raise_request_exception=True)
     client.force_login(User.objects.create_superuser("benchmark"))
     found = {}
     with _published(instances):
-        for name, path in addresses().items():
-            found[name] = _look(client, path)
+        for name, look in addresses().items():
+            found[name] = _look(client, look)
             note(f"{name:<28} {found[name]}")
     return found
 
 
-def addresses() -> dict[str, str]:
-    """Every page, and the searches that an index does not answer alone."""
-    from controller.models import Decision, Instance, RequestRecord, ScalingPolicy, Tenant
-
-    newest = list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2])
-    decision, tenant = Decision.objects.order_by("-at").first(), Tenant.objects.order_by("pk").first()
-    policy, instance = ScalingPolicy.objects.order_by("pk").first(), Instance.objects.order_by("pk").first()
-    return {
-        "overview": "/",
-        "overview history": "/overview/history/",
-        "queue": "/queue/",
-        "requests": "/requests/",
-        "requests, missed of a tenant": f"/requests/?tenant={tenant.name}&attained=no",
-        "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
-        "requests, refused": "/requests/?outcome=refused",
-        "requests, unknown model": "/requests/?model=nobody",
-        "requests, unknown id": "/requests/?id=req-nobody",
-        "request": f"/requests/{newest[0]}/",
-        "compare": f"/requests/compare/?id={newest[0]}&id={newest[1]}",
-        "classes": "/classes/",
-        "mappings": "/mappings/",
-        "tenants": "/tenants/",
-        "tenant": f"/tenants/{tenant.pk}/",
-        "fleet": "/fleet/",
-        "instance": f"/fleet/instances/{instance.pk}/",
-        "instance role": f"/fleet/instances/{instance.pk}/role/",
-        "fleet, part": "/fleet/live/",
-        "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
-        "scaling": "/scaling/",
-        "scaling, part": "/scaling/live/?charts=1",
-        "scaling policy": f"/scaling/{policy.pk}/",
-        "audit": "/audit/",
-        "audit, of a kind": "/audit/?kind=slo_class_updated",
-        "audit, contains nothing": "/audit/?q=nothing-like-it",
-        "decision": f"/audit/{decision.pk}/",
-        "experiments": "/experiments/",
-        "patterns": "/patterns/",
-    }
-
-
-def _look(client: Any, path: str) -> dict[str, Any]:
+def _look(client: Any, look: Look) -> dict[str, Any]:
     from django.db import connection
 
     queries: list[str] = []
@@ -135,16 +97,17 @@ def _look(client: Any, path: str) -> dict[str, Any]:
         queries.clear()
         started, busy = time.perf_counter(), time.process_time()
         with connection.execute_wrapper(counted):
-            answer = client.get(path)
+            answer = client.get(look.path) if look.posted is None else client.post(look.path, look.posted)
         times.append(1e3 * (time.perf_counter() - started))
         cpu.append(1e3 * (time.process_time() - busy))
+    content = b"".join(answer.streaming_content) if answer.streaming else answer.content
     return {
         "cold_ms": round(times[0], 1),
         "warm_ms": round(statistics.median(times[1:]), 1),
         "cpu_ms": round(statistics.median(cpu[1:]), 1),
         "queries": len(queries),
         "status": answer.status_code,
-        "kb": round(len(answer.content) / 1024),
+        "kb": round(len(content) / 1024),
     }
 
 
