@@ -16,7 +16,7 @@ from tests.browser.pages import ACTIONS, PAGES, SAVED
 # Answers to scripts and files; the pages that ask for them are tested with them.
 PARTS = {
     "overview-history", "fleet-live", "instance-live", "scaling-live", "preview", "experiment-csv", "experiment-json",
-    "audit-export",
+    "audit-export", "queue-command-ended",
 }  # fmt: skip
 OPEN = ("console.views.health", "console.views.metrics")  # for machines: no person, no role
 
