@@ -29,6 +29,7 @@ from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.instances import instance_drain, instance_stop, instance_undrain
 from controller.services.sleeping import can_sleep, sleep_order, wake_order
+from workers.engine.profiles import shipped_profiles
 from workers.notices import announce_config
 
 BADGES = {
@@ -159,7 +160,19 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
 
 def fit_context(row: Instance) -> dict[str, Any]:
     profile, points = measured.profile_of(row), measured.measurements(row.pk)
-    return {"profile": profile, "points": len(points), "charts": charts_of(row, profile, points)}
+    return {
+        "profile": profile,
+        "shipped": profile is not None and not profile.samples and profile.source in shipped_profiles(),
+        "emulated": emulated(row),
+        "points": len(points),
+        "charts": charts_of(row, profile, points),
+    }
+
+
+def emulated(row: Instance) -> str:
+    """The profile whose times its engine keeps instead of computing; "" where it computes, or is not ours to know."""
+    computes = row.backend != "reference" or row.spec.get("executor") == "torch"
+    return "" if computes else str(row.spec.get("profile", ""))
 
 
 def wishes(row: Instance) -> list[str]:

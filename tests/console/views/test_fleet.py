@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 from django.db import connection
 from django.urls import reverse
 
+from console import demo
 from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link
 from controller.services.records import records_write
 from tests import factories
 from tests.console.live_data import fleet, instance
+from workers.engine.profiles import load_profile
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +83,39 @@ def test_where_stages_are_apart_each_instance_shows_its_own(viewer, live_store):
     assert len(charts["d"]["decode"]["traces"]) == 1
     assert not charts["p"]["decode"].get("traces")
     assert not charts["d"]["prefill"].get("traces")
+
+
+def fit_note(viewer, row):
+    html = viewer.get(reverse("instance", args=[row.pk])).content.decode()
+    note = re.search(r'id="model-title".*?<span class="note">(.*?)</span>\s*</div>', html, re.DOTALL)[1]
+    return " ".join(re.sub(r"<[^>]+>", "", note).split())
+
+
+def test_a_shipped_profile_is_not_called_fitted(viewer, live_store):
+    speed = load_profile(demo.PROFILE).coefficients._asdict()
+    row = factories.instance(device_kind="gpu", spec={"profile": demo.PROFILE})
+    stored = LatencyProfile.objects.create(model=row.model, device_kind="gpu", coefficients=speed, source=demo.PROFILE)
+    said = fit_note(viewer, row)
+    assert f"The shipped profile {demo.PROFILE}" in said
+    assert "not fitted to what this fleet measured" in said
+    assert f"emulated with the profile {demo.PROFILE}" in said
+    assert "0 samples" not in said
+    assert "not recorded" not in said
+    stored.source, stored.samples, stored.fit_errors = "profiler: mine.json", 40, {"decode_median": 0.05}
+    stored.save()
+    said = fit_note(viewer, row)
+    assert "from 40 samples, profiler: mine.json; error" in said
+    assert "shipped" not in said
+
+
+def test_a_stored_profile_that_does_not_say_where_it_is_from_is_not_called_fitted_either(viewer, live_store):
+    row = factories.instance(device_kind="gpu")
+    speed = load_profile(demo.PROFILE).coefficients._asdict()
+    LatencyProfile.objects.create(model=row.model, device_kind="gpu", coefficients=speed, source="by hand")
+    said = fit_note(viewer, row)
+    assert "Stored" in said
+    assert "(by hand): not fitted here" in said
+    assert "samples" not in said
 
 
 def test_an_instance_without_a_fit_or_measurements_is_a_page(viewer, live_store):
