@@ -78,7 +78,9 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     seen = scaling.samples(since=since, until=until)
     events = scaling.events(limit=EVENTS, **({"since": since, "until": until} if at else {}))
     policies, started = scaling.policies(), scaling.starts()
-    cards = [card(policy, seen.get(policy.pk, []), events, until, at) for policy in policies]
+    then = scaling.samples_at(at=at) if at else {}
+    shown = scaling.as_of(policies, at) if at else policies
+    cards = [card(policy, seen.get(policy.pk, []), events, until, at, then.get(policy.pk)) for policy in shown]
     return {
         "asked": at,
         "cards": cards,
@@ -113,11 +115,12 @@ def card(
     events: Sequence[Decision],
     until: datetime,
     at: datetime | None,
+    then: ScalingSample | None,
 ) -> dict[str, Any]:
+    """One policy with its line. `policy` and `then`: as it was at the moment that was asked about, if one was."""
     subject = f"{policy.model.name}/{policy.role}"
     mine = [event for event in events if event.subject == subject]
     last = seen[-1] if seen and not at else None
-    then = scaling.sample_at(policy=policy, at=at) if at else None
     return {
         "policy": policy,
         "name": f"policy-{policy.pk}",

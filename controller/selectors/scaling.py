@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
@@ -56,9 +57,10 @@ class WayTimes:
     load_s: float | None
 
 
-def policies() -> list[ScalingPolicy]:
+def policies(*, model: str | None = None) -> list[ScalingPolicy]:
     """With the scaler's memory, by model and role."""
-    return list(ScalingPolicy.objects.select_related("model", "state").order_by("model__name", "role"))
+    rows = ScalingPolicy.objects.select_related("model", "state").order_by("model__name", "role")
+    return list(rows if model is None else rows.filter(model__name=model))
 
 
 def state_of(policy: ScalingPolicy) -> ScalerState | None:
@@ -73,9 +75,25 @@ def samples(*, since: datetime, until: datetime) -> dict[int, list[ScalingSample
     return found
 
 
-def sample_at(*, policy: ScalingPolicy, at: datetime) -> ScalingSample | None:
-    """The last one at or before a moment, if it is near enough to speak for it."""
-    return ScalingSample.objects.filter(policy=policy, at__lte=at, at__gt=at - SAMPLE_NEAR).order_by("-at").first()
+def samples_at(*, at: datetime, model: str | None = None) -> dict[int, ScalingSample]:
+    """By policy, the last one at or before a moment, where it is near enough to speak for it. One query."""
+    rows = ScalingSample.objects.filter(at__lte=at, at__gt=at - SAMPLE_NEAR).order_by("policy_id", "-at")
+    if model is not None:
+        rows = rows.filter(policy__model__name=model)
+    return {row.policy_id: row for row in rows.distinct("policy_id")}
+
+
+def as_of(policies: Sequence[ScalingPolicy], at: datetime) -> list[ScalingPolicy]:
+    """The same policies with the values that they had at a moment, read back from the changes since. One query."""
+    touched = [policy.pk for policy in policies if policy.updated_at > at]
+    if not touched:
+        return list(policies)
+    since = Decision.objects.filter(kind="scaling_policy_updated", at__gt=at, outcome__id__in=touched)
+    found = {policy.pk: copy(policy) for policy in policies}
+    for changed, values in since.order_by("-at", "-id").values_list("outcome__id", "inputs__before"):
+        for name, value in values.items():  # the oldest change since then is the last to speak
+            setattr(found[changed], name, value)
+    return list(found.values())
 
 
 def events(

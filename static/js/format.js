@@ -46,8 +46,10 @@ export function localTimes(root = document) {
     if (Number.isNaN(date.getTime())) continue;
     element.dataset.local = "yes";
     element.title = `${date.toISOString().replace("T", " ").slice(0, 19)} UTC`;
-    const today = new Date().toDateString() === date.toDateString();
-    const day = today ? "" : `${date.toLocaleDateString([], { day: "numeric", month: "short" })} `;
+    const now = new Date();
+    const year = now.getFullYear() === date.getFullYear() ? undefined : "numeric";
+    const today = now.toDateString() === date.toDateString();
+    const day = today ? "" : `${date.toLocaleDateString([], { day: "numeric", month: "short", year })} `;
     element.textContent = element.dataset.format === "minute" ? `${day}${clock(date).slice(0, 5)}` : day + clock(date);
   }
 }

@@ -76,6 +76,40 @@ def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
     assert viewer.get(reverse("scaling"), {"at": "noon"}).status_code == 422
 
 
+def test_a_moment_without_a_record_shows_dashes_and_no_empty_figures(viewer, live_store):
+    factories.scaling_policy()
+    html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
+    figures = html.split("<dt>Ready, starting, draining</dt><dd>")[1].split("</dd>")[0]
+    assert figures == "–"
+    assert html.split("<dt>Load then</dt><dd>")[1].split("</dd>")[0] == "–"
+    assert "2020-01-01 00:00:00 UTC" in html
+
+
+def test_a_moment_is_judged_by_the_policy_as_it_was_then(operator, live_store):
+    """After the limit was raised the hold of before must not read as if the new one had been the limit."""
+    policy = factories.scaling_policy(max_instances=2)
+    then = sample(policy, 60, mind="at_max", load=2.0)
+    for version, changes in ((1, {"max_instances": 6}), (2, {"max_instances": 6, "upper": 0.9}), (3, {"upper": 0.7})):
+        given = fields(**{"max_instances": 6, "version": version, **changes})
+        assert operator.post(reverse("scaling-edit", args=[policy.pk]), given).status_code == 302
+    answer = operator.get(reverse("scaling"), {"at": then.at.strftime("%Y-%m-%dT%H:%M:%S.%f")})
+    (card,) = answer.context["cards"]
+    assert "load 2.00 is above 0.8, but 2 instances are the limit" in answer.content.decode()
+    assert card["chart"]["layout"]["lines"][0]["y"] == 0.8
+    assert operator.get(reverse("scaling")).context["cards"][0]["policy"].max_instances == 6
+
+
+def test_the_page_of_a_moment_costs_no_more_queries_with_more_policies(
+    viewer, live_store, django_assert_max_num_queries
+):
+    for _ in range(12):
+        sample(factories.scaling_policy(), 60, mind="at_max")
+    at = (timezone.now() - timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%S")
+    with django_assert_max_num_queries(10):
+        answer = viewer.get(reverse("scaling"), {"at": at})
+    assert all(card["then"] for card in answer.context["cards"])
+
+
 def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_store):
     policy = factories.scaling_policy(factories.served_model(name="demo"))
     then = timezone.now() - timedelta(hours=5)
