@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from console.templatetags.units import figures as as_text
+from console.figures import line, named, shown
 from console.words import SOURCES, reason_in_words
 from controller.core.messages import DecisionMessage
 from controller.models import Decision
@@ -136,6 +136,7 @@ TYPES = {
 # What a line shows first, where a decision has it; a line shows at most this many figures.
 IMPORTANT = ("load", "utilisation", "wait_over_slo", "rate_ratio", "arrival_rate", "processing_rate", "queued", "ready")
 FIGURES_SHOWN = 6
+ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action")
 
 
 def sentence(decision: Decision) -> str:
@@ -213,29 +214,33 @@ def _verb(kind: str, subject_type: str) -> str:
 
 
 def changes(inputs: Mapping[str, Any]) -> list[str]:
-    """What a person changed, from the `before` and `after` of the record: "ttft_s 0.5 to 0.4"."""
+    """What a person changed, from the record's `before` and `after`: "first token within 400 ms (was 500 ms)"."""
     before, after = inputs.get("before"), inputs.get("after")
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
     names = [name for name in after if name in before and before[name] != after[name] and name != "version"]
-    return [f"{name} {_short(before[name])} to {_short(after[name])}" for name in names]
+    return [f"{named(name)} {_short(name, after[name])} (was {_short(name, before[name])})" for name in names]
 
 
-def _short(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else "none" if value is None else str(value)
+def _short(name: str, value: Any) -> str:
+    text = "none" if value is None else shown(name, value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def figures_line(known: Mapping[str, Any]) -> str:
-    """The most telling figures on one line; nested objects and row numbers are for the audit's own page."""
+def telling(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The most telling figures; nested objects and row numbers are for the audit's own page."""
     plain = {
         name: value
         for name, value in known.items()
-        if not isinstance(value, dict | list) and name not in ("id", "version", "tick", "error") and value != ""
+        if not isinstance(value, dict | list) and name not in ROW_NUMBERS and value not in ("", None)
     }
     first = [name for name in IMPORTANT if name in plain]
-    shown = (first or list(plain))[:FIGURES_SHOWN]
-    return as_text({name: plain[name] for name in shown})
+    return {name: plain[name] for name in (first or list(plain))[:FIGURES_SHOWN]}
+
+
+def figures_line(known: Mapping[str, Any]) -> str:
+    """The most telling ones as text."""
+    return line(telling(known))
 
 
 def as_item(decision: Decision) -> dict[str, Any]:

@@ -6,15 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import template
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.words import reason_in_words
+from console.figures import Figure, figure, shown
+from console.words import DASH, MINUS, reason_in_words
 
 register = template.Library()
-
-DASH = "–"
-MINUS = "−"
 
 
 @register.filter
@@ -89,17 +87,25 @@ def when(at: datetime | float | None, form: str = "second") -> SafeString | str:
 
 
 @register.filter
-def figures(values: dict[str, Any] | None) -> str:
-    """The numbers behind a decision on one line: `queue_s 0.31 · slack_s 1.2`."""
-    return " · ".join(f"{name} {_figure(value)}" for name, value in (values or {}).items())
+def figures(values: dict[str, Any] | None) -> SafeString:
+    """The numbers behind a decision on one line, in words and with units; as they are recorded on hover."""
+    each = (figure(key, value) for key, value in (values or {}).items())
+    return format_html_join(" · ", '<span class="figure" title="{}">{}</span>', ((one.raw, one.text) for one in each))
 
 
-def _figure(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} {_figure(inner)}" for name, inner in value.items()) + "}"
-    return DASH if value is None else str(value)
+@register.filter
+def as_figure(value: Any, key: str) -> str:
+    """The value of one figure by its key: `{{ 0.05|as_figure:"slack_s" }}` is "50 ms"."""
+    return shown(key, value)
+
+
+@register.filter
+def alternatives(rejected: dict[str, Any] | None) -> list[Figure]:
+    """What was not chosen, each with the score or the reason against it; a bare number counts its requests."""
+    return [
+        Figure(name, shown("outstanding", why) if isinstance(why, int | float) else reason_in_words(str(why)), f"{why}")
+        for name, why in (rejected or {}).items()
+    ]
 
 
 @register.filter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,11 @@ from django.views.decorators.http import require_GET
 from console.access import allows
 from console.differences import changed_fields
 from console.exports import FORMATS, export
+from console.figures import figure
 from console.forms import AuditSearch
 from console.paging import page_of
 from console.sentences import sentence
+from console.templatetags.units import alternatives
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
 from controller.selectors.roles import Role
@@ -85,9 +86,9 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     changed = changed_fields(decision.inputs)
     inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in ("before", "after"))}
     sections = [
-        ("Figures it was made on", plain(inputs)),
-        ("Outcome", plain(decision.outcome)),
-        ("Rejected", plain(decision.rejected)),
+        ("Figures it was made on", [figure(key, value) for key, value in inputs.items()]),
+        ("Outcome", [figure(key, value) for key, value in decision.outcome.items()]),
+        ("Rejected", alternatives(decision.rejected)),
     ]
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
     return render(request, "console/decision.html", {**context, "undo": undo_address(decision)})
@@ -102,8 +103,3 @@ def undo_address(decision: Decision) -> str:
         return f"{reverse(page)}?restore={decision.pk}"
     row = rows().filter(pk=decision.outcome.get("id")).first()
     return f"{reverse(page, args=[row.pk])}?restore={decision.pk}" if row else ""
-
-
-def plain(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as text; nested objects as JSON."""
-    return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]

@@ -30,7 +30,7 @@ def test_a_record_without_its_figures_still_reads():
 def test_a_change_tells_what_changed():
     known = {"before": {"ttft_s": 0.5, "version": 1}, "after": {"ttft_s": 0.4, "version": 2}, "version": 2}
     said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)
-    assert said == "olga changed SLO class chat: ttft_s 0.5 to 0.4"
+    assert said == "olga changed SLO class chat: first token within 400 ms (was 500 ms)"
     assert changes({"before": "x"}) == []
 
 
@@ -41,8 +41,8 @@ def test_refusals_are_counted_by_code():
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
-    assert figures_line(SCALER) == "load 1.131 · ready 2"
-    assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was starting"
+    assert figures_line(SCALER) == "load 1.131× · ready 2 instances"
+    assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was: starting"
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
         at=datetime(2026, 11, 21, tzinfo=UTC),
     )  # fmt: skip
     html = viewer.get("/audit/?q=chat").content.decode()
-    assert "olga changed SLO class chat: ttft_s 0.5 to 0.4" in html
+    assert "olga changed SLO class chat: first token within 400 ms (was 500 ms)" in html
     assert "Nothing matches" in viewer.get("/audit/?q=nobody").content.decode()
     detail = viewer.get(f"/audit/{decision.pk}/").content.decode()
-    assert "<ins>0.4</ins>" in detail
+    assert "<ins>400 ms</ins>" in detail
 
 
 @pytest.mark.parametrize("path", ["/requests/", "/audit/"])
