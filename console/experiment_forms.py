@@ -252,6 +252,8 @@ class BaseContenders(forms.BaseFormSet):
         if any(self.errors):
             return
         rows = self.used()
+        if not self.forms:
+            raise forms.ValidationError("Choose at least one policy set.")
         if not rows:
             self.forms[0].add_error("policy", "Choose at least one.")
         seen = set()

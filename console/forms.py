@@ -6,6 +6,7 @@ Shares are typed as percent, times as seconds. The database's own constraints re
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
@@ -18,6 +19,8 @@ from controller.slo.mapping import CONTENTION_RULES
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001
 LEVELS_MAX = 16
+# What a moment may be: windows around it stay within the calendar, zones too.
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class SecondsField(forms.FloatField):
@@ -51,6 +54,12 @@ class TimeField(forms.DateTimeField):
     def __init__(self, **kwargs: Any) -> None:
         widget = forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
         super().__init__(required=False, widget=widget, **kwargs)
+
+    def clean(self, value: Any) -> datetime | None:
+        moment: datetime | None = super().clean(value)
+        if moment is not None and not EARLIEST <= moment < LATEST:
+            raise forms.ValidationError("Between the years 1970 and 2199.")
+        return moment
 
 
 class TenantChoice(forms.ModelChoiceField):
@@ -196,5 +205,7 @@ class AuditSearch(forms.Form):
     )
     subject_type = forms.CharField(max_length=32, required=False, label="Kind of subject")
     subject = forms.CharField(max_length=255, required=False)
+    tenant = forms.CharField(max_length=64, required=False, label="What bears on tenant")
+    slo_class = forms.CharField(max_length=64, required=False, label="What bears on class")
     since = TimeField(label="After (UTC)")
     until = TimeField(label="Before (UTC)")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.db import InterfaceError, OperationalError
+from django.db import DataError, InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 from psycopg_pool import PoolTimeout
 
 from console.metrics import REQUEST_SECONDS, REQUESTS
-from console.views.problems import database_away
+from console.views.problems import database_away, not_found, unstorable
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,35 @@ class DatabaseAway:
             return None
         log.warning("PostgreSQL is away: %s", exception, extra={"action": "database_unavailable"})
         return database_away(request)
+
+
+class Unstorable:
+    """What PostgreSQL cannot hold (NUL, a number or a time out of range) is the sender's mistake: 404 where an address
+    names it, since nothing is called so, else 400."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: GetResponse) -> None:
+        self.get_response = get_response
+        if _is_async(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+        return self.get_response(request)
+
+    def process_view(
+        self, request: HttpRequest, view: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> HttpResponse | None:
+        # The control API says it in its own shape.
+        named = "\x00" in request.path and not request.path.startswith("/api/")
+        return not_found(request) if named else None
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        if not isinstance(exception, DataError):
+            return None
+        log.warning("cannot be stored: %s", exception, exc_info=exception, extra={"action": "unstorable_value"})
+        return unstorable(request)
 
 
 def _is_async(get_response: GetResponse) -> bool:

@@ -54,8 +54,13 @@ def _decoded(after: str, model: type[Model], first: str, second: str) -> tuple[A
     try:
         at, key = json.loads(base64.urlsafe_b64decode(after + "=" * (-len(after) % 4)))
         values = tuple(model._meta.get_field(name).to_python(value) for name, value in ((first, at), (second, key)))
-    except (binascii.Error, ValueError, TypeError, ValidationError) as error:
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError, ValidationError) as error:
         raise BadRequest("after: not a page of this list") from error
-    if None in values or "\x00" in str(values):
+    if None in values or "\x00" in str(values) or not _storable(values[0]):
         raise BadRequest("after: not a page of this list")
     return values[0], values[1]
+
+
+def _storable(value: Any) -> bool:
+    """A time with its zone, and with room for zones at both ends of the calendar."""
+    return not isinstance(value, datetime) or (value.tzinfo is not None and 1 < value.year < 9999)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django.db.models import QuerySet
 from drf_spectacular.openapi import AutoSchema
 from rest_framework import serializers, status
-from rest_framework.exceptions import NotFound
+from rest_framework.exceptions import NotFound, ParseError
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
 from rest_framework.permissions import SAFE_METHODS, BasePermission
@@ -50,6 +50,16 @@ class PageQuery(serializers.Serializer):
     )
 
 
+class BoundedJSONParser(JSONParser):
+    """A body nested deeper than Python reads is the sender's mistake, not a defect of ours."""
+
+    def parse(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().parse(*args, **kwargs)
+        except RecursionError as error:
+            raise ParseError("JSON parse error - nested too deeply.") from error
+
+
 class ControlView(APIView):
     """Base of all control views. `access` maps an HTTP method to the rule for it; one without a rule is for admins.
 
@@ -58,7 +68,7 @@ class ControlView(APIView):
     """
 
     authentication_classes: ClassVar[Sequence[type]] = [BearerKeyAuthentication, PeopleSessionAuthentication]
-    parser_classes: ClassVar[Sequence[type]] = [JSONParser]
+    parser_classes: ClassVar[Sequence[type]] = [BoundedJSONParser]
     renderer_classes: ClassVar[Sequence[type]] = [JSONRenderer]
     throttle_classes: ClassVar[Sequence[type]] = [KeyThrottle, PersonThrottle]
     content_negotiation_class = DefaultContentNegotiation

@@ -7,11 +7,11 @@ from typing import IO, Any, ClassVar
 
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound
-from rest_framework.parsers import BaseParser, JSONParser
+from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from api.control.base import ControlView, PageQuery
+from api.control.base import BoundedJSONParser, ControlView, PageQuery
 from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.permissions import IsOperator, IsViewer
 from controller.models import Trace
@@ -66,7 +66,7 @@ class TraceList(ControlView):
 
     access: ClassVar = {"GET": IsViewer, "POST": IsOperator}
     configures = False
-    parser_classes: ClassVar = [JSONParser, FileParser, GzipParser]
+    parser_classes: ClassVar = [BoundedJSONParser, FileParser, GzipParser]
 
     @operation("trace_list", "List traces", query=PageQuery, answer=page_of(TraceOutput))
     def get(self, request: Request) -> Response:

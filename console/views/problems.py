@@ -41,6 +41,11 @@ def defect(request: HttpRequest) -> HttpResponse:
     )
 
 
+def unstorable(request: HttpRequest) -> HttpResponse:
+    text = "Something in it is out of range, or holds characters that are no text. Nothing was changed."
+    return problem(request, 400, "That cannot be stored or looked for", text)
+
+
 def database_away(request: HttpRequest) -> HttpResponse:
     text = "PostgreSQL does not answer. Requests are still served, and their records are kept meanwhile."
     response = problem(request, 503, "The database is away", text)
