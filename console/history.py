@@ -14,6 +14,7 @@ from django.utils.http import urlencode
 from console import charts
 from console.budget import budget_words, error_budget
 from console.live_view import row_key
+from console.templatetags.units import count, money
 from console.words import class_name
 from controller.models import PriorityMapping, SLOClass
 from controller.selectors import catalogue, fleet
@@ -21,7 +22,6 @@ from controller.selectors.attainment import Attainment, attainment, attainment_s
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
-RATE_WINDOW = timedelta(minutes=5)
 TARGET_WITHOUT_CLASS = 0.95
 NO_CLASS = "(none)"  # how a link says "requests without a class"
 
@@ -60,20 +60,37 @@ def overview_history(now: datetime) -> dict[str, Any]:
     minutes = attainment_series(since=now - HOUR, until=now, bucket=timedelta(minutes=1), by=("tenant", "slo_class"))
     day = attainment(since=now - DAY, until=now, quantiles=False)
     classes = class_history(minutes, day, known)
-    spent = fleet.cost(since=now - HOUR, until=now)
-    attained = sum(row.attained for row in minutes)
     targets = {each["key"]: each["target"] for each in classes}
     palette = {each["key"]: each["series"] for each in classes}
     rows = [_minute(row) for row in minutes]
     window = chart_window(rows, now)
     return {
         "classes": classes,
-        "cost_per_hour": fleet.cost(since=now - RATE_WINDOW, until=now) * (HOUR / RATE_WINDOW),
-        "cost_per_attained": spent / attained if attained else None,
+        **costs(minutes, now),
         "charts": {
             "attainment": charts.attainment(rows, palette, targets, *window),
             "goodput": charts.goodput(rows, palette, *window),
         },
+    }
+
+
+def costs(minutes: Sequence[Attainment], now: datetime) -> dict[str, Any]:
+    """An hour of what is provisioned now; and what the last hour cost, all of it and for each attained request.
+
+    Both of the latter are of one window, that of `minutes`: whole minutes, by arrival.
+    """
+    rate = fleet.cost_rate()
+    spent = fleet.cost(since=(now - HOUR).replace(second=0, microsecond=0), until=now)
+    attained = sum(row.attained for row in minutes)
+    each = spent / attained if attained else None
+    whose = f"for the {count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned now"
+    share = "nothing attained" if each is None else f"{money(each)} for each attained request"
+    return {
+        "cost_per_hour": rate.per_s * HOUR.total_seconds(),
+        "cost_whose": whose if rate.instances else "no instance is provisioned now",
+        "cost_spent": spent,
+        "cost_per_attained": each,
+        "cost_hour": f"last hour: {money(spent)} spent, {share}",
     }
 
 
@@ -127,12 +144,11 @@ def class_history(
 
 
 def links(tenant: str, slo_class: str) -> dict[str, str]:
-    """From a class to the requests that missed, to what was decided about it, and to what of it waits."""
-    missed = urlencode({"tenant": tenant, "slo_class": slo_class or NO_CLASS, "attained": "no"})
-    about = urlencode({"q": slo_class or tenant})
+    """From a class to the requests that missed, to the decisions that bear on them, and to what of it waits."""
+    about = urlencode({"tenant": tenant, "slo_class": slo_class or NO_CLASS})
     waits = urlencode({"key": row_key(tenant, slo_class)})
     return {
-        "requests_url": f"{reverse('requests')}?{missed}",
+        "requests_url": f"{reverse('requests')}?{about}&attained=no",
         "decisions_url": f"{reverse('audit')}?{about}",
         "queue_url": f"{reverse('queue')}?{waits}",
     }

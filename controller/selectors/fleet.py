@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
-from django.db.models import F, QuerySet, Sum
+from django.db.models import Count, F, QuerySet, Sum
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from controller.models import Instance, InstanceInterval
@@ -21,3 +22,16 @@ def cost(*, since: datetime, until: datetime) -> float:
     length = Least(Coalesce(F("ended_at"), until), until) - Greatest(F("started_at"), since)
     by_price = rows.values("unit_cost").annotate(length=Sum(length)).order_by()
     return sum(row["unit_cost"] * row["length"].total_seconds() for row in by_price)
+
+
+class CostRate(NamedTuple):
+    """What is provisioned now: `per_s` cost units a second, so many `instances`."""
+
+    per_s: float
+    instances: int
+
+
+def cost_rate() -> CostRate:
+    """The unit costs of all open intervals: what the fleet costs for as long as it stays as it is."""
+    row = InstanceInterval.objects.filter(ended_at__isnull=True).aggregate(per_s=Sum("unit_cost"), count=Count("pk"))
+    return CostRate(row["per_s"] or 0.0, row["count"])

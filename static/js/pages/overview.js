@@ -231,7 +231,7 @@ function showHistory(history) {
     showBudget(row, item);
   }
   put(find('[data-history="cost_per_hour"]'), money(history.cost_per_hour));
-  put(find('[data-history="cost_per_attained"]'), money(history.cost_per_attained));
+  for (const name of ["cost_whose", "cost_hour"]) put(find(`[data-history="${name}"]`), history[name]);
   for (const [name, spec] of Object.entries(history.charts)) draw(find(`[data-chart="${name}"]`), spec);
 }
 

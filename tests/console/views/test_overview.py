@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from console.history import error_budget
-from controller.models import AttainmentMinute, histogram
+from controller.models import AttainmentMinute, InstanceInterval, histogram
 from tests import factories
 from tests.console.live_data import fleet, window
 
@@ -60,8 +61,59 @@ def test_a_mapped_priority_shows_the_target_its_level_begins_with(viewer, live_s
     assert viewer.get("/overview/history/").json()["classes"][0]["ttft_target_s"] == 0.9
 
 
+def provisioned(since_ago, until_ago=None, unit_cost=1.0):
+    """An instance that is paid for from `since_ago` on, or was until `until_ago`."""
+    now = timezone.now()
+    return InstanceInterval.objects.create(
+        instance=factories.instance(unit_cost=unit_cost), role="collocated", unit_cost=unit_cost,
+        started_at=now - since_ago, ended_at=None if until_ago is None else now - until_ago,
+    )  # fmt: skip
+
+
 def test_the_cost_says_its_unit(viewer, live_store):
     assert "instance-seconds × unit cost" in viewer.get("/").content.decode()
+
+
+def test_an_hour_costs_what_is_provisioned_now_however_short_a_time(viewer, live_store):
+    """Two instances that were started ten seconds ago, and two hundred beside one that was there all the time."""
+    for _ in range(2):
+        provisioned(timedelta(seconds=10))
+    assert viewer.get("/overview/history/").json()["cost_per_hour"] == 7200
+    for _ in range(200):
+        provisioned(timedelta(seconds=1))
+    provisioned(timedelta(minutes=50), until_ago=timedelta(minutes=40), unit_cost=100.0)
+    said = viewer.get("/overview/history/").json()
+    assert (said["cost_per_hour"], said["cost_whose"]) == (202 * 3600, "for the 202 instances provisioned now")
+
+
+def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, live_store):
+    provisioned(timedelta(minutes=20), unit_cost=2.0)
+    provisioned(timedelta(minutes=30), until_ago=timedelta(minutes=20))
+    provisioned(timedelta(hours=5), until_ago=timedelta(hours=2))
+    minute(timedelta(minutes=15), attained=4)
+    minute(timedelta(hours=2), attained=1000)
+    said = viewer.get("/overview/history/").json()
+    assert said["cost_spent"] == pytest.approx(20 * 60 * 2 + 10 * 60, abs=10)
+    assert said["cost_per_attained"] == pytest.approx(said["cost_spent"] / 4)
+    assert said["cost_per_hour"] == 7200
+
+
+def test_the_tile_names_the_windows_of_its_figures(viewer, live_store):
+    tile = cost_tile(viewer)
+    assert "Cost an hour 0 no instance is provisioned now" in tile
+    assert "last hour: 0 spent, nothing attained" in tile
+    provisioned(timedelta(minutes=30), until_ago=timedelta(minutes=20), unit_cost=2.0)
+    assert "last hour: 1,200 spent, nothing attained" in cost_tile(viewer)
+    minute(timedelta(minutes=25), attained=600)
+    assert "last hour: 1,200 spent, 2 for each attained request" in cost_tile(viewer)
+    provisioned(timedelta(0))
+    assert "Cost an hour 3,600 for the 1 instance provisioned now" in cost_tile(viewer)
+
+
+def cost_tile(viewer):
+    html = viewer.get("/").content.decode()
+    tile = re.search(r"<dt>Cost an hour</dt>.*?</dd>", html, re.DOTALL)[0]
+    return " ".join(re.sub(r"<[^>]+>", " ", tile).split()).replace(" ,", ",")
 
 
 @pytest.mark.parametrize(
