@@ -45,5 +45,3 @@ document.addEventListener("submit", confirmFirst, true);
 // Fired on the new content, which is in the page by then; the element that asked for it may be gone.
 document.addEventListener("htmx:after:process", () => refresh());
 refresh();
-// On a narrow screen the menu scrolls sideways: bring the current page's entry into view.
-document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
