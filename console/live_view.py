@@ -44,13 +44,18 @@ class ClassRow(TypedDict):
 
 
 class Verdict(TypedDict):
+    """`was`: the headline once this is not current any more, for a page that has heard nothing since."""
+
     status: str
     headline: str
+    was: str
     lines: list[dict[str, str]]
 
 
 # Silence is not calm: with Redis or every gateway away, nobody knows whether requests miss their SLO.
-UNKNOWN = Verdict(status="idle", headline="No gateway reports now: nothing is known about current requests", lines=[])
+NOBODY = "No gateway reports now: nothing is known about current requests"
+UNKNOWN = Verdict(status="idle", headline=NOBODY, was=NOBODY, lines=[])
+WHEN = "When last heard of,"
 
 
 def row_key(tenant: str, slo_class: str) -> str:
@@ -116,14 +121,19 @@ def verdict(rows: Sequence[ClassRow]) -> Verdict:
     if warn:
         lines.append(_close_line(warn))
     if bad:
-        verb = "misses its" if len(bad) == 1 else "miss their"
-        headline = f"{len(bad)} of {len(active)} {'class' if len(active) == 1 else 'classes'} {verb} SLO now"
-        return Verdict(status="bad", headline=headline, lines=lines)
+        who = f"{len(bad)} of {len(active)} {'class' if len(active) == 1 else 'classes'}"
+        one = len(bad) == 1
+        headline = f"{who} {'misses its' if one else 'miss their'} SLO now"
+        was = f"{WHEN} {who} missed {'its' if one else 'their'} SLO"
+        return Verdict(status="bad", headline=headline, was=was, lines=lines)
     if warn:
-        return Verdict(status="warn", headline="Every SLO is kept, but with little room", lines=lines)
+        was = f"{WHEN} every SLO was kept, but with little room"
+        return Verdict(status="warn", headline="Every SLO is kept, but with little room", was=was, lines=lines)
     if not active:
-        return Verdict(status="idle", headline="No requests in the last minute", lines=[])
-    return Verdict(status="ok", headline="Every SLO is kept now", lines=[_calm_line(active)])
+        was = f"{WHEN} no request had come for a minute"
+        return Verdict(status="idle", headline="No requests in the last minute", was=was, lines=[])
+    was = f"{WHEN} every SLO was kept"
+    return Verdict(status="ok", headline="Every SLO is kept now", was=was, lines=[_calm_line(active)])
 
 
 def _shortfall(row: ClassRow) -> float:
@@ -144,7 +154,7 @@ def _line(row: ClassRow) -> dict[str, str]:
 def _calm_line(rows: Sequence[ClassRow]) -> dict[str, str]:
     finished, misses = sum(row["finished"] for row in rows), sum(row["misses"] for row in rows)
     classes = "1 class" if len(rows) == 1 else f"{len(rows)} classes"
-    text = f"{finished - misses} of {finished} requests of {classes} attained in the last minute"
+    text = f"{finished - misses} of {finished} requests of {classes} attained over 60 s"
     return {"key": "", "name": "", "status": "ok", "label": "on target", "text": text}
 
 

@@ -42,8 +42,14 @@ CLASS_ROW = {
 QUEUE_ROWS = [
     {"id": "req-in-time", "slack": "420 ms left", "status": "ok", "share": 0.84, "starts": "in 90 ms"},
     {"id": "req-nearly-late", "slack": "80 ms left", "status": "warn", "share": 0.16, "starts": "in 40 ms"},
-    {"id": "req-late", "slack": "1.20 s late", "status": "bad", "share": 1, "starts": "in 2.4 s", "miss": True},
-    {"id": "req-held", "slack": "300 ms left", "status": "ok", "share": 0.6, "paused": True},
+    {
+        "id": "req-late", "slack": "1.20 s late", "status": "bad", "share": 1, "starts": "too late", "miss": True,
+        "late": True, "ends": "gives up in 2.80 s",
+    },
+    {
+        "id": "req-held", "slack": "300 ms left", "status": "ok", "share": 0.6, "paused": True,
+        "ends": "gives up in 4.30 s",
+    },
 ]  # fmt: skip
 INSTANCES = [
     {"id": "engine-1", "role": "collocated", "state": "up", "utilisation": 0.4, "running": 3, "waiting": 0},

@@ -85,6 +85,23 @@ def test_an_overview_of_nothing_claims_nothing():
     assert live_view.overview([fleet(classes=[])])["verdict"]["headline"] == "No requests in the last minute"
 
 
+@pytest.mark.parametrize(
+    ("rows", "was"),
+    [
+        ([row_of(attained=10), row_of()], "1 of 2 classes missed its SLO"),
+        ([row_of(attained=10)], "1 of 1 class missed its SLO"),
+        ([row_of(slo_class="a", attained=1), row_of(attained=1)], "2 of 2 classes missed their SLO"),
+        ([row_of(attained=96)], "every SLO was kept, but with little room"),
+        ([row_of()], "every SLO was kept"),
+        ([], "no request had come for a minute"),
+    ],
+)
+def test_a_verdict_has_words_for_when_it_is_not_current_any_more(rows, was):
+    said = live_view.verdict(rows)
+    assert said["was"] == f"When last heard of, {was}"
+    assert " now" not in " ".join([said["was"], *(line["text"] for line in said["lines"])])
+
+
 def test_data_is_stale_after_three_periods_and_never_before_three_seconds():
     assert live_view.stale_after_s([fleet(period_s=5.0)]) == 15.0
     assert live_view.stale_after_s([fleet(period_s=0.05)]) == 3.0

@@ -22,10 +22,19 @@ function badge(element, status, text) {
 
 // ---- verdict and totals -------------------------------------------------------------------------------------------------
 
+let current = true; // is what is shown what is so now?
+
+/** Figures that are not current stay, in grey, and nothing that is said of them is said of now. */
+function sayHowCurrent() {
+  for (const part of document.querySelectorAll("[data-live]")) part.toggleAttribute("data-stale", !current);
+  const { is, was } = find("#verdict").dataset;
+  put(find("[data-verdict]"), current ? is : was);
+}
+
 function showVerdict(verdict) {
   const box = find("#verdict");
-  box.dataset.status = verdict.status;
-  put(find("[data-verdict]"), verdict.headline);
+  Object.assign(box.dataset, { status: verdict.status, is: verdict.headline, was: verdict.was });
+  sayHowCurrent();
   const list = find("[data-verdict-lines]");
   list.replaceChildren(
     ...verdict.lines.map((line) => {
@@ -291,6 +300,7 @@ function start() {
   draw(find('[data-chart="queue"]'), history.queue_chart);
   showHistory(history);
   setTimeout(pollHistory, HISTORY_MS);
+  const showState = stateShower(find("[data-live-state]"), find("[data-banner]"));
   new LiveTopic("overview", {
     data(data, frame) {
       if (frame.age_s === null) return;
@@ -301,7 +311,11 @@ function start() {
       showRoles(data.roles);
       extendCharts(data, frame.at);
     },
-    state: stateShower(find("[data-live-state]"), find("[data-banner]")),
+    state(state, text) {
+      showState(state, text);
+      current = state === "live";
+      sayHowCurrent();
+    },
   });
   new LiveTopic("decisions", {
     data: showDecisions,
