@@ -189,6 +189,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "max_concurrency": ("in flight at once", "requests"),
     "prefix": ("begins with", ""),
     "scopes": ("it may", ""),
+    "successor": ("its successor begins with", ""),
     "expires_at": ("expires", "at"),
     "revoked_at": ("revoked", "at"),
     "last_used_at": ("last used", "at"),
@@ -231,7 +232,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "ready_at": ("ready since", "at"),
     "stopped_at": ("stopped", "at"),
     "enabled": ("switched on", ""),
-    "slug": ("address", ""),
     "kept": ("kept", ""),
 }
 
