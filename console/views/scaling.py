@@ -30,13 +30,15 @@ from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import Role, role_of
+from controller.selectors.scaling import Counts
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
 
 WINDOW = timedelta(hours=1)
 AROUND = WINDOW / 2  # a moment that somebody asks about
-EVENTS = 40
+EVENTS = 40  # in the table
+MARKS = 400  # on the charts
 PATIENCE_S = 20.0  # the scaler leaves a sample each five seconds, or each look where its looks are further apart
 SAMPLE_PERIODS = 3
 POLLED: dict[bool, Kept[Part]] = {may: Kept(SHARED_S) for may in (False, True)}
@@ -76,16 +78,21 @@ def scaling_part(can_act: bool) -> Part:
 def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     since, until = (at - AROUND, min(now, at + AROUND)) if at else (now - WINDOW, now)
     seen = scaling.samples(since=since, until=until)
-    events = scaling.events(limit=EVENTS, **({"since": since, "until": until} if at else {}))
+    events = scaling.events(limit=MARKS, **({"since": since, "until": until} if at else {}))
     policies, started = scaling.policies(), scaling.starts()
     then = scaling.samples_at(at=at) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
-    cards = [card(policy, seen.get(policy.pk, []), events, until, at, then.get(policy.pk)) for policy in shown]
+    there = {} if at else scaling.instances_now()
+    cards, drawn = [], [event for event in events if event.at >= since]
+    for policy in shown:
+        looks = seen.get(policy.pk, [])
+        state = as_asked(policy, then.get(policy.pk)) if at else as_now(policy, looks, there, now)
+        cards.append(card(policy, looks, drawn, until, at) | state)
     return {
         "asked": at,
         "cards": cards,
         "charts": {each["name"]: each["chart"] for each in cards},
-        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events],
+        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events[:EVENTS]],
         "starts": started,
         "ways": scaling.times_by_way(started),
         "as_of": looked(policies, seen, now),
@@ -97,16 +104,16 @@ def looked(policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[Scalin
     watched = [policy for policy in policies if policy.enabled]
     if not watched:
         return AsOf(now.timestamp(), PATIENCE_S)
-    patience_s = max(PATIENCE_S, *(SAMPLE_PERIODS * policy.interval_s for policy in watched))
+    longest_s = max(map(patience_s, watched))
     # One that was made or switched on just now could not be looked at any earlier.
     last = [
         max([policy.updated_at.timestamp(), *(sample.at.timestamp() for sample in seen.get(policy.pk, ())[-1:])])
         for policy in watched
     ]
-    silent = now.timestamp() - min(last) > patience_s
+    silent = now.timestamp() - min(last) > longest_s
     unseen = silent and not all(seen.get(policy.pk) for policy in watched)
     text = "The scaler has not looked for an hour" if unseen else "The scaler does not look" if silent else ""
-    return AsOf(None if unseen else min(last), patience_s, text)
+    return AsOf(None if unseen else min(last), longest_s, text)
 
 
 def card(
@@ -115,21 +122,14 @@ def card(
     events: Sequence[Decision],
     until: datetime,
     at: datetime | None,
-    then: ScalingSample | None,
 ) -> dict[str, Any]:
-    """One policy with its line. `policy` and `then`: as it was at the moment that was asked about, if one was."""
+    """One policy with its line; `policy` as it was at the moment that was asked about, if one was."""
     subject = f"{policy.model.name}/{policy.role}"
     mine = [event for event in events if event.subject == subject]
-    last = seen[-1] if seen and not at else None
     return {
         "policy": policy,
         "name": f"policy-{policy.pk}",
         "subject": subject,
-        "last": last,
-        "why": why(policy, last) if last else "",
-        "then": then,
-        "shown": then if at else last,
-        "why_then": why(policy, then) if then else "",
         "chart": charts.scaling_load(
             [(row.at.timestamp(), row.load) for row in seen],
             [(row.at.timestamp(), float(row.ready)) for row in seen],
@@ -137,7 +137,32 @@ def card(
             (policy.upper, policy.lower),
             charts.shortest_window([row.at.timestamp() for row in seen], until.timestamp(), WINDOW.total_seconds()),
             at.timestamp() if at else None,
+            patience_s(policy),
         ),
+    }
+
+
+def patience_s(policy: ScalingPolicy) -> float:
+    """Samples further apart than this have a time between them in which nobody looked."""
+    return max(PATIENCE_S, SAMPLE_PERIODS * policy.interval_s)
+
+
+def as_asked(policy: ScalingPolicy, then: ScalingSample | None) -> dict[str, Any]:
+    return {"then": then, "counts": then, "load": then and then.load, "why_then": why(policy, then) if then else ""}
+
+
+def as_now(
+    policy: ScalingPolicy, seen: Sequence[ScalingSample], there: Mapping[tuple[int, str], Counts], now: datetime
+) -> dict[str, Any]:
+    """What is so now. What the scaler saw last is that only while it looks; how many instances there are is known."""
+    last = seen[-1] if seen else None
+    looks = policy.enabled and last is not None and (now - last.at).total_seconds() <= patience_s(policy)
+    return {
+        "last": last,
+        "looks": looks,
+        "counts": there.get((policy.model_id, policy.role), Counts()),
+        "load": last.load if last is not None and looks else None,
+        "why": why(policy, last) if last is not None and looks else "",
     }
 
 

@@ -7,9 +7,9 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import CharField, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
@@ -57,6 +57,14 @@ class WayTimes:
     load_s: float | None
 
 
+class Counts(NamedTuple):
+    """Instances of a fleet by what they are to the scaler."""
+
+    ready: int = 0
+    starting: int = 0
+    draining: int = 0
+
+
 def policies(*, model: str | None = None) -> list[ScalingPolicy]:
     """With the scaler's memory, by model and role."""
     rows = ScalingPolicy.objects.select_related("model", "state").order_by("model__name", "role")
@@ -94,6 +102,29 @@ def as_of(policies: Sequence[ScalingPolicy], at: datetime) -> list[ScalingPolicy
         for name, value in values.items():  # the oldest change since then is the last to speak
             setattr(found[changed], name, value)
     return list(found.values())
+
+
+def instances_now() -> dict[tuple[int, str], Counts]:
+    """By model and role, as the scaler would count them (`controller.scale.observation`); none of it: no entry."""
+    rows = Instance.objects.live().exclude(desired_state=Instance.Desired.STOPPED)
+    there = rows.exclude(observed_state__in=[Instance.Observed.UNREACHABLE, *Instance.GONE])
+    groups = there.values_list("model_id", "role", "desired_state", "observed_state", "weights")
+    found: dict[tuple[int, str], Counts] = {}
+    for model, role, desired, observed, weights, count in groups.annotate(count=Count("pk")).order_by():
+        state = _state(desired, observed, weights)
+        if state:
+            known = found.setdefault((model, role), Counts())
+            found[model, role] = known._replace(**{state: getattr(known, state) + count})
+    return found
+
+
+def _state(desired: str, observed: str, weights: str) -> str:
+    """ready | starting | draining; "" of one that is warm or asleep, which is no part of the fleet."""
+    if weights in (Weights.ABSENT, Weights.LEAVING, Weights.ASLEEP):
+        return ""
+    if desired == Instance.Desired.DRAINING:
+        return "draining"
+    return "ready" if observed == Instance.Observed.READY and weights == Weights.PRESENT else "starting"
 
 
 def events(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import timedelta
 
 import pytest
@@ -16,6 +18,7 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
 from controller.services.scaling import samples_retain
+from controller.services.scaling_stages import stage_of
 from tests import factories
 
 
@@ -67,6 +70,78 @@ def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
     assert reverse("instance", args=["engine-x"]) in html
 
 
+def shown_of(html):
+    """The words of a policy's facts, by their name, and what is said above them."""
+    words = {"said": re.search(r'class="why-now">(.*?)</p>', html, re.DOTALL)[1]}
+    words |= dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd>", html, re.DOTALL))
+    return {name: " ".join(re.sub(r"<[^>]+>", "", text).split()) for name, text in words.items()}
+
+
+def test_a_policy_that_is_off_shows_nothing_of_its_last_look_as_now(viewer, live_store):
+    """Both instances have been stopped since."""
+    policy = factories.scaling_policy(enabled=False)
+    for _ in range(2):
+        factories.instance(policy.model, desired_state="stopped", observed_state="stopped")
+    sample(policy, 3, load=0.04, ready=2)
+    shown = shown_of(viewer.get(reverse("scaling")).content.decode())
+    assert (shown["Ready, starting, draining"], shown["Load now"]) == ("0, 0, 0", "– nobody looks")
+    assert shown["said"].startswith("The policy is switched off: nobody looks at its load. The last look, ")
+    assert shown["said"].endswith("saw a load of 0.04 and 2 ready, 0 starting, 0 draining.")
+
+
+def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(viewer, live_store):
+    policy = factories.scaling_policy()
+    sample(policy, 60, load=0.5, ready=2)
+    shown = shown_of(viewer.get(reverse("scaling")).content.decode())
+    assert shown["Load now"] == "– nobody looks"
+    assert shown["said"].startswith("The scaler does not look: its load is not known now.")
+    sample(policy, 1, load=0.5, ready=2)
+    shown = shown_of(viewer.get(reverse("scaling")).content.decode())
+    assert shown["Load now"] == "0.50"
+    assert shown["said"].startswith("Now: load 0.50 lies between")
+
+
+def test_instances_are_counted_as_they_are_now_and_as_the_scaler_counts_them(db, live_store):
+    policy = factories.scaling_policy(warm=1)
+    for fields in (
+        {}, {}, {"observed_state": "starting"}, {"weights": "loading"}, {"desired_state": "draining"},
+        {"weights": "absent"}, {"weights": "asleep", "sleep_level": 1}, {"weights": "leaving"},
+        {"observed_state": "unreachable"}, {"observed_state": "failed"}, {"desired_state": "stopped"},
+        {"role": "prefill"},
+    ):  # fmt: skip
+        factories.instance(policy.model, **{"observed_state": "ready", **fields})
+    factories.instance(observed_state="ready")
+    counted = scaling.instances_now()[policy.model_id, "collocated"]
+    assert counted == (2, 2, 1)
+    seen = stage_of(policy, [], time.time()).seen
+    assert counted == tuple(len(seen.having(state)) for state in ("ready", "starting", "draining"))
+
+
+def test_each_event_of_the_hour_is_on_the_chart_and_the_newest_are_listed(viewer, live_store):
+    policy = factories.scaling_policy(factories.served_model(name="demo"))
+    sample(policy, 3000)
+    sample(policy, 1)
+    for number in range(60):
+        decision_record(
+            actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
+            reason="load_above_upper", inputs={"load": 0.9, "upper": 0.8, "ready": 2}, outcome={},
+            at=timezone.now() - timedelta(seconds=50 * number + 1),
+        )  # fmt: skip
+    answer = viewer.get(reverse("scaling"))
+    traces = {trace["key"]: trace for trace in answer.context["cards"][0]["chart"]["traces"]}
+    assert (len(traces["scale_out"]["x"]), len(answer.context["events"])) == (60, 40)
+    assert None in traces["load"]["y"], "no line where nobody looked"
+
+
+def test_the_page_stays_within_ten_queries(viewer, live_store, django_assert_max_num_queries):
+    for _ in range(4):
+        policy = factories.scaling_policy()
+        factories.instance(policy.model)
+        sample(policy, 1)
+    with django_assert_max_num_queries(10):
+        assert viewer.get(reverse("scaling")).status_code == 200
+
+
 def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
     policy = factories.scaling_policy()
     then = sample(policy, 3600, mind="at_max", load=2.0)
@@ -113,7 +188,7 @@ def test_the_page_of_a_moment_costs_no_more_queries_with_more_policies(
 def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_store):
     policy = factories.scaling_policy(factories.served_model(name="demo"))
     then = timezone.now() - timedelta(hours=5)
-    for ago_s, load in ((5 * 3600 + 60, 0.9), (5 * 3600, 0.4), (10, 0.1)):
+    for ago_s, load in ((5 * 3600 + 5, 0.9), (5 * 3600, 0.4), (10, 0.1)):
         sample(policy, ago_s, load=load)
     decision_record(
         actor=Actor.job("scaler"), kind="scale_out", subject_type="scaling_policy", subject="demo/collocated",
