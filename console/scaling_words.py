@@ -29,9 +29,8 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
         "starting": sample.starting,
         "draining": sample.draining,
     }
-    if sample.mind in HELD:
-        return HELD[sample.mind].format_map(known)
-    return _steady(policy, sample)
+    said = HELD[sample.mind].format_map(known) if sample.mind in HELD else _steady(policy, sample)
+    return said if sample.ready else f"no engine is up; {said}"
 
 
 def _steady(policy: ScalingPolicy, sample: ScalingSample) -> str:

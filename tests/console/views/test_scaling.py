@@ -39,6 +39,8 @@ def sample(policy, ago_s=0.0, **fields):
         ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance less it would rise above 0.8"),
         ({"load": 1.2}, "it acted in this look"),
         ({"load": None}, "requests arrive and none is finished"),
+        ({"load": 0.0, "ready": 0}, "no engine is up; load 0.00 is below 0.3, but"),
+        ({"load": 1.7, "ready": 0, "mind": "no_device"}, "no engine is up; it wants another instance"),
     ],
 )
 def test_why_it_did_not_scale(db, fields, said):
