@@ -116,6 +116,11 @@ class Stateless:
         """Nothing to learn."""
 
 
+def learns(policy: Policy) -> bool:
+    """Whether it is to be told of events: there are thousands a second, and most policies learn nothing."""
+    return getattr(type(policy), "observe", None) is not Stateless.observe
+
+
 ORDERINGS: Registry[Callable[..., Any]] = Registry("ordering")
 ADMISSIONS: Registry[Callable[..., Any]] = Registry("admission")
 ROUTINGS: Registry[Callable[..., Any]] = Registry("routing")

@@ -13,12 +13,12 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.policy import Admission, Ordering, Routing
+from controller.core.policy import Admission, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.config import DispatchConfig
 from controller.dispatch.fleet import Fleet
-from controller.dispatch.lane import Lane, refuse
+from controller.dispatch.lane import TOLD_APART, Lane, refuse
 from controller.dispatch.one_pass import Pass
 from controller.dispatch.pacing import Pacing, Room
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
@@ -51,6 +51,7 @@ class StageDispatcher:
         self._ordering = ordering
         self._admission = admission
         self._routing = routing
+        self._observers = [each.observe for each in (ordering, admission, routing) if learns(each)]
         self._pacing = pacing
         self._pass = Pass(config, admission, pacing)
         self.journal = Journal()
@@ -86,8 +87,8 @@ class StageDispatcher:
                 handler(event, now, actions)
             else:
                 self._fleet.handle(event)
-            for policy in (self._ordering, self._admission, self._routing):
-                policy.observe(event, now)
+            for observe in self._observers:
+                observe(event, now)
         if moved:
             self._wake_at = math.inf
             for lane in self._fleet.lanes.values():
@@ -273,7 +274,7 @@ class StageDispatcher:
         }
         rejected: dict[str, Figure] = {
             other.id: f"{other.outstanding} requests there, {other.waiting_tokens} prompt tokens waiting"
-            for other in lane.workers.values()
+            for other in (lane.workers.values() if len(lane.workers) <= TOLD_APART + 1 else ())
             if other is not worker
         }
         reason = "hopeless_spare_budget" if entry.hopeless else "fits_budget"
@@ -281,7 +282,7 @@ class StageDispatcher:
         worker.send(request, now, rank, self._serial)
         expected_s = worker.waiting_prefill_s() + worker.decode_s()
         self._sent[request.id] = worker
-        decision = Decision("dispatch", reason, request.id, now, figures, rejected if len(rejected) <= 8 else {})
+        decision = Decision("dispatch", reason, request.id, now, figures, rejected)
         actions.append(ev.Send(request, worker.id, rank, slack, decision, expected_s))
 
     def _serve_hopeless(self, lane: Lane, now: float, actions: list[ev.Action]) -> bool:

@@ -322,7 +322,9 @@ class Migrator:
             "kv_tokens": transfer.kv_tokens,
         }
         others = [w for w in self._reach.decoders(transfer) if w is not worker]
-        rejected: dict[str, Figure] = {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
+        rejected: dict[str, Figure] = (
+            {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
+        )
         self._queue.move_to(transfer, State.PLACED, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))

@@ -57,12 +57,13 @@ class Worker:
         self._observed_at = -math.inf
         self._odd = 0
         self._others = (0, 0)  # running and waiting requests that are not ours
+        self._others_count = 0
 
     # ---- what policies read ---------------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
-        return len(self.waiting) + len(self.running) + sum(self._others)
+        return len(self.waiting) + len(self.running) + self._others_count
 
     @property
     def waiting_count(self) -> int:
@@ -133,7 +134,7 @@ class Worker:
 
     def _decode_s(self, more: int, more_tokens: int) -> float:
         batch = self.outstanding
-        others = sum(self._others)
+        others = self._others_count
         ours = len(self.waiting) + len(self.running)
         tokens = self.context_tokens + self.waiting_tokens
         if others and ours:
@@ -236,6 +237,7 @@ class Worker:
             min(running, max(0, previous.running - len(self.running))),
             min(waiting, max(0, previous.waiting - len(self.waiting))),
         )
+        self._others_count = sum(self._others)
         if load.max_num_seqs:
             self.spec.max_num_seqs = load.max_num_seqs
 

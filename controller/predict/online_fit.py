@@ -47,10 +47,10 @@ class OnlineFit:
         return True
 
     def _add(self, scaled: list[float], weight: float, keep: float) -> None:
-        for i in range(COLUMNS):
-            self._right[i] = self._right[i] * keep + weight * scaled[i]
-            for j in range(COLUMNS):
-                self._matrix[i][j] = self._matrix[i][j] * keep + weight * scaled[i] * scaled[j]
+        self._right = [old * keep + weight * value for old, value in zip(self._right, scaled, strict=True)]
+        for row, value in zip(self._matrix, scaled, strict=True):
+            weighed = weight * value
+            row[:] = [old * keep + weighed * other for old, other in zip(row, scaled, strict=True)]
 
     def _refit(self) -> None:
         """Solve measured and prior rows together."""

@@ -95,9 +95,9 @@ class Simulation:
         while len(result.records) < (total := self._expected):
             if not heap:
                 raise RuntimeError(f"{total - len(result.records)} requests can never end: nothing is scheduled")
-            happening = heap.pop()
+            _, kind, _, subject, version = heap.pop()
             result.events += 1
-            handlers[happening.kind](happening.subject, happening.version)
+            handlers[kind](subject, version)
             if self._pending and heap.next_at > heap.now:
                 self._pass()
             if progress is not None and len(result.records) >= reported + REPORT_EVERY:

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core import events as ev
+from controller.core.policy import Stateless
 from controller.core.types import Load
 from controller.dispatch import POLICY_SETS, build_dispatcher
+from controller.policies.ordering.least_attained_service import LeastAttainedService
 from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, up
 
 
@@ -325,3 +327,22 @@ def test_where_the_engine_queues_a_full_kv_cache_holds_nothing_back(policy, sele
     dispatcher.handle([ev.InstanceUp(spec)], 0.0)
     arrivals = [ev.Arrived(request(f"r{i}", ttft=20.0, prompt=500)) for i in range(40)]
     assert len(sends(dispatcher.handle(arrivals, 0.0))) == 40
+
+
+@pytest.mark.parametrize(("engines", "named"), [(9, 8), (10, 0)])
+def test_a_record_names_the_engines_passed_over_where_they_are_few(engines, named):
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(f"w{number}") for number in range(engines)], 0.0)
+    (sent,) = dispatcher.handle([ev.Arrived(request("r"))], 0.0).actions
+    assert len(sent.decision.rejected) == named
+    assert sent.instance_id not in sent.decision.rejected
+
+
+def test_policies_that_learn_are_told_of_every_event_and_the_others_of_none(monkeypatch):
+    heard = []
+    monkeypatch.setattr(LeastAttainedService, "observe", lambda self, event, now: heard.append((event, now)))
+    monkeypatch.setattr(Stateless, "observe", lambda self, event, now: pytest.fail("it learns nothing"))
+    dispatcher = build_dispatcher("slackline", {"ordering": {"name": "least_attained_service"}})
+    events = [up(), ev.Arrived(request("r"))]
+    dispatcher.handle(events, 3.0)
+    assert heard == [(event, 3.0) for event in events]

@@ -71,7 +71,7 @@ def test_the_heap_orders_by_time_then_kind_then_serial():
     heap = EventHeap()
     for at, kind, name in ((2.0, Kind.STEP, "a"), (1.0, Kind.WAKE, "b"), (1.0, Kind.STEP, "c"), (1.0, Kind.STEP, "d")):
         heap.push(at, kind, name)
-    assert [heap.pop().subject for _ in range(4)] == ["c", "d", "b", "a"]
+    assert [heap.pop()[3] for _ in range(4)] == ["c", "d", "b", "a"]
     assert heap.now == 2.0
     with pytest.raises(ValueError, match="already"):
         heap.push(1.5, Kind.STEP)
