@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import BadRequest
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from console.access import allows
@@ -17,11 +19,14 @@ from console.differences import changed_fields
 from console.exports import FORMATS, export
 from console.figures import figure
 from console.forms import AuditSearch
+from console.history import NO_CLASS
 from console.paging import page_of
 from console.sentences import sentence
+from console.surroundings import leads, told_of
 from console.templatetags.units import alternatives
-from controller.models import Decision
+from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue, decisions
+from controller.selectors.causes import Traffic, bearing_on, in_force, looked_back_to, traffic
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
@@ -45,9 +50,14 @@ UNDONE_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
 @allows(Role.VIEWER)
 def decision_list(request: HttpRequest) -> HttpResponse:
     form = AuditSearch(request.GET)
-    page = page_of(found(form), decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
-    rows = [(decision, sentence(decision)) for decision in page.rows]
+    if form.is_valid() and (whom := asked_about(form)) and not form.cleaned_data["since"]:
+        return redirect(f"{request.path}?{from_its_misses(request.GET, *whom, form.cleaned_data['until'])}")
+    about = traffic_of(form)
+    page = page_of(found(form, about), decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
+    rows = [(decision, told_of(decision, about.keys if about else ())) for decision in page.rows]
     context = {
+        "about": about,
+        **(bearing_context(request, form, about) if about and not request.GET.get("after") else {}),
         "form": form,
         "rows": rows,
         "next_url": page.next_url(request),
@@ -58,13 +68,48 @@ def decision_list(request: HttpRequest) -> HttpResponse:
     return render(request, "console/partials/_audit_rows.html" if fragment else "console/audit.html", context)
 
 
-def found(form: AuditSearch) -> QuerySet[Decision]:
+def found(form: AuditSearch, about: Traffic | None = None) -> QuerySet[Decision]:
     """An invalid filter finds nothing; the form says why."""
     if not form.is_valid():
         return Decision.objects.none()
     data = form.cleaned_data
     exact = {name: data[name] or None for name in EXACT}
-    return decisions.search(**exact, since=data["since"], until=data["until"], text=data["q"] or None)
+    bearing = bearing_on(about) if about else None
+    return decisions.search(**exact, since=data["since"], until=data["until"], text=data["q"] or None, bearing=bearing)
+
+
+def asked_about(form: AuditSearch) -> tuple[str | None, str | None] | None:
+    """The tenant and the class whose misses are to be explained; None: the whole audit was asked for."""
+    tenant, slo_class = form.cleaned_data["tenant"] or None, form.cleaned_data["slo_class"] or None
+    return (tenant, "" if slo_class == NO_CLASS else slo_class) if tenant or slo_class else None
+
+
+def traffic_of(form: AuditSearch) -> Traffic | None:
+    if not form.is_valid() or (whom := asked_about(form)) is None:
+        return None
+    data = form.cleaned_data
+    until = data["until"] or timezone.now()
+    return traffic(tenant=whom[0], slo_class=whom[1], since=data["since"], until=until)
+
+
+def from_its_misses(query: QueryDict, tenant: str | None, slo_class: str | None, until: datetime | None) -> str:
+    """The same search with a beginning, so that its address means the same tomorrow."""
+    since = looked_back_to(tenant=tenant, slo_class=slo_class, until=until or timezone.now())
+    bounded = query.copy()
+    bounded["since"] = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+    return bounded.urlencode()
+
+
+def bearing_context(request: HttpRequest, form: AuditSearch, about: Traffic) -> dict[str, Any]:
+    """What the scalers had decided last before the list begins, for it held on; and how many of each kind there are."""
+    counts = found(form, about).order_by("kind").values_list("kind").annotate(count=Count("pk"))
+    query = request.GET.copy()
+    kinds = []
+    for kind, count in counts:
+        query["kind"] = kind
+        kinds.append((kind, count, f"{request.path}?{query.urlencode()}"))
+    before = in_force(about.models, form.cleaned_data["since"])
+    return {"kinds": kinds, "in_force": [(each, sentence(each)) for each in before]}
 
 
 @require_GET
@@ -76,7 +121,7 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
         raise BadRequest("format: csv or json")
     if not form.is_valid():
         raise BadRequest(", ".join(f"{name}: {' '.join(errors)}" for name, errors in form.errors.items()))
-    return export(found(form), "at", EXPORTED, wanted, "decisions")
+    return export(found(form, traffic_of(form)), "at", EXPORTED, wanted, "decisions")
 
 
 @require_GET
@@ -91,7 +136,16 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
         ("Rejected", alternatives(decision.rejected)),
     ]
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
-    return render(request, "console/decision.html", {**context, "undo": undo_address(decision)})
+    context |= {"undo": undo_address(decision), "leads": leads(decision), "policy": policy_of(decision)}
+    return render(request, "console/decision.html", context)
+
+
+def policy_of(decision: Decision) -> ScalingPolicy | None:
+    """The policy that a scaler decided by, if it still is."""
+    model, _, role = decision.subject.rpartition("/")
+    if decision.subject_type != "scaling_policy" or not model:
+        return None
+    return catalogue.scaling_policies().filter(model__name=model, role=role).first()
 
 
 def undo_address(decision: Decision) -> str:

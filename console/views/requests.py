@@ -13,8 +13,10 @@ from django.views.decorators.http import require_GET
 from console.access import allows
 from console.forms import RequestSearch
 from console.history import NO_CLASS
+from console.misses import why_missed
 from console.paging import page_of
 from console.sentences import sentence, step
+from console.surroundings import around
 from console.timeline import span_s, timeline
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
@@ -91,7 +93,8 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     row = records.request_record(id=request_id)
     if row is None:
         return render(request, "console/request_missing.html", {"id": request_id}, status=404)
-    return render(request, "console/request.html", {"whole": described(row)})
+    whole = described(row) | {"around": around(row), "missed": why_missed(row)}
+    return render(request, "console/request.html", {"whole": whole})
 
 
 @require_GET
@@ -126,22 +129,21 @@ def attained_like(row: RequestRecord) -> RequestRecord | None:
 
 
 def described(row: RequestRecord, whole_s: float | None = None) -> dict[str, Any]:
-    about = [*decisions.search(request_id=row.id)[:TOUCHED], *commands_on(row)]
-    touched = [(decision, sentence(decision)) for decision in about]
+    touched = [(decision, sentence(decision)) for decision in touching(row)]
     steps = [step(recorded) for recorded in row.decisions]
     return {"row": row, "timeline": timeline(row, whole_s), "steps": steps, "touched": touched}
 
 
-def commands_on(row: RequestRecord) -> list[Decision]:
-    """What an operator said of many requests, this one among them, while it waited. By the ids on record, or by the
-    command that its own record names."""
+def touching(row: RequestRecord) -> list[Decision]:
+    """What was decided of this request, and what an operator said of many, this one among them, while it waited: by the
+    ids on record, or by the command that its own record names."""
     until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + TOLD_WITHIN
     meant = Q(inputs__request_ids__contains=[row.id])
     figures = [recorded.get("figures") or {} for recorded in row.decisions]
     for command in {str(each["command"]) for each in figures if "command" in each}:
         meant |= Q(outcome__commands__contains=[command])
-    rows = decisions.search(since=row.arrived_at, until=until).filter(kind__in=COMMANDS, request_id="")
-    return list(rows.filter(meant)[:TOUCHED])
+    rows = decisions.search(since=row.arrived_at, until=until)
+    return list(rows.filter(Q(request_id=row.id) | Q(meant, kind__in=COMMANDS, request_id=""))[:TOUCHED])
 
 
 def compared(first: RequestRecord, second: RequestRecord) -> list[dict[str, Any]]:

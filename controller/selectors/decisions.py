@@ -23,9 +23,11 @@ def search(
     since: datetime | None = None,
     until: datetime | None = None,
     text: str | None = None,
+    bearing: Q | None = None,
     after: tuple[datetime, int] | None = None,
 ) -> QuerySet[Decision]:
-    """Slice it. `after`: (at, id) of the last row of the page before. `text`: part of kind, actor, subject, reason."""
+    """Slice it. `after`: (at, id) of the last row of the page before. `text`: part of kind, actor, subject, reason.
+    `bearing`: see `causes`."""
     exact = {
         "kind": kind,
         "actor": actor,
@@ -40,6 +42,8 @@ def search(
     if text:
         fields = ("kind", "actor", "subject", "reason")
         rows = rows.filter(Q(*((f"{name}__icontains", text) for name in fields), _connector=Q.OR))
+    if bearing is not None:
+        rows = rows.filter(bearing)
     if after is not None:
         at, last = after
         rows = rows.filter(Q(at__lt=at) | Q(at=at, id__lt=last), at__lte=at)

@@ -49,9 +49,9 @@ function showVerdict(verdict) {
   );
 }
 
-function missesOf(tenant, sloClass) {
-  return `${page.requestsUrl}?${new URLSearchParams({ tenant, slo_class: sloClass || "(none)" })}&attained=no`;
-}
+const ofClass = (tenant, sloClass) => new URLSearchParams({ tenant, slo_class: sloClass || "(none)" });
+const missesOf = (tenant, sloClass) => `${page.requestsUrl}?${ofClass(tenant, sloClass)}&attained=no`;
+const bearingOn = (tenant, sloClass) => `${page.auditUrl}?${ofClass(tenant, sloClass)}`;
 
 function toMisses(key, name) {
   const link = document.createElement("a");
@@ -90,7 +90,7 @@ function rowFor(item) {
     cell(row, "requests").href = missesOf(item.tenant, item.slo_class);
     cell(row, "queue").href = `${page.queueUrl}?${new URLSearchParams({ key: item.key })}`;
     showSeries(row, item);
-    cell(row, "decisions").href = `${page.auditUrl}?q=${encodeURIComponent(item.slo_class || item.tenant)}`;
+    cell(row, "decisions").href = bearingOn(item.tenant, item.slo_class);
     find("[data-classes]").append(row);
     rows.set(item.key, row);
     find("[data-classes-empty]").hidden = true;

@@ -72,7 +72,7 @@ def test_a_made_up_page_is_refused_in_words(viewer, records, after):
 def test_one_request_against_its_deadlines(viewer, records):
     decision_record(
         actor=factories.ACTOR, kind="queue_cancel", subject_type="request", subject="req-slow", reason="person_asked",
-        request_id="req-slow",
+        request_id="req-slow", at=datetime.fromtimestamp(factories.NOON + 1.5, tz=UTC),
     )  # fmt: skip
     html = viewer.get("/requests/req-slow/").content.decode()
     assert "first token after 3.000 s" in html
