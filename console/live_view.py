@@ -38,6 +38,7 @@ class ClassRow(TypedDict):
     oldest_slack_s: float | None
     ttft_p50_s: float | None
     ttft_p95_s: float | None
+    ttft_whose: str  # in words: the requests that both are of, and which are not among them
     tpot_p50_s: float | None
     goodput_tps: float
     why: str
@@ -91,10 +92,30 @@ def class_row(window: ClassWindow) -> ClassRow:
         oldest_slack_s=window["oldest_slack_s"],
         ttft_p50_s=window["ttft_p50_s"],
         ttft_p95_s=window["ttft_p95_s"],
+        ttft_whose=first_tokens_whose(window),
         tpot_p50_s=window["tpot_p50_s"],
         goodput_tps=window["goodput_tokens"] / window["window_s"] if window["window_s"] else 0.0,
         why=reason_in_words(window["miss_reason"]) if _misses(window) and window["miss_reason"] else "",
     )
+
+
+NOBODYS = "no request ended in 60 s"  # of no traffic
+
+
+def first_tokens_whose(window: ClassWindow) -> str:
+    """Whom the times to the first token count, which is not always everybody whom attainment counts; and why not."""
+    sampled, seen = window.get("sampled"), window.get("first_tokens")
+    if not window["finished"]:
+        return NOBODYS
+    if sampled is None or seen is None:
+        return "of those whose first token was seen"
+    whole = f"{sampled:,} requests" if sampled == window["finished"] else f"the newest {sampled:,} requests"
+    if seen == sampled:
+        return f"all {whole}".replace("all the", "all of the")
+    left = {"not streamed": window.get("in_one_piece", 0)}
+    left["not served"] = sampled - seen - left["not streamed"]
+    why = ", ".join(f"{count:,} {what}" for what, count in left.items() if count)
+    return f"{seen:,} of {whole}; {why}" if seen else f"none of {whole}: {why}"
 
 
 def class_status(window: ClassWindow) -> tuple[str, str]:

@@ -54,8 +54,13 @@ class AttainmentRow(serializers.Serializer):
     failed = serializers.IntegerField()
     cancelled = serializers.IntegerField()
     goodput_tokens = serializers.IntegerField()
-    ttft_p50_s = serializers.FloatField(allow_null=True)
-    ttft_p95_s = serializers.FloatField(allow_null=True)
+    first_tokens = serializers.IntegerField(
+        allow_null=True,
+        help_text="Requests whose first token was seen: those that the TTFT quantiles are of. Not among them: what was "
+        "refused or expired, and answers in one piece.",
+    )
+    ttft_p50_s = serializers.FloatField(allow_null=True, help_text="Of `first_tokens` requests, not of `finished`.")
+    ttft_p95_s = serializers.FloatField(allow_null=True, help_text="Of `first_tokens` requests, not of `finished`.")
     tpot_p50_s = serializers.FloatField(allow_null=True)
     queued = serializers.IntegerField(allow_null=True)
     oldest_slack_s = serializers.FloatField(allow_null=True, help_text="Least time left to a first-token deadline.")
@@ -126,7 +131,8 @@ def _matches(values: Iterable[str], wanted: Iterable[str | None]) -> bool:
 
 def _live_row(window: ClassWindow) -> dict[str, Any]:
     share = window["attained"] / window["finished"] if window["finished"] else None
-    return {**window, "attainment": share, "expired": None, "miss_reason": window["miss_reason"] or None}
+    known = {"first_tokens": window.get("first_tokens"), "miss_reason": window["miss_reason"] or None}
+    return {**window, **known, "attainment": share, "expired": None}
 
 
 def _recorded_row(row: Attainment, targets: dict[tuple[str | None, str], float]) -> dict[str, Any]:

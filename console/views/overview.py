@@ -32,7 +32,7 @@ CHARTS = (
 DECISIONS_SHOWN = 40
 POLLED: Kept[dict[str, Any]] = Kept(5.0)
 CARDS_MAX = 24  # more instances than that are a map of small cells
-BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None}
+BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None, "ttft_whose": live_view.NOBODYS}
 STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
 
 

@@ -36,8 +36,8 @@ CLASS_ROW = {
     "key": "acme/chat", "series_class": 1, "name": "chat", "tenant": "acme", "status": "warn", "status_text": "close",
     "attainment": 0.953, "target": 0.95, "finished": 269, "hour": 0.961, "day": 0.957, "budget_text": "14 % left",
     "budget_status": "warn", "budget_share": 0.14, "queued": 12, "oldest_slack_s": 0.21, "ttft_p50_s": 0.18,
-    "ttft_p95_s": 0.46, "ttft_target_s": 0.5, "why": "waited too long in the queue", "requests_url": "#class-title",
-    "decisions_url": "#class-title",
+    "ttft_p95_s": 0.46, "ttft_whose": "264 of 269 requests; 5 not served", "ttft_target_s": 0.5,
+    "why": "waited too long in the queue", "requests_url": "#class-title", "decisions_url": "#class-title",
 }  # fmt: skip
 QUEUE_ROWS = [
     {"id": "req-in-time", "slack": "420 ms left", "status": "ok", "share": 0.84, "starts": "in 90 ms"},

@@ -46,6 +46,9 @@ class ClassWindow(TypedDict):
     ttft_p95_s: float | None
     tpot_p50_s: float | None
     miss_reason: str  # the commonest cause of misses in the window, "" if none
+    sampled: NotRequired[int]  # the newest of `finished`, which the latencies are read from
+    first_tokens: NotRequired[int]  # those of them whose first token was seen: TTFT is theirs alone
+    in_one_piece: NotRequired[int]  # those that were served without streaming: nobody sees their first token
 
 
 class InstanceMessage(TypedDict):

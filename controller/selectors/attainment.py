@@ -45,6 +45,7 @@ class Attainment:
     ttft_s: dict[float, float | None] | None = None
     tpot_s: dict[float, float | None] | None = None
     e2e_s: dict[float, float | None] | None = None
+    first_tokens: int | None = None  # requests that `ttft_s` is of
 
     @property
     def share(self) -> float | None:
@@ -81,6 +82,7 @@ def attainment(
                 **{name: row.get(name) for name in GROUPS},
                 **{name: row[f"sum_{name}"] for name in COUNTS},
                 **{f"{what}_s": _quantiles(by_key[key]) for what, by_key in latencies.items() if key in by_key},
+                first_tokens=sum(latencies["ttft"][key]) if key in latencies["ttft"] else None,
             )
         )
     return found

@@ -187,6 +187,9 @@ class AttainmentWindows:
             ttft_p95_s=quantile(ttfts, 0.95),
             tpot_p50_s=quantile(tpots, 0.5),
             miss_reason=window.cause(),
+            sampled=len(newest),
+            first_tokens=len(ttfts),
+            in_one_piece=sum(e.outcome == Outcome.OK and e.ttft_s is None for e in newest),
         )
 
 

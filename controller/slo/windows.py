@@ -8,14 +8,15 @@ from typing import Any
 from controller.core.messages import ClassWindow, FleetMessage
 
 COUNTS = ("finished", "attained", "ttft_met", "tpot_met", "refused", "failed", "cancelled", "goodput_tokens", "queued")
-QUANTILES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s")
+SAMPLES = ("sampled", "first_tokens", "in_one_piece")  # told by all, or not known of the sum
+WEIGHTS = {"ttft_p50_s": "first_tokens", "ttft_p95_s": "first_tokens", "tpot_p50_s": "finished"}
 
 
 def merged_windows(fleets: Iterable[FleetMessage]) -> list[ClassWindow]:
     """One row for each class of each tenant, in order of their names.
 
     Counts add up, the slack is the smallest, the cause of misses is that of the gateway with most of them. Latencies
-    are weighted by requests: exact for one gateway, an estimate over several, since quantiles do not add.
+    are weighted by the requests they are of: exact for one gateway, an estimate over several: quantiles do not add.
     """
     found: dict[tuple[str, str], ClassWindow] = {}
     for fleet in fleets:
@@ -29,8 +30,13 @@ def _added(left: ClassWindow, right: ClassWindow) -> ClassWindow:
     total: dict[str, Any] = {**left}
     for name in COUNTS:
         total[name] = left[name] + right[name]  # type: ignore[literal-required]
-    for name in QUANTILES:
-        total[name] = _weighted(left, right, name)
+    for name in SAMPLES:
+        total.pop(name, None)
+        if name in left and name in right:
+            total[name] = left[name] + right[name]  # type: ignore[literal-required]
+    for name, weight in WEIGHTS.items():
+        told = weight if weight in left and weight in right else "finished"
+        total[name] = _weighted(left, right, name, told)
     slacks = [one["oldest_slack_s"] for one in (left, right) if one["oldest_slack_s"] is not None]
     total["oldest_slack_s"] = min(slacks, default=None)
     worse = max(left, right, key=lambda one: one["finished"] - one["attained"])
@@ -38,7 +44,7 @@ def _added(left: ClassWindow, right: ClassWindow) -> ClassWindow:
     return total  # type: ignore[return-value]
 
 
-def _weighted(left: ClassWindow, right: ClassWindow, name: str) -> float | None:
-    parts = [(one[name], one["finished"]) for one in (left, right) if one[name] is not None]  # type: ignore[literal-required]
+def _weighted(left: ClassWindow, right: ClassWindow, name: str, weight: str) -> float | None:
+    parts = [(one[name], one[weight]) for one in (left, right) if one[name] is not None]  # type: ignore[literal-required]
     requests = sum(count for _, count in parts)
     return sum(value * count for value, count in parts) / requests if requests else next((v for v, _ in parts), None)

@@ -35,6 +35,40 @@ def test_a_row_says_why_in_words_only_when_something_missed():
     assert row_of(attained=100, miss_reason="slow_decode")["why"] == ""
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"finished": 97, "sampled": 97, "first_tokens": 97, "in_one_piece": 0}, "all 97 requests"),
+        ({"finished": 97, "sampled": 97, "first_tokens": 35, "in_one_piece": 0}, "35 of 97 requests; 62 not served"),
+        (
+            {"finished": 97, "sampled": 97, "first_tokens": 35, "in_one_piece": 22},
+            "35 of 97 requests; 22 not streamed, 40 not served",
+        ),
+        (
+            {"finished": 62, "sampled": 62, "first_tokens": 0, "in_one_piece": 62},
+            "none of 62 requests: 62 not streamed",
+        ),
+        ({"finished": 9, "sampled": 9, "first_tokens": 0, "in_one_piece": 0}, "none of 9 requests: 9 not served"),
+        (
+            {"finished": 12_000, "sampled": 500, "first_tokens": 480, "in_one_piece": 0},
+            "480 of the newest 500 requests; 20 not served",
+        ),
+        (
+            {"finished": 12_000, "sampled": 500, "first_tokens": 500, "in_one_piece": 0},
+            "all of the newest 500 requests",
+        ),
+        (
+            {"finished": 0, "attained": 0, "sampled": 0, "first_tokens": 0, "in_one_piece": 0},
+            "no request ended in 60 s",
+        ),
+        ({}, "of those whose first token was seen"),
+    ],
+)
+def test_a_row_says_whose_first_tokens_its_times_are_of(fields, said):
+    """The last is of a gateway that does not tell them yet."""
+    assert row_of(**fields)["ttft_whose"] == said
+
+
 def test_an_unknown_reason_reads_as_its_own_words():
     assert row_of(attained=90, miss_reason="moon_phase")["why"] == "moon phase"
 

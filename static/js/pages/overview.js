@@ -135,12 +135,13 @@ function showClass(item) {
   put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `slack ${ms(item.oldest_slack_s)}`);
   cell(row, "slack").classList.toggle("miss", item.oldest_slack_s < 0);
   put(cell(row, "ttft"), `${ms(item.ttft_p50_s)} / ${ms(item.ttft_p95_s)}`);
+  put(cell(row, "ttft-whose"), item.ttft_whose);
   put(cell(row, "why"), item.why || "–");
 }
 
 const IDLE = {
   status: "idle", status_text: "no traffic", attainment: null, finished: 0, now_budget: "", queued: 0, oldest_slack_s: null,
-  ttft_p50_s: null, ttft_p95_s: null, why: "",
+  ttft_p50_s: null, ttft_p95_s: null, ttft_whose: "no request ended in 60 s", why: "",
 };
 
 function showClasses(items) {

@@ -95,6 +95,15 @@ def test_now_is_what_all_gateways_measured(viewer, board):
     assert chat["oldest_slack_s"] == -1.0
     assert chat["ttft_p50_s"] == pytest.approx(0.5)
     assert batch["attainment"] is None
+    assert chat["first_tokens"] is None, "a gateway that does not tell"
+
+
+def test_whose_the_first_token_times_are_is_told(viewer, board):
+    told = {"sampled": 10, "in_one_piece": 1}
+    publish_fleet(board, "g1", classes=[window(first_tokens=2, **told)])
+    publish_fleet(board, "g2", classes=[window(first_tokens=5, **told)])
+    (chat,) = viewer.get("/attainment").data["items"]
+    assert (chat["finished"], chat["first_tokens"]) == (20, 7)
 
 
 def test_an_old_message_is_not_now(viewer, board):
@@ -138,6 +147,7 @@ def test_hour_and_day_are_what_was_recorded(viewer, tenant):
     assert [hour[key]["target"] for key in sorted(hour)] == [None, 0.9, 0.99]
     assert hour[tenant.name, "chat"]["expired"] == 1
     assert 0.15 <= hour[tenant.name, "chat"]["ttft_p50_s"] <= 0.2
+    assert hour[tenant.name, "chat"]["first_tokens"] == 10
     day = viewer.get("/attainment", window="day", tenant=tenant.name, slo_class="chat").data["items"]
     assert [each["attainment"] for each in day] == [0.5]
 

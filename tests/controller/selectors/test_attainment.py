@@ -44,6 +44,7 @@ def test_shares_and_latencies_by_tenant_and_class(traffic, django_assert_num_que
     assert row.ttft_s[0.99] == pytest.approx(2.5, abs=0.5)
     assert rows["acme", "batch"].refused == 1
     assert rows["acme", "batch"].ttft_s[0.5] is None
+    assert (row.first_tokens, rows["acme", "batch"].first_tokens) == (3, 0)
     assert rows["globex", "batch"].share == 1.0
 
 

@@ -85,6 +85,25 @@ def test_window_counts_and_forgets():
     assert windows.view(500.0, {}, {}) == []
 
 
+def test_a_window_says_whose_its_latencies_are():
+    """A cancelled one is nobody's; of those without a first token some were answered in one piece."""
+    windows = AttainmentWindows()
+    for given in (
+        record(),
+        record(ttft=None),
+        record("expired", False, None),
+        record("cut", False),
+        record("cancelled"),
+    ):
+        windows.observe(given, "", 0.0)
+    (row,) = windows.view(1.0, {}, {})
+    assert (row["finished"], row["sampled"], row["first_tokens"], row["in_one_piece"]) == (4, 4, 2, 1)
+    for _ in range(700):
+        windows.observe(record("refused", False, None), "", 2.0)
+    (row,) = windows.view(3.0, {}, {})
+    assert (row["finished"], row["sampled"], row["first_tokens"], row["ttft_p50_s"]) == (704, 500, 0, None)
+
+
 def test_a_cut_window_says_what_it_covers():
     windows = AttainmentWindows(window_s=60, limit=10)
     for i in range(40):

@@ -23,6 +23,22 @@ def test_a_quantile_known_to_one_gateway_stays():
     assert merged["ttft_p95_s"] == 0.7
 
 
+def test_first_tokens_add_up_and_weigh_the_times_that_are_theirs():
+    left = window(finished=100, sampled=100, first_tokens=10, in_one_piece=5, ttft_p50_s=0.2)
+    right = window(finished=100, sampled=100, first_tokens=90, in_one_piece=0, ttft_p50_s=0.6)
+    (merged,) = merged_windows([fleet(classes=[left]), fleet(classes=[right])])
+    assert (merged["sampled"], merged["first_tokens"], merged["in_one_piece"]) == (200, 100, 5)
+    assert merged["ttft_p50_s"] == pytest.approx(0.56)
+
+
+def test_of_a_gateway_that_does_not_tell_first_tokens_the_sum_is_not_known():
+    left, right = window(sampled=9, first_tokens=9, in_one_piece=0, ttft_p50_s=0.2), window(ttft_p50_s=0.6)
+    for pair in ((left, right), (right, left)):
+        (merged,) = merged_windows([fleet(classes=[one]) for one in pair])
+        assert "first_tokens" not in merged
+        assert merged["ttft_p50_s"] == pytest.approx(0.4), "weighted by requests, as before"
+
+
 def test_merging_leaves_the_messages_alone():
     message = fleet()
     merged_windows([message, fleet(gateway="gateway-2")])
