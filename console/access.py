@@ -10,6 +10,8 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
+from console.refused import SAFE, refused_record
+from console.typed import came_from, forget_shown, keep
 from controller.selectors.roles import Role, role_of
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
@@ -24,20 +26,30 @@ def allows(role: Role) -> Callable[[View], View]:
         @wraps(view)
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             if not request.user.is_authenticated:
-                return redirect_to_login(request.get_full_path())
+                return to_login(request)
             held = role_of(request.user)
             if held < role:
                 refuse(request, held, role)
-            return view(request, *args, **kwargs)
+            return forget_shown(request, view(request, *args, **kwargs))
 
         return guarded
 
     return wrap
 
 
+def to_login(request: HttpRequest) -> HttpResponse:
+    """And back to the page afterwards. A post was not done: that is recorded, and what was typed is kept."""
+    if request.method in SAFE:
+        return redirect_to_login(request.get_full_path())
+    refused_record(request, "not_signed_in")
+    response = redirect_to_login(came_from(request))
+    keep(request, response)
+    return response
+
+
 def refuse(request: HttpRequest, held: Role, needed: Role) -> None:
     """403. Attempts to change something are recorded; looking at a page one may not see is not worth a row."""
-    if request.method not in ("GET", "HEAD", "OPTIONS"):
+    if request.method not in SAFE:
         decision_record(
             actor=Actor.person(request.user.get_username()),
             kind="access_refused",

@@ -30,3 +30,9 @@ FRAMES_SENT = Counter("slackline_console_frames_sent", "Live frames sent to brow
 FRAMES_MERGED = Counter(
     "slackline_console_frames_merged", "Live updates merged into a later frame", ("topic",), registry=REGISTRY
 )
+REFUSED = Counter(
+    "slackline_console_refused",
+    "Posts refused before anybody's role was looked at, by reason",
+    ("reason",),
+    registry=REGISTRY,
+)

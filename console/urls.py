@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.contrib import admin
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LogoutView
 from django.urls import include, path, re_path
 from django.views.generic.base import RedirectView
 
@@ -25,6 +25,7 @@ from console.views import (
     queue,
     requests,
     scaling,
+    sign_in,
     tenants,
     traces,
 )
@@ -84,7 +85,8 @@ urlpatterns = [
     path("audit/", audit.decision_list, name="audit"),
     path("audit/export/", audit.decision_export, name="audit-export"),
     path("audit/<int:decision_id>/", audit.decision_detail, name="decision"),
-    path("login/", LoginView.as_view(), name="login"),
+    path("login/", sign_in.SignIn.as_view(), name="login"),
+    path("session/", sign_in.session, name="session"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("admin/", admin.site.urls),
     path("api/v1/", include("api.control.urls")),

@@ -108,6 +108,8 @@ REASONS: dict[str, str] = {
     "reload_lost": "the engine went away while it read its weights",
     "demand_diverged": "one stage has too much to do, the other too little",
     "role_too_low": "the role does not allow it",
+    "csrf_failed": "the form could not be trusted",
+    "not_signed_in": "nobody was signed in",
     "older_than_kept": "they were older than what is kept",
 }
 

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import SLOClassForm
+from console.typed import data_of
 from console.views.changes import before_of
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved
@@ -40,7 +41,7 @@ def class_list(request: HttpRequest) -> HttpResponse:
 @allows(Role.OPERATOR)
 def class_new(request: HttpRequest) -> HttpResponse:
     initial = NEW_CLASS | restored(request)
-    form = SLOClassForm(request.POST or None, initial=initial)
+    form = SLOClassForm(data_of(request), initial=initial)
     if request.method == "POST" and form.is_valid():
         data = {name: form.cleaned_data[name] for name in (*form.FIXED, *form.CHANGEABLE)}
         try:
@@ -57,7 +58,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
 @allows(Role.OPERATOR)
 def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
-    form = SLOClassForm(request.POST or None, existing=row)
+    form = SLOClassForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
         try:

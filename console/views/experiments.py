@@ -26,6 +26,7 @@ from console.experiment_forms import (
     policy_now,
 )
 from console.paging import page_of
+from console.typed import data_of
 from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import catalogue, experiments
@@ -123,8 +124,9 @@ def settings_policy() -> str:
 
 
 def bound(request: HttpRequest) -> tuple[ExperimentForm, Any]:
-    if request.method == "POST":
-        return ExperimentForm(request.POST), ContenderFormSet(request.POST, prefix="contenders")
+    data = data_of(request)
+    if data is not None:
+        return ExperimentForm(data), ContenderFormSet(data, prefix="contenders")
     return ExperimentForm(), ContenderFormSet(initial=first_contenders(), prefix="contenders")
 
 

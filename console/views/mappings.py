@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import LevelFormSet, MappingForm
+from console.typed import data_of
 from console.views.changes import before_of
 from console.views.classes import restore_link, show_errors
 from console.views.conflicts import Difference, differences
@@ -40,7 +41,7 @@ def mapping_list(request: HttpRequest) -> HttpResponse:
 @allows(Role.OPERATOR)
 def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
-    form = MappingForm(request.POST or None, existing=row)
+    form = MappingForm(data_of(request), existing=row)
     before = restored(request) if request.method == "GET" else {}
     form.initial |= {name: before[name] for name in SETTINGS if name in before}
     levels = level_forms(request, before.get("levels", row.levels))
@@ -81,9 +82,10 @@ def restored(request: HttpRequest) -> dict[str, Any]:
 
 
 def level_forms(request: HttpRequest, stored: Sequence[dict[str, float]]) -> Any:
-    initial = None if request.method == "POST" else stored
+    data = data_of(request)
+    initial = None if data is not None else stored
     # A level left empty is an error, not "no level": their number is what the person chose.
-    return LevelFormSet(request.POST or None, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
+    return LevelFormSet(data, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
 
 
 def as_levels(levels: Any) -> list[dict[str, float]]:

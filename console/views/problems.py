@@ -1,4 +1,4 @@
-"""Pages for what went wrong: said plainly, with a way on. None of them asks the database."""
+"""Pages for what went wrong: said plainly, with a way on. None of them needs the database."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 
+from console.refused import refused_record
+from console.typed import came_from, keep
+
 RETRY_AFTER_S = 3
 
 
-def problem(request: HttpRequest, status: int, headline: str, text: str, signed_in: bool = False) -> HttpResponse:
+def problem(
+    request: HttpRequest, status: int, headline: str, text: str, signed_in: bool = False, again: str = ""
+) -> HttpResponse:
     if "application/json" in request.headers.get("accept", ""):
         return JsonResponse({"message": f"{headline}. {text}"}, status=status)
-    context = {"headline": headline, "text": text, "signed_in": signed_in, "path": request.path}
+    context = {"headline": headline, "text": text, "signed_in": signed_in, "path": request.path, "again": again}
     # Without the request: its context processors would ask for the session, so for the database.
     return HttpResponse(render_to_string("problem.html", context), status=status)
 
@@ -27,8 +32,16 @@ def forbidden(request: HttpRequest, exception: Any = None) -> HttpResponse:
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
-    text = "The form was too old, or came from another site. Go back, load the page again, and send it once more."
-    return problem(request, 403, "The form could not be trusted", text)
+    """Recorded. A form of ours from before another sign-in is no attack: what was typed into it is kept."""
+    refused_record(request, "csrf_failed")
+    headline = "The form could not be trusted"
+    if request.headers.get("origin") != f"{request.scheme}://{request.get_host()}":
+        text = "The form was too old, or came from another site. Go back, load the page again, and send it once more."
+        return problem(request, 403, headline, text)
+    text = "Somebody signed in or out since its page was loaded. Nothing was done; what you typed is kept for a while."
+    response = problem(request, 403, headline, text, again=came_from(request))
+    keep(request, response)
+    return response
 
 
 def not_found(request: HttpRequest, exception: Any = None) -> HttpResponse:

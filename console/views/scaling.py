@@ -24,6 +24,7 @@ from console.polled import SHARED_S, AsOf, Part, charts_due
 from console.scaling_forms import ScalingForm
 from console.scaling_words import why
 from console.sentences import figures_line, sentence
+from console.typed import data_of
 from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
@@ -169,7 +170,7 @@ def as_now(
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
 def scaling_new(request: HttpRequest) -> HttpResponse:
-    form = ScalingForm(request.POST or None)
+    form = ScalingForm(data_of(request))
     if request.method == "POST" and form.is_valid():
         try:
             row = scaling_policy_create(actor=Actor.person(request.user.get_username()), **form.values())
@@ -187,7 +188,7 @@ def scaling_new(request: HttpRequest) -> HttpResponse:
 @allows(Role.OPERATOR)
 def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
-    form = ScalingForm(request.POST or None, existing=row)
+    form = ScalingForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
         version = form.cleaned_data["version"]

@@ -13,6 +13,7 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -22,6 +23,7 @@ from console.history import links, promise_of, promises
 from console.live_view import open_by_tenant
 from console.sentences import sentence
 from console.tenant_forms import KeyForm, RotateForm, TenantForm
+from console.typed import data_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
@@ -65,13 +67,14 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
-    return render(request, "console/tenant.html", page(request, found(tenant_id), KeyForm()))
+    form = KeyForm(data_of(request, reverse("key-new", args=[tenant_id])))
+    return render(request, "console/tenant.html", page(request, found(tenant_id), form))
 
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.ADMIN)
 def tenant_new(request: HttpRequest) -> HttpResponse:
-    form = TenantForm(request.POST or None)
+    form = TenantForm(data_of(request))
     if request.method == "POST" and form.is_valid():
         try:
             row = tenant_create(actor=actor(request), **form.values())
@@ -88,7 +91,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
 @allows(Role.ADMIN)
 def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
     row = found(tenant_id)
-    form = TenantForm(request.POST or None, existing=row)
+    form = TenantForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
         version = form.cleaned_data["version"]
