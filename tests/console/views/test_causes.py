@@ -140,6 +140,7 @@ def test_what_is_asked_of_all_tenants_or_of_all_classes(viewer, burst):
     assert b"nothing of scaling is listed" in nobody.content
 
 
+@pytest.mark.django_db(transaction=True)
 def test_the_export_has_the_same_rows(viewer, burst):
     at, _ = burst
     refused(at, acme_interactive=3)
