@@ -11,7 +11,7 @@ from django import forms
 from django.conf import settings
 from django.utils import timezone
 
-from console.forms import SecondsField
+from console.forms import SecondsField, TimeField
 from controller.dispatch import POLICY_SETS
 from controller.models import ServedModel
 from controller.selectors import experiments
@@ -46,22 +46,14 @@ def tokens(label: str, least: int = 1, **kwargs: Any) -> forms.IntegerField:
     return field
 
 
-def moment(label: str) -> forms.DateTimeField:
-    return forms.DateTimeField(
-        label=label,
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-    )
-
-
 class ExperimentForm(forms.Form):
     """Traffic, fleet and how often. What only another kind of traffic needs is not looked at."""
 
     name = forms.CharField(max_length=120, required=False, help_text="Empty: named after its traffic.")
     kind = forms.ChoiceField(label="Traffic", choices=KINDS, initial="window")
 
-    since = moment("From (UTC)")
-    until = moment("To (UTC)")
+    since = TimeField(label="From (UTC)")
+    until = TimeField(label="To (UTC)")
     model = forms.ChoiceField(required=False, help_text="Requests for this model are replayed.")
     tenant = forms.CharField(max_length=64, required=False, help_text="Empty: of all tenants.")
     slo_class = forms.CharField(max_length=64, required=False, label="Class", help_text="Empty: of all classes.")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
+from django.utils.dateparse import parse_datetime
 
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
@@ -49,11 +50,25 @@ class PercentField(forms.FloatField):
 
 
 class TimeField(forms.DateTimeField):
-    """A moment in UTC for a filter; empty does not filter."""
+    """A moment, sent and kept as UTC; `static/js/moments.js` lets people read and type it in their own zone.
+
+    A label ends in "(UTC)", which is true without that script. May be empty.
+    """
+
+    moment = True
 
     def __init__(self, **kwargs: Any) -> None:
-        widget = forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
-        super().__init__(required=False, widget=widget, **kwargs)
+        attrs = {"type": "datetime-local", "step": "1", "autocomplete": "off", "data-moment": ""}
+        super().__init__(required=False, widget=forms.DateTimeInput(attrs=attrs, format="%Y-%m-%dT%H:%M:%S"), **kwargs)
+
+    def prepare_value(self, value: Any) -> Any:
+        """An address may name a zone, of which such an input knows nothing."""
+        try:
+            named = parse_datetime(value) if isinstance(value, str) else None
+            zoned = named is not None and named.tzinfo is not None
+            return super().prepare_value(named if zoned else value)
+        except (ValueError, OverflowError):
+            return value
 
     def clean(self, value: Any) -> datetime | None:
         moment: datetime | None = super().clean(value)

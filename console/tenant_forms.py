@@ -8,6 +8,7 @@ from typing import Any
 from django import forms
 from django.db.models import Q
 
+from console.forms import TimeField
 from controller.models import ApiKey, SLOClass, Tenant
 from controller.models.base import NAME
 
@@ -76,12 +77,7 @@ class KeyForm(forms.Form):
     scopes = forms.MultipleChoiceField(
         choices=ApiKey.Scope.choices, widget=forms.CheckboxSelectMultiple, label="It may", initial=ApiKey.Scope.values
     )
-    expires_at = forms.DateTimeField(
-        required=False,
-        label="Expires (UTC)",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-        help_text="Empty: never.",
-    )
+    expires_at = TimeField(label="Expires (UTC)", help_text="Empty: never.")
 
 
 class RotateForm(forms.Form):

@@ -1,6 +1,7 @@
 // What every page needs: local times, confirmation before what cannot be undone, widths of meters, htmx settings.
 
 import { localTimes } from "./format.js";
+import { localMoments } from "./moments.js";
 
 /** Style attributes are forbidden by the content security policy: shares travel as data-share and become widths here. */
 export function fillMeters(root = document) {
@@ -13,6 +14,7 @@ export function fillMeters(root = document) {
 
 export function refresh(root = document) {
   localTimes(root);
+  localMoments(root);
   fillMeters(root);
 }
 

@@ -1,6 +1,7 @@
 // The form that asks for an experiment: shows what the chosen traffic needs, and says what is wrong while one types.
 
 import { liveCheck } from "../check.js";
+import { setMoment } from "../moments.js";
 
 const form = document.querySelector("[data-experiment-form]");
 const HOUR_MS = 3600 * 1000;
@@ -13,8 +14,6 @@ function showParts() {
   }
 }
 
-const asUtc = (date) => date.toISOString().slice(0, 19);
-
 function setWindow(wanted) {
   const now = new Date();
   let [since, until] = [new Date(now.getTime() - Number(wanted) * 1000), now];
@@ -22,9 +21,8 @@ function setWindow(wanted) {
     until = new Date(Date.UTC(now.getUTCFullYear(), now.getUTCMonth(), now.getUTCDate()));
     since = new Date(until.getTime() - 24 * HOUR_MS);
   }
-  form.elements.since.value = asUtc(since);
-  form.elements.until.value = asUtc(until);
-  form.elements.until.dispatchEvent(new Event("input", { bubbles: true }));
+  setMoment(form.elements.since, since);
+  setMoment(form.elements.until, until);
 }
 
 const presets = form.querySelector("[data-presets]");
