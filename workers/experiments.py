@@ -11,7 +11,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import ConfigError
@@ -19,7 +18,9 @@ from controller.models import Experiment, ExperimentRun
 from controller.services import experiment_runs as steps
 from controller.services.experiment_reading import REQUESTS_MAX, Replay, prefix_note, read
 from controller.services.experiment_runs import Lease, LeaseLost
+from workers import preview_sample
 from workers.live import LiveUnavailable, send_experiment
+from workers.preview_sample import Sample, WrongSize
 
 if TYPE_CHECKING:
     from controller.simulator.experiment import Experiment as Simulated
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 
 SAY_EVERY_S = 0.5
 LONGEST_S = 900.0  # wall time of an experiment over all its attempts
-PREVIEW_S = 10.0  # somebody waits
-PREVIEW_RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
-WARM_UP, PROBE = 30, 200  # requests that load what a run needs, and that tell how fast this machine simulates
-SLOWER_LATER = 1.5  # a request costs more once a queue has built up than in a probe
 
 
 class OutOfTime(Exception):
@@ -71,30 +68,48 @@ class Worker:
         self._said = -SAY_EVERY_S
         self._elsewhere = 0.0  # seconds spent on previews in between
         self._total = self._done = 0
-        self._left_out = 0  # requests that a preview has no time for
+        self._sample: Sample | None = None  # of a preview, once it is read
         self._preview = row.kind == Experiment.Kind.PREVIEW
-        self._longest = PREVIEW_S if self._preview else LONGEST_S
+        self._longest = preview_sample.LONGEST_S if self._preview else LONGEST_S
 
     # ---- the work -------------------------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
         self._say("Reading the traffic", 0.0, always=True)
         simulated = read(self._row.spec)
-        if self._preview:
-            simulated = self._shortened(simulated)
+        if self._preview and isinstance(simulated[0].workload, Replay):
+            of = self._row.spec["workload"].get("of", 0)
+            self._sample = Sample(simulated, self._clock, self._spent, of)
+            self._sample.guess()
         runs = self._runs(simulated)
         self._total = len(runs)
         for run in runs:
-            if run.report is None:
+            if self._sample is not None:  # also what an earlier attempt did: its sample may have been another one
+                run.report, seconds = self._sampled(self._sample, run)
+                steps.run_finish(lease=self._lease, run=run, report=run.report, seconds=seconds)
+            elif run.report is None:
                 run.report, seconds = self._simulate(simulated[run.variant], run)
-                while self._preview and (shorter := self._still_shorter(simulated, seconds)):
-                    simulated = shorter
-                    run.report, seconds = self._simulate(simulated[run.variant], run)
                 steps.run_finish(lease=self._lease, run=run, report=run.report, seconds=seconds)
             self._done += 1
+        if self._sample is not None:
+            simulated = self._sample.simulated
         notes = [*self._row.notes, *self._notes(simulated)] if self._preview else None
         result = result_of(self._row, simulated, runs)
+        if self._sample is not None:
+            result["sample"] = self._sample.told()
         steps.experiment_finish(lease=self._lease, result=result, notes=notes, spent_s=self._spent())
+
+    def _sampled(self, sample: Sample, run: ExperimentRun) -> tuple[dict[str, Any], float]:
+        """A preview's run; the first one finds out how many requests fit."""
+        while True:
+            sample.begin()
+            try:
+                found = self._simulate(sample.simulated[run.variant], run)
+                if not self._done:
+                    sample.ended()
+            except WrongSize:
+                continue
+            return found
 
     def _simulate(self, one: Simulated, run: ExperimentRun) -> tuple[dict[str, Any], float]:
         """The report, and the wall seconds it took."""
@@ -149,48 +164,13 @@ class Worker:
                 f"{replay.estimated:,} of {len(replay.requests):,} requests never got their answer; theirs is taken to "
                 "be as long as the median of their class."
             )
-        if self._preview and self._left_out:
-            kept, of = len(replay.requests), self._left_out + len(replay.requests)
-            notes.append(f"The newest {kept:,} of {of:,} requests, so that it ends within {PREVIEW_S:.0f} s.")
         return notes
-
-    def _shortened(self, simulated: Sequence[Simulated]) -> list[Simulated]:
-        """As many of the newest requests as this machine simulates in time."""
-        from controller.simulator.runner import run_once
-
-        first = simulated[0]
-        requests = self._requests(simulated)
-        if requests <= PROBE:
-            return list(simulated)
-        began = 0.0
-        for count in (WARM_UP, PROBE):
-            began = self._clock()
-            run_once(newest(first, count), first.contenders[0], None, 1)
-        each = max(1e-6, SLOWER_LATER * (self._clock() - began) / PROBE)
-        left = PREVIEW_S * PREVIEW_RUN_SHARE - self._spent()
-        return self._newest(simulated, min(requests, max(PROBE, int(left / (len(simulated) * each)))))
-
-    def _still_shorter(self, simulated: Sequence[Simulated], seconds: float) -> list[Simulated] | None:
-        """Fewer requests, where as much time as the first run took is not left for the others. None: it is."""
-        others = len(simulated) - 1
-        left = PREVIEW_S * PREVIEW_RUN_SHARE - self._spent()
-        requests = self._requests(simulated)
-        if self._done or requests <= PROBE or others * seconds <= left:
-            return None
-        share = max(0.0, left) / (len(simulated) * SLOWER_LATER * seconds)
-        return self._newest(simulated, max(PROBE, int(share * requests)))
-
-    def _newest(self, simulated: Sequence[Simulated], count: int) -> list[Simulated]:
-        self._left_out += self._requests(simulated) - count
-        return [newest(one, count) for one in simulated]
-
-    def _requests(self, simulated: Sequence[Simulated]) -> int:
-        first = simulated[0].workload
-        return len(first.requests) if isinstance(first, Replay) else 0
 
     # ---- progress -------------------------------------------------------------------------------------------------
 
     def _progress(self, what: str, done: int, of: int) -> None:
+        if self._sample is not None and not self._done:
+            self._sample.look(done, of)
         self._say(what, done / of if of else 0.0)
 
     def _say(self, step: str, share: float, *, always: bool = False) -> None:
@@ -231,11 +211,6 @@ class Worker:
             send_experiment({"slug": self._row.slug, "state": state, "progress": round(progress, 4), "step": step})
         except LiveUnavailable as error:
             log.debug("progress of %s was not sent: %s", self._row.slug, error)
-
-
-def newest(one: Simulated, count: int) -> Simulated:
-    """On the newest requests of its replay alone."""
-    return replace(one, workload=one.workload.newest(count)) if isinstance(one.workload, Replay) else one
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

@@ -90,28 +90,30 @@ def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
     row = experiments.experiment(slug)
     if row is None or row.kind != Experiment.Kind.PREVIEW or row.created_by != request.user.get_username():
         raise Http404(f"no preview {slug}")
-    context = {"row": row, "rows": compared(row.result) if row.result else []}
+    rows = compared(row.result) if row.result else []
+    context = {"row": row, "rows": rows, "sample": (row.result or {}).get("sample")}
     return render(request, "console/partials/_preview.html", context)
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """All traffic first, then by class: recorded beside edited."""
+    """All traffic first, then by class: what is on record of the sample, it simulated as it was, and as edited."""
     by_label = {entry["policy"]: entry["first_seed"] for entry in result["entries"]}
     before, after = by_label[RECORDED], by_label[EDITED]
-    rows = [figures("all traffic", before, after)]
+    sample = result.get("sample", {"attained": None, "by_class": {}})
+    rows = [figures("all traffic", sample["attained"], before, after)]
     names = sorted(set(before["by_class"]) | set(after["by_class"]))
     nothing: dict[str, Any] = {"ttft_s": {}, "tpot_s": {}}
     for name in names:
-        rows.append(
-            figures(class_name(name), before["by_class"].get(name, nothing), after["by_class"].get(name, nothing))
-        )
+        each = before["by_class"].get(name, nothing), after["by_class"].get(name, nothing)
+        rows.append(figures(class_name(name), sample["by_class"].get(name), *each))
     return rows
 
 
-def figures(name: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def figures(name: str, recorded: float | None, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "requests": after.get("requests"),
+        "recorded": recorded,
         "before": before.get("attainment"),
         "after": after.get("attainment"),
         "worse": (after.get("attainment") or 0) < (before.get("attainment") or 0) - 0.005,

@@ -26,7 +26,7 @@ USUAL_OUTPUT = 128  # tokens, where a class has no answer on record
 UNANSWERED = (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CUT)
 COLUMNS = (
     "arrived_at", "tenant", "slo_class", "priority", "outcome", "prompt_tokens", "output_tokens", "target_ttft_s",
-    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow", "may_defer",
+    "target_tpot_s", "target_deadline_s", "waiting_time_s", "workflow", "may_defer", "attained",
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ class Stretch:
 class Arrival:
     """One recorded request. `at` is seconds after the first one; `estimated`: its answer's length is."""
 
+    arrived_at: datetime
     at: float
     tenant: str
     slo_class: str
@@ -75,6 +76,7 @@ class Arrival:
     source: str = ""  # of the targets: class, priority, explicit ... (fetched for previews alone)
     figures: Mapping[str, Any] = field(default_factory=dict)
     may_defer: bool = False
+    attained: bool | None = None  # as recorded; None: its client gave up
 
 
 def busiest(window: Window, limit: int = REQUESTS_MAX) -> Stretch:
@@ -156,6 +158,7 @@ def _arrivals(rows: Sequence[Mapping[str, Any]]) -> list[Arrival]:
         slo = row.get("slo") or {}
         found.append(
             Arrival(
+                row["arrived_at"],
                 (row["arrived_at"] - start).total_seconds(),
                 row["tenant"],
                 row["slo_class"],
@@ -168,6 +171,7 @@ def _arrivals(rows: Sequence[Mapping[str, Any]]) -> list[Arrival]:
                 slo.get("reason", ""),
                 slo.get("figures") or {},
                 row["may_defer"],
+                None if row["outcome"] == Outcome.CANCELLED else row["attained"],
             )
         )
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -34,18 +34,38 @@ BLOCK_TOKENS = 16  # of an engine that does not say
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
+class Origin(NamedTuple):
+    """What is on record of a request beyond what a run is told. `estimated`: the length of its answer is not;
+    `attained`: None where its client gave up."""
+
+    estimated: bool
+    attained: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Recorded requests as a workload of the simulator: their own times, or stretched to a rate."""
+    """Recorded requests as a workload of the simulator: their own times, or stretched to a rate.
+
+    `began`: when the first one arrived, epoch seconds. `origins`: of each request.
+    """
 
     requests: tuple[Demand, ...]
-    estimated: int = 0  # of whose answers the length is not on record
+    origins: tuple[Origin, ...] = ()
+    began: float = 0.0
+
+    @property
+    def estimated(self) -> int:
+        """Of how many answers the length is not on record."""
+        return sum(each.estimated for each in self.origins)
 
     def newest(self, count: int) -> Replay:
         """The last ones, from the first of them on."""
+        if count >= len(self.requests):
+            return self
         kept = self.requests[-count:]
-        start = kept[0].at if kept else 0.0
-        return Replay(tuple(replace(each, at=each.at - start) for each in kept), self.estimated)
+        start = kept[0].at
+        shifted = tuple(replace(each, at=each.at - start) for each in kept)
+        return Replay(shifted, self.origins[-count:], self.began + start)
 
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
         """The same for every seed: nothing is drawn."""
@@ -216,7 +236,8 @@ def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> R
                 may_defer=edit.defers(each) if edit is not None else each.may_defer,
             )
         )
-    return Replay(tuple(demands), sum(each.estimated for each in recorded))
+    origins = tuple(Origin(each.estimated, each.attained) for each in recorded)
+    return Replay(tuple(demands), origins, recorded[0].arrived_at.timestamp())
 
 
 def time_of(raw: Mapping[str, Any], name: str) -> datetime:

@@ -32,7 +32,8 @@ def preview_ask(
     if model is None:
         raise ConfigError("there is no model", field="workload.model")
     window = traffic.Window(since, now, model)
-    if not traffic.rows_of(window).exists():
+    requests = traffic.rows_of(window).count()
+    if not requests:
         raise ConfigError(f"no request for {model} is on record in the last hour", field="workload.since")
     each = {"name": policy, **({"overrides": dict(overrides)} if overrides else {})}
     spec: dict[str, Any] = {
@@ -46,6 +47,7 @@ def preview_ask(
             "model": model,
             "requests": REQUESTS,
             "newest": REQUESTS,
+            "of": requests,
             "sources": True,
         },
         "policies": [{**each, "label": RECORDED}, {**each, "label": EDITED, "retarget": edit_as_json(edit)}],

@@ -14,6 +14,7 @@ from controller.services import experiment_runs as steps
 from controller.services.experiments import experiment_cancel, experiment_remove, preview_create
 from tests import experiment_data as data
 from workers import experiments as worker
+from workers import preview_sample
 from workers.live import LiveUnavailable
 
 pytestmark = pytest.mark.django_db
@@ -248,11 +249,13 @@ def test_a_preview_takes_as_many_of_the_newest_as_there_is_time_for(monkeypatch)
         "workload": {**window(), "newest": 10_000, "sources": True},
     }  # fmt: skip
     row = preview_create(actor=data.OLGA, name="edit", spec=spec, notes=[])
-    monkeypatch.setattr(worker, "PREVIEW_RUN_SHARE", 0.0)  # no time at all: the smallest sample
+    monkeypatch.setattr(preview_sample, "RUN_SHARE", 0.0)  # no time at all: the smallest sample
     began = time.monotonic()
     worker.next_experiment()
     assert time.monotonic() - began < 60
     row = fresh(row)
     assert row.error == ""
-    assert row.result["entries"][0]["first_seed"]["requests"] == worker.PROBE
-    assert f"The newest {worker.PROBE} of 700 requests" in row.notes[-1]
+    assert row.result["entries"][0]["first_seed"]["requests"] == preview_sample.PROBE
+    sample = row.result["sample"]
+    assert (sample["requests"], sample["of"]) == (preview_sample.PROBE, 700)
+    assert sample["until"] - sample["since"] == pytest.approx((preview_sample.PROBE - 1) * 0.02, abs=1e-3)
