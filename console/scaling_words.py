@@ -6,7 +6,7 @@ from controller.models import ScalingPolicy, ScalingSample
 
 # Wants to, but may not: the scaler's own word for it, and ours.
 HELD = {
-    "at_max": "load {load} is above {upper:g}, but {max} instances are the limit",
+    "at_max": "load {load} is above {upper:g}, but {max} the limit",
     "settling": "load {load} asks for a change, but the last one has not settled: {cooldown:.0f} s of cool-down left, "
     "{starting} starting, {draining} draining",
     "telemetry_stale": "no current figures of the fleet: nothing is changed on old ones",
@@ -24,7 +24,7 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
     known = {
         "load": "unknown" if sample.load is None else f"{sample.load:.2f}",
         "upper": policy.upper,
-        "max": policy.max_instances,
+        "max": "1 instance is" if policy.max_instances == 1 else f"{policy.max_instances} instances are",
         "cooldown": sample.cooldown_left_s,
         "starting": sample.starting,
         "draining": sample.draining,

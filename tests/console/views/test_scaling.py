@@ -48,6 +48,11 @@ def test_why_it_did_not_scale(db, fields, said):
     assert said in why(policy, sample(policy, **fields))
 
 
+def test_a_limit_of_one_is_said_in_the_singular(db):
+    policy = factories.scaling_policy(max_instances=1)
+    assert why(policy, sample(policy, load=1.7, mind="at_max")).endswith("but 1 instance is the limit")
+
+
 def test_a_policy_that_is_off_says_so(db):
     policy = factories.scaling_policy(enabled=False)
     assert why(policy, sample(policy, load=9.0)) == "the policy is switched off"
