@@ -94,8 +94,9 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
         for place in topology.places()
     ]
     rows = [row for place in places for row in place["instances"]]
-    context = {"places": places, "instances": rows, "roles": summary(rows), "links": [*chain(*links.values())]}
-    return context | links_in_trouble()
+    between = [*chain(*links.values())]
+    context = {"places": places, "instances": rows, "roles": summary(rows), "links": between}
+    return context | {"links_down": sum(link.state != "up" for link in between)} | links_in_trouble()
 
 
 def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
