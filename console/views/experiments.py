@@ -209,8 +209,18 @@ def entry_row(entry: dict[str, Any]) -> dict[str, Any]:
         "refused": sum(count for name, count in first["outcomes"].items() if name != "ok"),
         "cost_each": entry["cost"] / attained if attained else None,
         "ttft_p99_s": first["ttft_s"]["p99"],
+        "ttft_whose": whose(first.get("first_tokens"), first["requests"]),
         "tpot_p95_s": first["tpot_s"]["p95"],
     }
+
+
+def whose(first_tokens: int | None, requests: int) -> str:
+    """Whom the times to the first token count; None: simulated before that was told."""
+    if first_tokens is None:
+        return "of those with a first token"
+    if first_tokens == requests:
+        return f"all {requests:,} requests"
+    return f"{first_tokens:,} of {requests:,} requests" if first_tokens else f"none of {requests:,} requests"
 
 
 @require_POST

@@ -36,6 +36,7 @@ def of_class(records: Sequence[SimRecord]) -> dict[str, Any]:
         "tpot_met": sum(record.tpot_met for record in records) / count,
         "goodput_tokens": sum(record.goodput_tokens for record in records),
         "outcomes": dict(sorted(Counter(record.outcome.value for record in records).items())),
+        "first_tokens": len(ttfts),
         "ttft_s": _quantiles(ttfts),
         "tpot_s": _quantiles(tpots),
         "e2e_s": _quantiles(e2es),

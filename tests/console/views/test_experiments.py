@@ -126,6 +126,23 @@ def test_a_question_without_an_answer_says_why(operator):
     assert not Experiment.objects.exists()
 
 
+def test_the_first_token_times_say_whose_they_are(viewer):
+    row = done(rates=[10], seeds=[1])
+    (first, *_) = row.result["entries"]
+    seen, asked = first["first_seed"]["first_tokens"], first["first_seed"]["requests"]
+    assert seen == asked - sum(n for name, n in first["first_seed"]["outcomes"].items() if name != "ok")
+    for count, said in (
+        (asked, f"all {asked} requests"), (1, f"1 of {asked} requests"), (0, f"none of {asked} requests"),
+        (None, "of those with a first token"),
+    ):  # fmt: skip
+        first["first_seed"].pop("first_tokens", None)
+        if count is not None:
+            first["first_seed"]["first_tokens"] = count
+        row.save()
+        page = viewer.get(f"/experiments/{row.slug}/").content.decode()
+        assert f'<span class="sub">{said}</span>' in page
+
+
 def test_charts_have_units_and_slo_lines(viewer):
     row = done(rates=[10, 40], seeds=[1, 2])
     page = viewer.get(f"/experiments/{row.slug}/").content.decode()
