@@ -339,21 +339,22 @@ def notify_config(version: int) -> None:
 
 def send_decision(message: DecisionMessage) -> None:
     """To the browsers that watch decisions. Call it after the transaction has committed."""
-    _deliver(LIVE_DECISIONS, message)
+    to_group(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
 
 
 def send_experiment(message: ExperimentMessage) -> None:
     """To the browsers that watch experiments."""
-    _deliver(LIVE_EXPERIMENTS, message)
+    to_group(LIVE_EXPERIMENTS, _live(LIVE_EXPERIMENTS, 0, message))
 
 
-def _deliver(topic: str, message: Any) -> None:
+def to_group(group: str, event: dict[str, Any]) -> None:
+    """To the sockets of a group of the channel layer; `type` names their method."""
     from asgiref.sync import async_to_sync
     from channels.layers import get_channel_layer
 
     async def deliver() -> None:
         async with asyncio.timeout(CALL_S):
-            await get_channel_layer().group_send(topic, _live(topic, 0, message))
+            await get_channel_layer().group_send(group, event)
 
     try:
         async_to_sync(deliver)()

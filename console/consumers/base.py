@@ -9,6 +9,7 @@ is. Frames carry a sequence number; a browser that misses one asks for a new sna
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import time
@@ -82,7 +83,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _leave_group(self) -> None:
         try:
             async with asyncio.timeout(1.0):
-                await self.channel_layer.group_discard(self.group, self.channel_name)
+                for group in self._groups():
+                    await self.channel_layer.group_discard(group, self.channel_name)
         except REDIS_AWAY:
             log.debug("left %s while Redis was away", self.group)
 
@@ -101,6 +103,16 @@ class LiveConsumer(AsyncWebsocketConsumer):
             self._pending += 1
             self._changed.set()
 
+    async def session_ended(self, event: dict[str, Any]) -> None:
+        """From the channel layer, when its person signs out: at once, whatever the session's row still says."""
+        self._role = Role.NONE
+        await self.close(CLOSE_NOT_ALLOWED)
+
+    def _groups(self) -> list[str]:
+        session = self.scope.get("session")
+        key = getattr(session, "session_key", None)
+        return [self.group, *([session_group(key)] if key else [])]
+
     # -- tasks ------------------------------------------------------------------------------------------------------
 
     async def _keep_joined(self) -> None:
@@ -110,7 +122,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             try:
                 async with asyncio.timeout(2.0):
                     if not joined:
-                        await self.channel_layer.group_add(self.group, self.channel_name)
+                        for group in self._groups():
+                            await self.channel_layer.group_add(group, self.channel_name)
                         joined = True
                     await self.mark_watched()
                     await self.refresh()
@@ -174,7 +187,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             log.info("%s: the browser does not take the close frame either", self.topic)
 
     async def _reauthorise(self) -> None:
-        """A session that ended or a role that was taken ends the stream within half a minute."""
+        """A session that expired or a role that was taken ends the stream within half a minute; who signs out is told
+        at once."""
         while True:
             await asyncio.sleep(REAUTHORISE_S)
             try:
@@ -224,6 +238,11 @@ class LiveConsumer(AsyncWebsocketConsumer):
         return STALE_AT_LEAST_S
 
 
+def session_group(key: str) -> str:
+    """Of the sockets of one session. Redis need not know its key."""
+    return f"session.{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
 async def current_role(session: Any) -> Role:
     """Of the session's user as stored now, not as it was when the socket opened."""
     store = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
@@ -236,6 +255,6 @@ def _parse(text: str | None) -> dict[str, Any]:
         return {}
     try:
         message = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}

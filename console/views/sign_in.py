@@ -1,16 +1,36 @@
-"""Signing in, which says what became of a form whose session had ended; and whether somebody still is signed in."""
+"""Signing in, which says what became of a form whose session had ended; signing out, which ends the live connections
+of that session at once; and whether somebody still is signed in."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from django.contrib.auth import user_logged_out
 from django.contrib.auth.views import LoginView
+from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
 from console.access import allows
+from console.consumers.base import session_group
 from console.typed import kept
 from controller.selectors.roles import Role
+from workers import live
+
+log = logging.getLogger(__name__)
+
+
+@receiver(user_logged_out)
+def end_sockets(sender: Any, request: HttpRequest, **rest: Any) -> None:
+    """By whatever way somebody signs out. Without Redis they end with the next look at their session."""
+    key = getattr(getattr(request, "session", None), "session_key", None)
+    if key is None:
+        return
+    try:
+        live.to_group(session_group(key), {"type": "session.ended"})
+    except live.LiveUnavailable as error:
+        log.info("signed out while Redis was away: %s", error, extra={"action": "sign_out_untold"})
 
 
 class SignIn(LoginView):

@@ -1,6 +1,8 @@
 // Live validation: a form is sent to an address that only checks it; errors appear at their fields. What was not touched
 // yet is not complained about.
 
+import { ENDED, isEnded } from "./session.js";
+
 const PAUSE_MS = 400;
 
 /** The list of errors under a field, as the server renders it after a post. */
@@ -31,9 +33,17 @@ function showAll(form, errors, touched) {
   }
 }
 
+/** What it says as JSON; `trouble` in words where it is no answer to what was asked. */
+export async function answerOf(answer) {
+  if (isEnded(answer)) return { trouble: ENDED };
+  const json = (answer.headers.get("content-type") || "").includes("json");
+  const said = json ? await answer.json() : {};
+  return answer.ok && json ? said : { trouble: said.message || `The console cannot say it now (${answer.status}).` };
+}
+
 /**
  * Posts the form to `address` a moment after it changed and hands the answer to `then`. Answers that were overtaken are
- * dropped. Returns a function that checks at once.
+ * dropped; `trouble` says why there is none. Returns a function that checks at once.
  */
 export function liveCheck(form, address, then) {
   const touched = new Set();
@@ -44,13 +54,16 @@ export function liveCheck(form, address, then) {
     const head = { accept: "application/json" };
     let said;
     try {
-      const answer = await fetch(address, { method: "POST", body: new FormData(form), headers: head });
-      if (!answer.ok) return;
-      said = await answer.json();
+      const answer = await fetch(address, { method: "POST", body: new FormData(form), headers: head, redirect: "manual" });
+      said = await answerOf(answer);
     } catch {
-      return; // the console is away: the form itself still works, and says so when it is sent
+      said = { trouble: "The console does not answer." };
     }
     if (mine !== newest) return;
+    if (said.trouble) {
+      then({ ...said, errors: {}, summary: said.trouble });
+      return;
+    }
     showAll(form, said.errors, touched);
     const other = Object.keys(said.errors).filter((name) => name !== "__all__" && !touched.has(name));
     const general = said.errors.__all__ || [];

@@ -2,6 +2,7 @@
 // new snapshot when a sequence number is missing, and always says how old what is on the screen is.
 
 import { ms } from "./format.js";
+import { ENDED, hasEnded } from "./session.js";
 
 const SILENCE_MS = 6000; // three heartbeats
 const PAUSE_MAX_MS = 15000;
@@ -26,8 +27,12 @@ export class LiveTopic {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     this.socket = new WebSocket(`${scheme}://${location.host}/ws/${this.topic}`);
     this.heard = performance.now();
+    this.opened = false;
     this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
-    this.socket.onopen = () => this.on.open?.();
+    this.socket.onopen = () => {
+      this.opened = true;
+      this.on.open?.();
+    };
     this.socket.onclose = (event) => this.closed(event);
   }
 
@@ -59,13 +64,18 @@ export class LiveTopic {
 
   closed(event) {
     if (this.stopped) return;
-    if (event.code === 4403) {
-      this.on.state("lost", "Your session has ended. Sign in again.");
-      return;
-    }
+    if (event.code === 4403) return this.end();
     this.on.state("lost", "Connection lost, trying again");
+    // A handshake that is refused says no more than one that got nowhere.
+    if (!this.opened) hasEnded().then((ended) => ended && this.end());
     this.retry = setTimeout(() => this.connect(), this.pause * (0.75 + Math.random() / 2));
     this.pause = Math.min(this.pause * 2, PAUSE_MAX_MS);
+    return undefined;
+  }
+
+  end() {
+    this.stop();
+    this.on.state("lost", ENDED);
   }
 
   retryNow() {
@@ -86,6 +96,7 @@ export class LiveTopic {
   stop() {
     this.stopped = true;
     clearInterval(this.timer);
+    clearTimeout(this.retry);
     // One that is still connecting ends with its page; closing it here would be a warning in the browser's console.
     if (this.socket.readyState === WebSocket.OPEN) this.socket.close();
   }

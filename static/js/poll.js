@@ -4,6 +4,7 @@
 import { fillMeters } from "./base.js";
 import { localTimes, ms } from "./format.js";
 import { morph } from "./morph.js";
+import { ENDED, isEnded } from "./session.js";
 
 const EVERY_MS = 3000;
 const PATIENCE_MS = 10_000; // for an answer
@@ -62,7 +63,7 @@ export class PolledParts {
   }
 
   async take(answer) {
-    if (answer.type === "opaqueredirect" || answer.status === 403) return this.end("Your session has ended. Sign in again.");
+    if (isEnded(answer) || answer.status === 403) return this.end(ENDED);
     if (answer.status === 404) return this.notKnown();
     this.unknown = 0;
     if (!isJson(answer)) return this.fail(`The console cannot say it now (${answer.status}), trying again`);

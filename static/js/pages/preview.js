@@ -1,8 +1,9 @@
 // Beside a class or mapping form: errors while one types, the last hour re-judged, and the newest requests simulated.
 
-import { liveCheck } from "../check.js";
+import { answerOf, liveCheck } from "../check.js";
 import { refresh } from "../base.js";
 import { LiveTopic } from "../live.js";
+import { ENDED, isEnded } from "../session.js";
 
 const GIVE_UP_MS = 30_000; // the worker itself gives up after ten seconds
 const pane = document.querySelector("[data-preview]");
@@ -11,10 +12,15 @@ const find = (name) => pane.querySelector(`[data-${name}]`);
 const running = { slug: "", timer: 0, topic: null };
 
 liveCheck(form, form.dataset.previewAt, (said) => {
-  if (!said.html) return;
+  if (said.trouble) return find("judged").replaceChildren(banner(said.trouble)); // figures of an earlier edit would mislead
+  if (!said.html) return undefined;
   find("judged").innerHTML = said.html; // our own template, everything in it escaped
-  refresh(pane);
+  return refresh(pane);
 });
+
+function banner(text) {
+  return Object.assign(document.createElement("p"), { className: "banner stale", textContent: text });
+}
 
 function progress(share, step) {
   const meter = find("running").querySelector(".meter");
@@ -25,7 +31,7 @@ function progress(share, step) {
 }
 
 function say(text) {
-  find("simulated").replaceChildren(Object.assign(document.createElement("p"), { className: "banner stale", textContent: text }));
+  find("simulated").replaceChildren(banner(text));
 }
 
 function end() {
@@ -37,7 +43,8 @@ function end() {
 
 async function ended(slug) {
   end();
-  const answer = await fetch(`/previews/${slug}/`);
+  const answer = await fetch(`/previews/${slug}/`, { redirect: "manual" });
+  if (isEnded(answer)) return say(ENDED);
   if (!answer.ok) return say("The result could not be fetched. Try again.");
   find("simulated").innerHTML = await answer.text();
   return refresh(pane);
@@ -56,14 +63,14 @@ async function simulate() {
   body.set("simulate", "1");
   let said;
   try {
-    const answer = await fetch(form.dataset.previewAt, { method: "POST", body, headers: { accept: "application/json" } });
-    said = await answer.json();
+    const head = { accept: "application/json" };
+    said = await answerOf(await fetch(form.dataset.previewAt, { method: "POST", body, headers: head, redirect: "manual" }));
   } catch {
     said = { refused: "The console does not answer." };
   }
   if (!said.slug) {
     find("simulate").disabled = false;
-    say(said.refused || said.message || "Correct the marked fields first.");
+    say(said.refused || said.trouble || "Correct the marked fields first.");
     return;
   }
   running.slug = said.slug;

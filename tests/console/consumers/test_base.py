@@ -19,6 +19,7 @@ from tests import factories
 from tests.console.consumers.conftest import NOBODY
 from tests.console.consumers.socket import LONGEST_S, Browser
 from tests.console.live_data import fleet, window
+from workers import live
 
 
 async def frames(socket, until, within_s=LONGEST_S):
@@ -61,6 +62,55 @@ def session_cookie():
     client = Client()
     client.force_login(factories.user("viewer"))
     return f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}".encode()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_signing_out_ends_the_sockets_of_that_session_at_once_and_no_others(live_store, layer):
+    live_store.fleets = [fleet(at=time.time())]
+    client, cookie = await database_sync_to_async(signed_in_client)()
+    other = await database_sync_to_async(session_cookie)()
+    sockets = [
+        Browser(application, f"/ws/{topic}", [(b"origin", b"http://localhost:8000"), (b"cookie", each)])
+        for topic, each in (("overview", cookie), ("queue", cookie), ("overview", other))
+    ]
+    for socket in sockets:
+        assert await socket.connect()
+    group = base.session_group(client.cookies[settings.SESSION_COOKIE_NAME].value)
+    async with asyncio.timeout(LONGEST_S):
+        while len(layer.groups.get(group, ())) < 2:
+            await asyncio.sleep(0.01)
+    started = time.monotonic()
+    await database_sync_to_async(client.post)("/logout/")
+    for socket in sockets[:2]:
+        assert await socket.closed() == base.CLOSE_NOT_ALLOWED
+    assert time.monotonic() - started < 5 < base.REAUTHORISE_S
+    assert (await sockets[2].frame())["topic"] == "overview"
+    for socket in sockets:
+        await socket.leave()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_signs_out_while_redis_is_away(monkeypatch):
+    def away(group, event):
+        raise live.LiveUnavailable("test")
+
+    monkeypatch.setattr(live, "to_group", away)
+    client, _ = signed_in_client()
+    assert client.post("/logout/").status_code == 302
+    assert client.get("/")["location"].startswith("/login/")
+
+
+def signed_in_client():
+    client = Client()
+    client.force_login(factories.user("viewer"))
+    return client, f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}".encode()
+
+
+async def test_a_message_nested_too_deeply_ends_the_connection_only(browser, live_store):
+    socket = browser(OverviewConsumer)
+    await socket.connect()
+    await socket.say("[" * 1999)
+    assert await socket.closed() == 1003
 
 
 async def test_the_first_frame_is_a_whole_snapshot_with_its_age(browser, live_store):
