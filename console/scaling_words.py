@@ -22,7 +22,7 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
     if not policy.enabled:
         return "the policy is switched off"
     known = {
-        "load": "unknown" if sample.load is None else f"{sample.load:.2f}",
+        "load": "without bound (requests come and none is finished)" if sample.load is None else f"{sample.load:.2f}",
         "upper": policy.upper,
         "max": "1 instance is" if policy.max_instances == 1 else f"{policy.max_instances} instances are",
         "cooldown": sample.cooldown_left_s,

@@ -124,6 +124,7 @@ STEPS: dict[str, str] = {
     "place": "Placed for decoding",
     "transfer": "KV cache moved",
 }
+ENDLESS = "a load without bound (requests come and none is finished)"  # a decision has no number for it
 NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
@@ -173,6 +174,8 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:
     """Filled in, or "" where the record lacks a figure or has another kind of value there."""
+    if "load" in known and known["load"] is None:
+        pattern = pattern.replace("load {load:.2f}", ENDLESS)
     try:
         return pattern.format_map(known)
     except (KeyError, ValueError, TypeError):

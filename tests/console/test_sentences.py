@@ -27,6 +27,15 @@ def test_a_record_without_its_figures_still_reads():
     assert said == "scaler scaled out demo: load above the upper threshold"
 
 
+def test_a_load_without_bound_is_said_in_words():
+    """Requests come and none is finished: the ratio is infinite, and the record has no number for it."""
+    endless = {**SCALER, "load": None, "max_instances": 1}
+    said = say("scale_hold", "scaler", "scaling_policy", "demo", "at_max", endless)
+    assert said == (
+        "scaler cannot scale demo out: a load without bound (requests come and none is finished), but 1 is the limit"
+    )
+
+
 def test_a_change_tells_what_changed():
     known = {"before": {"ttft_s": 0.5, "version": 1}, "after": {"ttft_s": 0.4, "version": 2}, "version": 2}
     said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)

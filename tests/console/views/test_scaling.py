@@ -36,6 +36,7 @@ def sample(policy, ago_s=0.0, **fields):
         ({"load": 1.7, "mind": "at_max"}, "4 instances are the limit"),
         ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cool-down left, 1 starting"),
         ({"load": None, "mind": "telemetry_stale"}, "no current figures"),
+        ({"load": None, "mind": "at_max"}, "without bound (requests come and none is finished) is above 0.8, but"),
         ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance less it would rise above 0.8"),
         ({"load": 1.2}, "it acted in this look"),
         ({"load": None}, "requests arrive and none is finished"),
