@@ -1,4 +1,4 @@
-"""Requests, scaling and audit as people use them; the walk from a miss to its cause; markup that stays text."""
+"""Requests, scaling and audit as people use them; markup that stays text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 
-def test_from_a_missing_class_to_its_cause_in_three_clicks(visit, stack):
-    """Overview, its misses, one of them; the third compares it with one that made it."""
-    for each in stack.send(4, slo_class="interactive", max_tokens=100, target_ttft=0.001):
-        each.result()
-    page = visit("operator")
-    row = page.locator("[data-classes] tr").filter(has_text="interactive").filter(has_text="demo")
-    row.get_by_role("link", name="Misses").click()
-    page.wait_for_url("**attained=no**")
-    page.locator("#request-rows th a").first.click()
+def test_a_miss_is_compared_with_one_that_made_it(visit, places):
+    page = visit("viewer", f"/requests/{places['missed']}/")
     expect(page.get_by_role("heading", name="Against its deadlines")).to_be_visible()
     expect(page.get_by_role("region", name="Decisions", exact=True)).to_be_visible()
     page.get_by_role("link", name="Compare with one that made it").click()
