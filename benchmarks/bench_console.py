@@ -132,11 +132,12 @@ def main() -> int:
         with started() as stack:
             result |= asyncio.run(event_to_browser(stack, arguments.rate, arguments.sockets))
     if arguments.only in (None, "pages"):
-        pages = measure(arguments.records, arguments.decisions, arguments.instances)
+        pages, previews = measure(arguments.records, arguments.decisions, arguments.instances)
         print(table(pages))
         result["server_ms"] = {name: row["cold_ms"] for name, row in pages.items()}
         result["warm_ms"] = {name: row["warm_ms"] for name, row in pages.items()}
         result["queries"] = {name: row["queries"] for name, row in pages.items()}
+        result["preview_s"] = previews
         result["largest"] = {"server_ms": max(result["server_ms"].values()), "queries": max(result["queries"].values())}
     print(json.dumps(result))
     return 0

@@ -13,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console_addresses import Look, addresses, prepare
+from benchmarks.console_preview import previews
 from benchmarks.trials import note
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 WARM_LOOKS = 5
 PERIOD_S = 1.0
 
+Figures = dict[str, dict[str, Any]]
 
-def measure(records: int, decisions: int, instances: int) -> dict[str, dict[str, Any]]:
-    """By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; CPU time without PostgreSQL's),
-    `queries`, `status`, `kb`."""
+
+def measure(records: int, decisions: int, instances: int) -> tuple[Figures, Figures]:
+    """Pages, and previews by simulation (console_preview.py) on the same database.
+
+    By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; CPU time without PostgreSQL's),
+    `queries`, `status`, `kb`.
+    """
     with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL may run as another user
@@ -59,7 +65,7 @@ def _django(folder: Path, database_url: str, redis_url: str) -> None:
     BoundedConnection.patience_s = 900.0
 
 
-def _pages(records: int, decisions: int, instances: int) -> dict[str, dict[str, Any]]:
+def _pages(records: int, decisions: int, instances: int) -> tuple[Figures, Figures]:
     from django.contrib.auth.models import User
     from django.core.management import call_command
     from django.test import Client
@@ -80,7 +86,7 @@ def _pages(records: int, decisions: int, instances: int) -> dict[str, dict[str, 
         for name, look in addresses().items():
             found[name] = _look(client, look)
             note(f"{name:<28} {found[name]}")
-    return found
+    return found, previews()
 
 
 def _look(client: Any, look: Look) -> dict[str, Any]:

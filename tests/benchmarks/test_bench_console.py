@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import console_live as live
+from benchmarks import console_preview
 from benchmarks.console_data import fill
 from benchmarks.console_queue import queue_costs
 from controller.models import AttainmentMinute, Decision, Instance, InstanceDevice, RequestRecord, ScalingSample
@@ -21,6 +22,22 @@ def test_the_data_is_as_much_as_was_asked_for():
     row = RequestRecord.objects.filter(outcome="ok").first()
     assert row.decisions[1]["rejected"]
     assert 0.7 < RequestRecord.objects.filter(attained=True).count() / 500 < 1.0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_edit_is_simulated_on_both_fleets_and_how_many_requests_is_told(monkeypatch):
+    """The demo's load of a minute in place of an hour."""
+    monkeypatch.setattr("workers.experiments.send_experiment", lambda message: None)
+    monkeypatch.setattr(console_preview, "HOUR_S", 60.0)
+    fill(records=400, decisions=20, instances=10, hours=0.1)
+    found = console_preview.previews()
+    sent = list(console_preview.demands_of_an_hour())
+    assert {name: (each["requests"], each["of"], each["error"]) for name, each in found.items()} == {
+        "100 engines": (200, 200, ""),
+        "demo": (len(sent), len(sent), ""),
+    }
+    assert {each.slo_class for each in sent} == {"interactive", "standard", "batch", "priority-0"}
+    assert all(each["cpu_s"] > 0 and each["preview_s"] > 0 for each in found.values())
 
 
 def test_a_probe_is_seen_when_the_count_reaches_it():
