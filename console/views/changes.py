@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
@@ -15,6 +15,7 @@ from console.differences import changed_fields
 from console.paging import page_of
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
+from controller.selectors.removals import removal
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
@@ -25,28 +26,46 @@ SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")
 @require_GET
 @allows(Role.VIEWER)
 def class_history(request: HttpRequest, class_id: int) -> HttpResponse:
-    row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
-    context = {"title": row.name, "back": "classes", "back_name": "SLO classes", "edit": "class-edit"}
+    context = {"back": "classes", "back_name": "SLO classes", "edit": "class-edit", "again": "class-new"}
+    row = catalogue.slo_classes().filter(pk=class_id).first()
+    if row is None:
+        return history_of_removed(request, "slo_class", class_id, context)
+    context["title"] = row.name
     return history(request, row, changes_of("slo_class", row), context)
 
 
 @require_GET
 @allows(Role.VIEWER)
 def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
-    row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
-    owner = row.tenant.name if row.tenant else "all tenants"
-    context = {"title": f"Mapping of {owner}", "back": "mappings", "back_name": "Priority mapping"}
-    return history(request, row, changes_of("priority_mapping", row), {**context, "edit": "mapping-edit"})
+    context = {"back": "mappings", "back_name": "Priority mapping", "edit": "mapping-edit"}
+    row = catalogue.priority_mappings().filter(pk=mapping_id).first()
+    if row is None:
+        return history_of_removed(request, "priority_mapping", mapping_id, context)
+    context["title"] = f"Mapping of {row.tenant.name if row.tenant else 'all tenants'}"
+    return history(request, row, changes_of("priority_mapping", row), context)
 
 
 @require_GET
 @allows(Role.VIEWER)
 def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
-    row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
-    context = {"title": f"Scaling of {row.model.name}, {row.role}", "back": "scaling", "back_name": "Scaling"}
+    context = {"back": "scaling", "back_name": "Scaling", "edit": "scaling-edit"}
+    row = catalogue.scaling_policies().filter(pk=policy_id).first()
+    if row is None:
+        return history_of_removed(request, "scaling_policy", policy_id, context)
+    context["title"] = f"Scaling of {row.model.name}, {row.role}"
     # Its name holds its limits, and what the scaler decides has it as its subject too: by kind and number.
     rows = decisions.search(subject_type="scaling_policy").filter(kind__in=SCALING_CHANGES, outcome__id=row.pk)
-    return history(request, row, rows, {**context, "edit": "scaling-edit"})
+    return history(request, row, rows, context)
+
+
+def history_of_removed(request: HttpRequest, kind: str, pk: int, context: dict[str, Any]) -> HttpResponse:
+    """Of a row that is gone. Raises Http404 where nobody removed one of that number."""
+    found = removal(kind, pk)
+    if found is None:
+        raise Http404(f"no {kind} {pk}")
+    kinds = [f"{kind}_{what}" for what in ("created", "updated", "removed")]
+    rows = decisions.search(subject_type=kind).filter(kind__in=kinds, outcome__id=pk)
+    return history(request, None, rows, {**context, "title": found.name})
 
 
 def changes_of(kind: str, row: Any) -> QuerySet[Decision]:
@@ -66,13 +85,16 @@ def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[
 
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:
     page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
-    edit = reverse(context["edit"], args=[row.pk])
+    """`row` None: it was removed, and may be made again where there is a form for that."""
+    edit = "" if row is None else reverse(context["edit"], args=[row.pk])
+    again = reverse(context["again"]) if row is None and "again" in context else ""
     changes = [
         {
             "decision": decision,
             "what": decision.kind.rsplit("_", 1)[-1],
             "fields": [each for each in changed_fields(decision.inputs) if each.kind != "same"],
-            "undo": f"{edit}?restore={decision.pk}" if decision.kind.endswith("_updated") else "",
+            "undo": f"{edit}?restore={decision.pk}" if edit and decision.kind.endswith("_updated") else "",
+            "again": f"{again}?restore={decision.pk}" if again and decision.kind.endswith("_removed") else "",
         }
         for decision in page.rows
     ]

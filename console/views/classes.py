@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import SLOClassForm
+from console.removed import says_if_removed
 from console.typed import data_of
 from console.views.changes import before_of
 from console.views.conflicts import Difference, differences
@@ -56,6 +57,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
+@says_if_removed("slo_class")
 def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     form = SLOClassForm(data_of(request), existing=row)
@@ -98,6 +100,7 @@ def say_saved(request: HttpRequest, before: int, stored: SLOClass) -> None:
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
+@says_if_removed("slo_class")
 def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     """GET shows what would go; POST with the version seen there removes it."""
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import LevelFormSet, MappingForm
+from console.removed import says_if_removed
 from console.typed import data_of
 from console.views.changes import before_of
 from console.views.classes import restore_link, show_errors
@@ -39,6 +40,7 @@ def mapping_list(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
+@says_if_removed("priority_mapping")
 def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form = MappingForm(data_of(request), existing=row)

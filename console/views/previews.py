@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
 from console.forms import MappingForm, SLOClassForm
+from console.removed import says_if_removed
 from console.views.mappings import as_levels, level_forms
 from console.words import class_name
 from controller.core.errors import ConfigError
@@ -31,6 +32,7 @@ from controller.services.previews import EDITED, RECORDED, preview_ask
 
 @require_POST
 @allows(Role.OPERATOR)
+@says_if_removed("slo_class")
 def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     form = SLOClassForm(request.POST, existing=row)
@@ -43,6 +45,7 @@ def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
 
 @require_POST
 @allows(Role.OPERATOR)
+@says_if_removed("priority_mapping")
 def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form, levels = MappingForm(request.POST, existing=row), level_forms(request, row.levels)

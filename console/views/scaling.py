@@ -21,6 +21,7 @@ from console.access import allows
 from console.forms import TimeField
 from console.kept import Kept
 from console.polled import SHARED_S, AsOf, Part, charts_due
+from console.removed import says_if_removed
 from console.scaling_forms import ScalingForm
 from console.scaling_words import why
 from console.sentences import figures_line, sentence
@@ -186,6 +187,7 @@ def scaling_new(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
+@says_if_removed("scaling_policy")
 def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)
     form = ScalingForm(data_of(request), existing=row)

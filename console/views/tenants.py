@@ -21,6 +21,7 @@ from console.access import allows
 from console.budget import budget_words, error_budget
 from console.history import links, promise_of, promises
 from console.live_view import open_by_tenant
+from console.removed import says_if_removed
 from console.sentences import sentence
 from console.tenant_forms import KeyForm, RotateForm, TenantForm
 from console.typed import data_of
@@ -66,6 +67,7 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 @allows(Role.VIEWER)
+@says_if_removed("tenant")
 def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
     form = KeyForm(data_of(request, reverse("key-new", args=[tenant_id])))
     return render(request, "console/tenant.html", page(request, found(tenant_id), form))
@@ -89,6 +91,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.ADMIN)
+@says_if_removed("tenant")
 def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
     row = found(tenant_id)
     form = TenantForm(data_of(request), existing=row)
@@ -115,6 +118,7 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
 
 @require_POST
 @allows(Role.ADMIN)
+@says_if_removed("tenant")
 def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
     tenant = found(tenant_id)
     form = KeyForm(request.POST)
@@ -130,6 +134,7 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
 
 @require_POST
 @allows(Role.ADMIN)
+@says_if_removed("api_key")
 def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
     form = RotateForm(request.POST)
@@ -146,6 +151,7 @@ def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
 
 @require_POST
 @allows(Role.ADMIN)
+@says_if_removed("api_key")
 def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
     was_revoked = key.revoked_at is not None

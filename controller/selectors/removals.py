@@ -1,0 +1,38 @@
+"""Who removed a row that is gone: the audit keeps what people did for ever."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from controller.models import Decision
+
+# What takes others along when it is removed (their foreign key, by the name that the audit has).
+OWNERS = {"slo_class": "tenant", "priority_mapping": "tenant", "api_key": "tenant", "scaling_policy": "model"}
+OWNER_KINDS = {"tenant": "tenant", "model": "served_model"}
+
+
+class Removal(NamedTuple):
+    """`decision` removed it, or (`went_with`) its tenant or model. `before`: its values as far as they are known."""
+
+    decision: Decision
+    name: str
+    before: dict[str, Any]
+    went_with: bool = False
+
+
+def removal(kind: str, pk: int) -> Removal | None:
+    """None where nobody is known to have removed a row of that number."""
+    own = _newest(f"{kind}_removed", pk)
+    if own is not None:
+        return Removal(own, own.subject, dict(own.inputs.get("before") or {}))
+    made, field = _newest(f"{kind}_created", pk), OWNERS.get(kind)
+    if made is None or field is None:
+        return None
+    values = dict(made.inputs.get("after") or {})
+    owner = values.get(field)
+    owners = _newest(f"{OWNER_KINDS[field]}_removed", owner) if isinstance(owner, int) else None
+    return Removal(owners, made.subject, values, went_with=True) if owners is not None else None
+
+
+def _newest(kind: str, pk: int) -> Decision | None:
+    return Decision.objects.filter(kind=kind, outcome__id=pk).order_by("-at", "-id").first()
