@@ -75,7 +75,7 @@ def number(value: float, unit: str) -> str:
     if unit == "share":
         return f"{sign}{_digits(size * 100)} %"
     if unit == "times":
-        return f"{sign}{_digits(size)}×"
+        return f"{sign}{size:.3g}×"
     if unit in ("bytes", "bytes/s"):
         return sign + _bytes(size, unit.removeprefix("bytes"))
     if not unit:  # an order's number is no amount: no separators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from console.figures import line, named, shown
@@ -135,8 +136,8 @@ TYPES = {
     "served_model": "model",
 }
 # What a line shows first, where a decision has it; a line shows at most this many figures.
-IMPORTANT = ("load", "utilisation", "wait_over_slo", "rate_ratio", "arrival_rate", "processing_rate", "queued", "ready")
-FIGURES_SHOWN = 6
+IMPORTANT = ("load", "utilisation", "wait_over_slo", "arrival_rate", "processing_rate", "rate_ratio", "queued", "ready")
+FIGURES_SHOWN = 5
 ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action")
 
 
@@ -246,13 +247,19 @@ def figures_line(known: Mapping[str, Any]) -> str:
     return line(telling(known))
 
 
+def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
+    """What the sentence does not say already."""
+    said = {name for _, name, _, _ in Formatter().parse(SENTENCES.get((kind, reason), "")) if name}
+    return figures_line({name: value for name, value in known.items() if name not in said})
+
+
 def as_item(decision: Decision) -> dict[str, Any]:
     """One line of the live list."""
     return {
         "id": str(decision.pk),
         "at": decision.at.timestamp(),
         "sentence": sentence(decision),
-        "figures_text": figures_line({**decision.inputs, **decision.outcome}),
+        "figures_text": _beside(decision.kind, decision.reason, {**decision.inputs, **decision.outcome}),
     }
 
 
@@ -263,5 +270,5 @@ def as_item_of_message(message: DecisionMessage) -> dict[str, Any]:
         "id": message["id"],
         "at": message["at"],
         "sentence": say(message["kind"], message["actor"], "", message["subject"], message["reason"], known),
-        "figures_text": figures_line(known),
+        "figures_text": _beside(message["kind"], message["reason"], known),
     }

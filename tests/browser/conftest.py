@@ -104,17 +104,16 @@ def trouble(watcher: Trouble) -> Iterator[Trouble]:
 
 
 @pytest.fixture(scope="session")
-def opened(
-    stack: Stack, engine: Browser, signed_in: dict[str, Any], watcher: Trouble
-) -> Callable[[str | None, int, str], Page]:
-    """A new browser of somebody of that role, signed in (None: of nobody), on no page yet."""
+def opened(stack: Stack, engine: Browser, signed_in: dict[str, Any], watcher: Trouble) -> Callable[..., Page]:
+    """A new browser of somebody of that role, signed in (None: of nobody), on no page yet. `more`: of its context."""
 
-    def open_context(role: str | None, width: int, scheme: str) -> Page:
+    def open_context(role: str | None, width: int, scheme: str, **more: Any) -> Page:
         context = engine.new_context(
             base_url=stack.console,
             viewport={"width": width, "height": 900},
             color_scheme=scheme,  # type: ignore[arg-type]
             storage_state=signed_in[role] if role else None,
+            **{"timezone_id": "UTC", **more},
         )
         page = context.new_page()
         page.set_default_timeout(20_000)
@@ -129,8 +128,8 @@ def visit(opened: Callable[..., Page], trouble: Trouble) -> Iterator[Callable[..
     """`visit("operator", "/queue/")`: that person's new browser, on that page. It ends with the test."""
     pages: list[Page] = []
 
-    def open_page(role: str | None, path: str = "/", width: int = 1280, scheme: str = "light") -> Page:
-        pages.append(opened(role, width, scheme))
+    def open_page(role: str | None, path: str = "/", width: int = 1280, scheme: str = "light", **more: Any) -> Page:
+        pages.append(opened(role, width, scheme, **more))
         pages[-1].goto(path)
         return pages[-1]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from console.sentences import changes, figures_line, say, step
+from console.sentences import as_item, as_item_of_message, changes, figures_line, say, step
+from controller.core.messages import DecisionMessage
+from controller.models import Decision
 
 SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
 
@@ -50,8 +54,22 @@ def test_refusals_are_counted_by_code():
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
-    assert figures_line(SCALER) == "load 1.131× · ready 2 instances"
+    assert figures_line(SCALER) == "load 1.13× · ready 2 instances"
     assert figures_line({"id": 3, "was": "starting", "deep": {"a": 1}, "error": ""}) == "was: starting"
+
+
+def test_a_live_line_shows_what_its_sentence_does_not_say():
+    """A decision reads alike from the record and from a live message."""
+    inputs = {**SCALER, "utilisation": 0.875, "arrival_rate": 6.4}
+    at = datetime(2026, 11, 22, tzinfo=UTC)
+    row = Decision(kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", inputs=inputs, at=at)
+    message = DecisionMessage(
+        id="1", at=1.0, kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", sentence="",
+        figures=inputs,
+    )  # fmt: skip
+    for item in (as_item(row), as_item_of_message(message)):
+        assert item["sentence"] == "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"
+        assert item["figures_text"] == "instances' mean load 87.5 % · arriving 6.4 requests/s"
 
 
 @pytest.mark.parametrize(
