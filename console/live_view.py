@@ -15,6 +15,7 @@ from controller.core import freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
 
+CAPACITY = ("up", "coming", "none")  # from best to worst
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
 
 
@@ -229,6 +230,17 @@ def open_by_tenant(fleets: Iterable[FleetMessage]) -> dict[str, int]:
     return dict(sum((Counter(fleet.get("tenants", {})) for fleet in fleets), Counter()))
 
 
+def capacity(fleets: Iterable[FleetMessage]) -> dict[str, str]:
+    """What becomes of requests by model (`up`, `coming`, `none`), as the best placed gateway says: they see the same
+    engines, each a moment sooner or later. Empty where none says it."""
+    best: dict[str, str] = {}
+    for fleet in fleets:
+        for model, said in fleet.get("capacity", {}).items():
+            if said in CAPACITY:  # a newer release may know more
+                best[model] = min(said, best.get(model, said), key=CAPACITY.index)
+    return dict(sorted(best.items()))
+
+
 def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     """Everything the Overview shows live."""
     rows = [class_row(window) for window in merged_windows(fleets)]
@@ -255,6 +267,12 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
             "gateways": len(fleets),
         },
     }
+
+
+def fresh(fleets: Sequence[FleetMessage], now: float) -> list[FleetMessage]:
+    """Without those of gateways that have fallen silent."""
+    limit = stale_after_s(fleets)
+    return [fleet for fleet in fleets if now - fleet["at"] <= limit]
 
 
 def stale_after_s(fleets: Iterable[FleetMessage]) -> float:

@@ -51,7 +51,7 @@ def fleet_now() -> FleetNow:
     except live.LiveUnavailable:
         return FleetNow([], AsOf(time.time(), 0.0, REDIS_AWAY))
     limit = live_view.stale_after_s(published)
-    fresh = [fleet for fleet in published if time.time() - fleet["at"] <= limit]
+    fresh = live_view.fresh(published, time.time())
     if not fresh:
         return FleetNow([], AsOf(time.time(), limit, NOBODY))
     return FleetNow(fresh, AsOf(min(fleet["at"] for fleet in fresh), limit))

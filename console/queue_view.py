@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from console.live_view import row_key
@@ -49,12 +50,16 @@ def ids_in(mirror: QueueMirror, window: Window) -> Sequence[str]:
     return mirror.ids((tenant, slo_class) if window.key else None, window.text)
 
 
-def queue_frame(mirror: QueueMirror, window: Window, ids: Sequence[str]) -> dict[str, Any]:
-    """Rows at their place in `ids`. Of one that has left while the picture is held only the id is known."""
+def queue_frame(
+    mirror: QueueMirror, window: Window, ids: Sequence[str], capacity: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Rows at their place in `ids`. Of one that has left while the picture is held only the id is known. `capacity`: by
+    model, whether an engine takes its requests; empty where that is not known."""
     offset = min(window.offset, max(0, len(ids) - window.limit))
     return {
         "total": len(mirror),
         "gateways": mirror.gateways,
+        "capacity": dict(capacity),
         "matching": len(ids),
         "offset": offset,
         "held": window.held,

@@ -78,6 +78,11 @@ class Fleet:
             raise RuntimeError("the fleet was used before a runtime was bound to it")
         return self._runtime
 
+    @property
+    def coming(self) -> frozenset[str]:
+        """Models with an instance on its way, as the dispatcher was told."""
+        return frozenset(self._expected)
+
     def bind(self, runtime: Hears) -> None:
         self._runtime = runtime
 

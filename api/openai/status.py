@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from api.openai.gateway import Gateway
@@ -17,6 +17,7 @@ from controller.core.messages import (
     ModelTraffic,
 )
 from controller.core.snapshot import FleetState
+from controller.core.types import Role
 
 Gauge = tuple[str, str, dict[str, str], float]
 
@@ -80,13 +81,13 @@ def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
 def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> FleetMessage:
     now = gateway.clock()
     queue = gateway.dispatcher.queue()
-    models = model_traffic(gateway, now)
+    models, known = model_traffic(gateway, now), instances(gateway, now)
     return FleetMessage(
         gateway=gateway.options.name,
         at=time.time(),
         seq=seq,
         period_s=gateway.monitor.period_s,
-        instances=instances(gateway, now),
+        instances=known,
         queued=len(queue),
         queued_tokens=queue.tokens,
         in_flight=len(gateway.runtime.flights) - len(queue),
@@ -98,7 +99,18 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         tenants=gateway.quotas.open(),
         policy=gateway.dispatcher.name,
         links=links(gateway, now),
+        capacity=capacity(gateway.ledger.models, known, gateway.fleet.coming),
     )
+
+
+def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Container[str]) -> dict[str, str]:
+    """Of each model, what becomes of a request for it, as the dispatcher decides it (`Lane.unserved`)."""
+    states = {(each["model"], each["state"]) for each in known if each["role"] != Role.DECODE}
+    found = {}
+    for model in models:
+        waits = (model, "asleep") in states or model in coming
+        found[model] = "up" if (model, "up") in states else "coming" if waits else "none"
+    return found
 
 
 def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:

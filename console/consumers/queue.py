@@ -14,12 +14,14 @@ from weakref import WeakKeyDictionary
 
 from console.consumers import base
 from console.consumers.base import REDIS_AWAY, LiveConsumer
+from console.live_view import capacity, fresh
 from console.queue_mirror import GONE_AFTER_S, QueueMirror
 from console.queue_view import Window, ids_in, queue_frame, window_of
 from controller.core.messages import LIVE_QUEUE, QueueChanges
 from workers import live
 
 ASK_EVERY_S = 0.5  # for whole states, as long as they are missing
+ENGINES_EVERY_S = 1.0
 SCROLL_GAP_S = 0.05  # between frames while a browser scrolls
 
 
@@ -29,6 +31,8 @@ class Board:
     def __init__(self) -> None:
         self.mirror = QueueMirror()
         self._sockets: set[QueueConsumer] = set()
+        self.capacity: dict[str, str] = {}
+        self._capacity_at = -ENGINES_EVERY_S
         self._reading = asyncio.Lock()
         self._asked_at = -ASK_EVERY_S
         self._reached_at = self._reached_since = 0.0
@@ -60,6 +64,18 @@ class Board:
             for state in await live.aread_queue():
                 self.mirror.take_whole(state, time.time())
             self._tell(before)
+
+    async def look_at_engines(self) -> None:
+        """Whether engines take what comes, for all sockets. May raise what Redis raises while it is away."""
+        now = time.monotonic()
+        if now - self._capacity_at < ENGINES_EVERY_S:
+            return
+        self._capacity_at = now
+        found = capacity(fresh(await live.aread_fleet(), time.time()))
+        if found != self.capacity:
+            self.capacity = found
+            for socket in self._sockets:
+                socket.look()
 
     def reached(self) -> None:
         """Redis is there. Who was not heard through it for a while is gone; an outage of its own proves nothing."""
@@ -114,6 +130,7 @@ class QueueConsumer(LiveConsumer):
     async def refresh(self) -> None:
         """A new process has everything to learn."""
         self._board.reached()
+        await self._board.look_at_engines()
         if self._board.mirror.behind or not self._board.mirror.gateways:
             await self._board.catch_up()
 
@@ -162,7 +179,7 @@ class QueueConsumer(LiveConsumer):
     def frame(self, snapshot: bool) -> dict[str, Any]:
         mirror = self._board.mirror
         ids = self._held if self._held is not None else ids_in(mirror, self._window)
-        return queue_frame(mirror, self._window, ids)
+        return queue_frame(mirror, self._window, ids, self._board.capacity)
 
     def age_s(self, now: float) -> float | None:
         oldest = self._board.mirror.oldest_at()

@@ -117,6 +117,8 @@ class FleetMessage(TypedDict):
     tenants: dict[str, int]  # requests let in and not ended, of tenants with any: what `max_concurrency` bounds
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
+    # What becomes of a request, by model: `up`, an engine takes it; `coming`, it waits for one; `none`, it is refused.
+    capacity: NotRequired[dict[str, str]]
 
 
 class TelemetryMessage(TypedDict):

@@ -21,6 +21,10 @@ MOST_CHANGED = 64
 MOST_INSTANCES = 256
 
 
+class NobodyServes(ConfigError):
+    """There is no fleet of today; whoever offers another one says so."""
+
+
 def default_model() -> str | None:
     """The model with the most serving instances."""
     names = list(Instance.objects.serving().values_list("model__name", flat=True))
@@ -37,7 +41,7 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
     """
     rows = list(Instance.objects.serving().select_related("model").filter(model__name=model).order_by("id"))
     if not rows:
-        raise ConfigError(f"no instance serves {model!r} now; choose a shipped profile instead", field=field)
+        raise NobodyServes(f"no instance serves {model!r} now, so there is no fleet of today", field=field)
     if abs(change) > MOST_CHANGED:
         raise ConfigError(f"at most {MOST_CHANGED} instances more or less", field=f"{field}.change")
     size = len(rows) + change

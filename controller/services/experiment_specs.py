@@ -23,7 +23,7 @@ from django.utils import timezone
 from controller.core.errors import ConfigError
 from controller.models.experiments import label_of
 from controller.selectors import traffic
-from controller.selectors.fleet_model import MOST_INSTANCES, default_model, fleet_today, size_of
+from controller.selectors.fleet_model import MOST_INSTANCES, NobodyServes, default_model, fleet_today, size_of
 from controller.selectors.kv_today import NOT_MEASURED, apart, kv_today
 from controller.services.experiment_reading import REQUESTS_MAX, read, time_of, trace_named
 
@@ -120,7 +120,10 @@ def _instances(raw: Any, field: str, read_profile: ReadProfile) -> Any:
             raise ConfigError("change must be a whole number of instances", field=f"{field}.change")
         if role is not None and not isinstance(role, str):
             raise ConfigError("role must be a name", field=f"{field}.role")
-        return fleet_today(model, change, field, role)
+        try:
+            return fleet_today(model, change, field, role)
+        except NobodyServes as error:
+            raise ConfigError(f"{error}; choose a shipped profile instead", field=error.field) from error
     groups = raw if isinstance(raw, list) else [raw]
     return [_with_figures(group, f"{field}[{index}]", read_profile) for index, group in enumerate(groups)]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.caller import busy
+from tests.browser.caller import busy, engine_of_its_own, within
 from tests.browser.looks import beyond, serious_findings
 
 pytestmark = pytest.mark.browser
@@ -94,3 +94,58 @@ def test_a_gateway_of_before_leaves_the_end_out(tab):
         row,
     )
     assert found == {"text": "too late", "ends": "", "late": True}
+
+
+def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack, caller):
+    """As the gateway answers them. While others have engines it is a line, and an empty queue promises nothing."""
+    model = "leaving"
+    instance = engine_of_its_own(caller, model)
+    pages = [visit("viewer", "/queue/", *look) for look in LOOKS]
+    idle = pages[0].locator("[data-empty] span")
+    expect(idle).to_have_text(
+        re.compile(f"^Requests of .*{model}.* go to an engine as soon as they arrive|^Requests go ")
+    )
+    caller.post(f"instances/{instance}/stop", {"version": caller.get(f"instances/{instance}")["version"]})
+    within(30, lambda: stack.ask({"model": model, "prompt": "Hello", "max_tokens": 1}).status_code == 503)
+    for page, (width, _) in zip(pages, LOOKS, strict=True):
+        said = page.locator("[data-engines]")
+        expect(said).to_contain_text(re.compile(rf"No engine of [\w, -]*{model}\b[\w, -]* is up or on its way"))
+        expect(said).to_contain_text("refused at once (503, no_capacity)")
+        assert serious_findings(page) == []
+        assert beyond(page, width) == 0
+    expect(idle).to_have_text(re.compile("^Requests of (?!.*leaving).* go to an engine"))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "text", "nobody", "idle"),
+    [
+        ({}, "", False, ""),
+        ({"a": "up"}, "", False, "Requests go to an engine as soon as they arrive while the fleet has room."),
+        (
+            {"a": "none"},
+            "No engine of a is up or on its way: its requests are refused at once (503, no_capacity).",
+            True,
+            "",
+        ),
+        (
+            {"a": "up", "b": "coming"},
+            "No engine of b is up, but one is asleep or on its way: its requests wait for it here, or are refused "
+            "where they may not wait so long.",
+            False,
+            "Requests of a go to an engine as soon as they arrive while the fleet has room.",
+        ),
+    ],
+)
+def test_whether_engines_take_what_comes_in_words(tab, capacity, text, nobody, idle):
+    page = tab("viewer")
+    page.goto("/classes/")
+    found = page.evaluate(
+        "async (said) => (await import('/static/js/capacity.js')).capacityWords(said)",
+        capacity,
+    )
+    assert found == {"text": text, "nobody": nobody, "idle": idle}
+    many = page.evaluate(
+        "async (said) => (await import('/static/js/capacity.js')).capacityWords(said).text",
+        {f"m{n}": "none" for n in range(8)},
+    )
+    assert many.startswith("No engine of m0, m1, m2, m3, m4 and 3 more is up")

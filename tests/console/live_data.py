@@ -31,7 +31,7 @@ def fleet(**fields: Any) -> FleetMessage:
     defaults: dict[str, Any] = {
         "gateway": "gateway-1", "at": NOON, "seq": 1, "period_s": 1.0, "instances": [instance()], "queued": 0,
         "queued_tokens": 0, "in_flight": 2, "arrival_rate": 5.0, "service_rate": 4.5, "wait_over_slo": 0.1,
-        "models": {}, "tenants": {"acme": 3},
+        "models": {}, "tenants": {"acme": 3}, "capacity": {"demo": "up"},
         "classes": [window()], "policy": "slackline",
     }  # fmt: skip
     return FleetMessage(**{**defaults, **fields})  # type: ignore[typeddict-item]

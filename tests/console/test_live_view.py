@@ -158,3 +158,17 @@ def test_requests_at_once_of_a_tenant_add_up_over_gateways():
     before = fleet()
     del before["tenants"]
     assert live_view.overview([before])["tenants"] == {}, "a gateway of before it was told"
+
+
+def test_whether_engines_take_what_comes_is_what_the_best_placed_gateway_says():
+    one = fleet(capacity={"a": "none", "b": "coming", "c": "none", "d": "moon"})
+    two = fleet(gateway="gateway-2", capacity={"a": "up", "b": "none", "c": "none"})
+    older = fleet(gateway="gateway-3")
+    del older["capacity"]
+    assert live_view.capacity([one, two, older]) == {"a": "up", "b": "coming", "c": "none"}
+    assert live_view.capacity([older]) == {}
+
+
+def test_a_gateway_that_has_fallen_silent_is_not_fresh():
+    told = [fleet(at=100.0), fleet(gateway="gateway-2", at=90.0)]
+    assert [each["gateway"] for each in live_view.fresh(told, 101.0)] == ["gateway-1"]

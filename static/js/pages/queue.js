@@ -1,6 +1,7 @@
 // Queue: the browser holds the rows in view only. Their slack runs down between frames by the clock of this browser.
 
 import { question } from "../base.js";
+import { capacityWords } from "../capacity.js";
 import { DASH, clock, count, ms } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
 import { RowWindow } from "../rows.js";
@@ -130,8 +131,17 @@ function show() {
   put(find("[data-total]"), count(data.total));
   const filtered = view.key || view.text;
   put(find("[data-shown]"), filtered ? `${count(data.matching)} of ${count(data.total)} waiting` : `${count(data.total)} waiting`);
+  showEngines();
   showEmpty(Boolean(filtered));
   showSelected();
+}
+
+function showEngines() {
+  const { text, nobody } = capacityWords(data.capacity);
+  const holder = find("[data-engines]");
+  holder.hidden = !text;
+  holder.className = nobody ? "banner lost" : "note near";
+  put(holder, text);
 }
 
 function showEmpty(filtered) {
@@ -147,7 +157,7 @@ function showEmpty(filtered) {
     put(text, "Clear it to see the rest.");
   } else {
     put(headline, "Nothing is waiting.");
-    put(text, "Requests go to an engine as soon as they arrive while the fleet has room.");
+    put(text, capacityWords(data.capacity).idle);
   }
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from api.openai.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
-from api.openai.status import health
+from api.openai.status import fleet_message, health
 from controller.core import events as ev
-from controller.core.snapshot import ComingConfig, GatewaySnapshot, snapshot_from_json
+from controller.core.snapshot import ComingConfig, GatewaySnapshot, ModelConfig, snapshot_from_json
 from controller.core.types import InstanceSpec, Load, Outcome, Role
 from tests.api.openai.gateways import TestBed, completion, snapshot, until
 from tests.api.openai.test_telemetry import Clock, Heard
@@ -185,3 +185,36 @@ async def test_up_is_said_of_those_that_take_requests() -> None:
         status, body = health(bed.gateway)
         assert status == 200
         assert body["instances"] == {"e1": "up", "e2": "asleep", "e3": "draining", "e4": "down"}
+
+
+@pytest.mark.parametrize(
+    ("config", "awake", "said", "status"),
+    [
+        (with_instances(spec()), True, "up", 200),
+        (with_instances(spec("e1", role=Role.PREFILL), spec("e2", role=Role.DECODE)), True, "up", None),
+        (with_instances(spec(), draining=("e1",), coming=(ComingConfig("e2", "demo"),)), True, "coming", 504),
+        (with_instances(coming=(ComingConfig("e1", "demo"),)), True, "coming", 504),
+        (with_instances(spec()), False, "coming", 504),
+        (with_instances(spec(), draining=("e1",)), True, "none", 503),
+        (with_instances(spec("e2", role=Role.DECODE)), True, "none", 503),
+        (with_instances(), True, "none", 503),
+    ],
+)
+async def test_what_pages_are_told_of_a_model_is_what_its_requests_find(
+    config: GatewaySnapshot, awake: bool, said: str, status: int | None
+) -> None:
+    async with TestBed(config) as bed:
+        for name in bed.gateway.fleet.seats:
+            bed.backend(name).load = Load(0.0, awake=awake)
+            bed.gateway.monitor.probe(name)
+        await bed.gateway.monitor.settle(1)
+        await asyncio.sleep(0)
+        assert fleet_message(bed.gateway, 1, [])["capacity"] == {"demo": said}
+        if status is not None:
+            assert (await bed.ask(completion(waiting_time=0.05))).status == status
+
+
+async def test_a_model_without_any_instance_is_told_of_too() -> None:
+    models = (ModelConfig("demo"), ModelConfig("other"))
+    async with TestBed(replace(snapshot(("e1",)), models=models)) as bed:
+        assert fleet_message(bed.gateway, 1, [])["capacity"] == {"demo": "up", "other": "none"}

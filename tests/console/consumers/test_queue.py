@@ -13,7 +13,7 @@ from console.consumers.queue import QueueConsumer
 from controller.core.messages import LIVE_QUEUE
 from tests.console.consumers.test_base import frames, is_data
 from tests.console.consumers.test_topics import tell
-from tests.console.live_data import queue_changes, queue_row, queue_state
+from tests.console.live_data import fleet, queue_changes, queue_row, queue_state
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +145,14 @@ async def test_the_last_browser_takes_the_picture_with_it(browser, live_store):
     assert len(module.board().mirror) == 1
     await second.leave()
     assert len(module.board().mirror) == 0
+
+
+async def test_it_says_whether_engines_take_what_comes_and_when_that_changes(browser, live_store, monkeypatch):
+    monkeypatch.setattr(module, "ENGINES_EVERY_S", 0.0)
+    live_store.queues = [state()]
+    live_store.fleets = [fleet(at=time.time(), capacity={"demo": "up"}), fleet(at=1.0, capacity={"demo": "none"})]
+    socket = browser(QueueConsumer)
+    assert await socket.connect()
+    await frames(socket, lambda f: is_data(f) and f["data"]["capacity"] == {"demo": "up"})
+    live_store.fleets = [fleet(at=time.time(), capacity={"demo": "none"})]
+    await frames(socket, lambda f: is_data(f) and f["data"]["capacity"] == {"demo": "none"})

@@ -181,7 +181,7 @@ def test_nothing_to_simulate_says_why(operator):
     assert said["refused"] == "Nothing to simulate: there is no model."
     data.traffic(5)
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
-    assert "no instance serves 'demo' now" in said["refused"]
+    assert said["refused"] == "Nothing to simulate: no instance serves 'demo' now, so there is no fleet of today."
 
 
 def test_a_new_preview_takes_the_place_of_the_one_before(operator):

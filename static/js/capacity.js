@@ -1,0 +1,27 @@
+// Whether engines take what comes, in words: where none does, requests are refused or wait, and nothing that waits starts.
+
+const NAMED = 5;
+
+function names(models) {
+  const more = models.length - NAMED;
+  const shown = models.slice(0, NAMED).join(", ");
+  return more > 0 ? `${shown} and ${more} more` : shown;
+}
+
+/**
+ * `capacity`: by model up, coming or none (console/queue_view.py), empty where it is not known. `text`: what is wrong, ""
+ * for nothing; `nobody`: no model has an engine; `idle`: what is true of an empty queue.
+ */
+export function capacityWords(capacity) {
+  const models = Object.keys(capacity);
+  const of = (state) => models.filter((model) => capacity[model] === state);
+  const [up, coming, none] = ["up", "coming", "none"].map(of);
+  const said = [];
+  if (none.length) said.push(`No engine of ${names(none)} is up or on its way: its requests are refused at once (503, no_capacity).`);
+  if (coming.length) {
+    said.push(`No engine of ${names(coming)} is up, but one is asleep or on its way: its requests wait for it here, or are refused where they may not wait so long.`);
+  }
+  const some = up.length < models.length ? ` of ${names(up)}` : "";
+  const idle = up.length ? `Requests${some} go to an engine as soon as they arrive while the fleet has room.` : "";
+  return { text: said.join(" "), nobody: models.length > 0 && up.length === 0, idle };
+}
