@@ -110,10 +110,10 @@ def moment(value: Any) -> datetime | None:
 def _inner(key: str, value: Any, unit: str) -> str:
     """One of a figure's own parts; names that are no keys of ours (ids, classes) stay as they are."""
     if unit == "codes":
-        return f"{reason_in_words(key)} {shown('', value)}"
-    name = named(key) if key in NAMES else key
+        return f"{reason_in_words(key)}: {shown('', value)}"
+    name = named(key) if key in NAMES else f"{key}:"
     text = shown(key, value, unit)
-    return f"{name} ({text})" if isinstance(value, Mapping | list | tuple) else f"{name} {text}"
+    return f"{name.rstrip(':')} ({text})" if isinstance(value, Mapping | list | tuple) else f"{name} {text}"
 
 
 def _listed(key: str, values: list[Any] | tuple[Any, ...], unit: str) -> str:

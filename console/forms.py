@@ -12,6 +12,7 @@ from typing import Any
 from django import forms
 from django.utils.dateparse import parse_datetime
 
+from console.figure_names import VALUES
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
@@ -173,14 +174,14 @@ LevelFormSet = forms.formset_factory(
 
 
 class MappingForm(forms.Form):
-    """The windows that the mapping looks back on, and its rule under contention."""
+    """The windows that the mapping looks back on, and whose least values hold when."""
 
     window = forms.IntegerField(min_value=1, max_value=100_000, label="Requests looked back on")
     window_age_s = SecondsField(label="None of them older than")
     contention = forms.ChoiceField(
-        label="Under contention",
-        choices=[(rule, rule.replace("_", " ")) for rule in sorted(CONTENTION_RULES)],
-        help_text="Lower bound of a level while more urgent requests wait.",
+        label="Least values",
+        choices=[(rule, VALUES["contention"][rule]) for rule in CONTENTION_RULES],
+        help_text="Which ones bound a level from below. While something more urgent waits, always its own.",
     )
     version = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
 

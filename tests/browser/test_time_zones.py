@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from zoneinfo import ZoneInfo
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.caller import Caller
 from tests.browser.places import Places
@@ -34,6 +34,10 @@ def shown(page: Page, name: str) -> str:
     return whole(page.locator(f"#id_{name}").input_value())
 
 
+def row_of(page: Page, request_id: str) -> Locator:
+    return page.locator("#request-rows tr").filter(has=page.locator(f'a[href="/requests/{request_id}/"]'))
+
+
 def search(page: Page, expected: str) -> None:
     page.get_by_role("button", name="Search").click()
     page.wait_for_url(f"**since={expected.replace(':', '%3A')}*")
@@ -50,7 +54,7 @@ def test_a_request_is_found_by_the_time_that_its_row_shows(visit: Visit, caller:
     expect(page.locator("#id_since_utc")).to_have_text(f"= {first:%Y-%m-%d %H:%M:%S} UTC")
     search(page, first.strftime(SECOND))
     assert sent(page, "until") == last.strftime(SECOND)
-    row = page.locator("#request-rows tr").filter(has_text=places["request"])
+    row = row_of(page, places["request"])
     expect(row).to_have_count(1)
     said = row.locator("time").first
     expect(said).to_contain_text(first.astimezone(here).strftime("%H:%M:%S"))
@@ -59,7 +63,7 @@ def test_a_request_is_found_by_the_time_that_its_row_shows(visit: Visit, caller:
 
     other = visit("viewer", urlsplit(page.url)._replace(scheme="", netloc="").geturl(), timezone_id=elsewhere(zone))
     assert shown(other, "since") == first.astimezone(ZoneInfo(elsewhere(zone))).strftime(SECOND)
-    expect(other.locator("#request-rows tr").filter(has_text=places["request"])).to_have_count(1)
+    expect(row_of(other, places["request"])).to_have_count(1)
 
 
 def elsewhere(zone: str) -> str:
@@ -168,13 +172,14 @@ def test_a_key_ends_when_its_maker_says_in_local_time(visit: Visit, caller: Call
 
 def test_without_script_moments_are_utc_and_say_so(visit: Visit, caller: Caller, places: Places):
     arrived = datetime.fromisoformat(caller.get(f"requests/{places['request']}")["arrived_at"]).astimezone(UTC)
-    first = arrived.replace(microsecond=0).strftime(SECOND)
+    first, last = (each.strftime(SECOND) for each in (arrived, arrived + timedelta(seconds=1)))
     page = visit("viewer", "/requests/", timezone_id=NEW_YORK, java_script_enabled=False)
     page.get_by_label("Arrived after (UTC)").fill(first)
+    page.get_by_label("Arrived before (UTC)").fill(last)
     page.get_by_role("button", name="Search").click()
-    assert sent(page, "since") == first
+    assert (whole(sent(page, "since")), whole(sent(page, "until"))) == (first, last)
     assert whole(page.get_by_label("Arrived after (UTC)").input_value()) == first
-    expect(page.locator("#request-rows")).to_contain_text(f"{arrived:%Y-%m-%d %H:%M:%S} UTC")
+    expect(row_of(page, places["request"])).to_contain_text(f"{arrived:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def test_where_clocks_show_utc_nothing_is_different(visit: Visit):
@@ -182,4 +187,5 @@ def test_where_clocks_show_utc_nothing_is_different(visit: Visit):
     expect(page.get_by_label("Arrived after (UTC)")).to_be_visible()
     assert shown(page, "since") == "2026-11-01T06:30:00"
     expect(page.locator("#id_since_utc")).to_be_empty()
-    search(page, "2026-11-01T06:30:00")
+    search(page, "2026-11-01T06:30")
+    assert whole(sent(page, "since")) == "2026-11-01T06:30:00"
