@@ -36,14 +36,15 @@ def measure(records: int, decisions: int, instances: int) -> tuple[Figures, Figu
         postgres.start()
         try:
             redis.start()
-            _django(folder, postgres.url, redis.url)
+            set_up(folder, postgres.url, redis.url)
             return _pages(records, decisions, instances)
         finally:
             redis.stop()
             postgres.stop()
 
 
-def _django(folder: Path, database_url: str, redis_url: str) -> None:
+def set_up(folder: Path, database_url: str, redis_url: str) -> None:
+    """This process as a console on them; called once, before anything of Django is imported."""
     os.environ |= {
         "DATABASE_URL": database_url,
         "REDIS_URL": redis_url,
@@ -82,7 +83,7 @@ def _pages(records: int, decisions: int, instances: int) -> tuple[Figures, Figur
     client = Client(raise_request_exception=True)
     client.force_login(User.objects.create_superuser("benchmark"))
     found = {}
-    with _published(instances):
+    with published(instances):
         for name, look in addresses().items():
             found[name] = _look(client, look)
             note(f"{name:<28} {found[name]}")
@@ -118,7 +119,7 @@ def _look(client: Any, look: Look) -> dict[str, Any]:
 
 
 @contextmanager
-def _published(instances: int) -> Iterator[None]:
+def published(instances: int) -> Iterator[None]:
     """A gateway's fleet message of that size in Redis, each second anew, as pages expect it."""
     import orjson
     import redis

@@ -1,15 +1,20 @@
 """`make screenshots`: the console under load into docs/screenshots, light and dark, wide and narrow.
 
 Everything shown is real: a stack is started, given its demo load and a burst that its engines cannot take at once, and
-photographed while it copes. `make screenshots PAGES="fleet login"` takes only those.
+photographed while it copes. Only `fleet-of-200` is not: it shows the benchmark's data (benchmarks/console_many.py).
+`make screenshots PAGES="fleet login"` takes only those.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
@@ -34,6 +39,7 @@ SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
 WHOLE = ("overview", "patterns", "instance")  # taken to the end of the page where it is wide
 BUSY = ("overview", "queue")  # taken while a burst waits
 LEFT_OUT = ("login-refused", "class-wrong")  # states of pages that are there
+MANY = "fleet-of-200"
 PERSON = "operator"  # who looks, but where a page needs somebody else
 
 Go = Callable[[Page, Places], Any]
@@ -56,12 +62,19 @@ def shots() -> dict[str, tuple[str | None, Go]]:
 
 def main() -> None:
     known = shots()
+    names = [*known, MANY]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all but those named: {', '.join(known)}")
-    wanted = parser.parse_args().pages or list(known)
-    if unknown := set(wanted) - set(known):
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all but those named: {', '.join(names)}")
+    wanted = parser.parse_args().pages or names
+    if unknown := set(wanted) - set(names):
         parser.error(f"no such page: {', '.join(sorted(unknown))}")
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if MANY in wanted:
+        wanted.remove(MANY)
+        with many_instances() as many:
+            photograph_many(*many)
+    if not wanted:
+        return
     with running() as stack, sync_playwright() as playwright:
         warm_up(stack)
         browser = chromium(playwright)
@@ -83,6 +96,37 @@ def main() -> None:
                     go(page, places | {"instance": serving(caller)})
                     take(page, stack, name, f"{scheme}-{size}")
                     page.context.close()
+        browser.close()
+
+
+@contextmanager
+def many_instances() -> Iterator[tuple[str, str, str]]:
+    """A console over the benchmark's data: its address, a user name and a password."""
+    command = [sys.executable, "-m", "benchmarks.console_many"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        try:
+            yield told["url"], told["name"], told["password"]
+        finally:
+            process.stdin.close()
+
+
+def photograph_many(url: str, name: str, password: str) -> None:
+    with sync_playwright() as playwright:
+        browser = chromium(playwright)
+        for scheme in ("light", "dark"):
+            for size, (width, height) in SIZES.items():
+                page = browser.new_context(
+                    base_url=url, viewport={"width": width, "height": height}, color_scheme=scheme
+                ).new_page()
+                sign_in(page, name, password, "/fleet/")
+                page.wait_for_timeout(BURST_SEEN_MS)
+                file = FOLDER / f"{MANY}-{scheme}-{size}.png"
+                page.screenshot(path=file)
+                print(file.relative_to(ROOT), flush=True)
+                page.context.close()
         browser.close()
 
 
