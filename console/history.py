@@ -83,11 +83,11 @@ def costs(minutes: Sequence[Attainment], now: datetime) -> dict[str, Any]:
     spent = fleet.cost(since=(now - HOUR).replace(second=0, microsecond=0), until=now)
     attained = sum(row.attained for row in minutes)
     each = spent / attained if attained else None
-    whose = f"for the {count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned now"
-    share = "nothing attained" if each is None else f"{money(each)} for each attained request"
+    whose = f"{count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned now"
+    share = "nothing attained" if each is None else f"{money(each)} per attained"
     return {
         "cost_per_hour": rate.per_s * HOUR.total_seconds(),
-        "cost_whose": whose if rate.instances else "no instance is provisioned now",
+        "cost_whose": whose if rate.instances else "no instance provisioned now",
         "cost_spent": spent,
         "cost_per_attained": each,
         "cost_hour": f"last hour: {money(spent)} spent, {share}",

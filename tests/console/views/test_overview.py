@@ -83,7 +83,7 @@ def test_an_hour_costs_what_is_provisioned_now_however_short_a_time(viewer, live
         provisioned(timedelta(seconds=1))
     provisioned(timedelta(minutes=50), until_ago=timedelta(minutes=40), unit_cost=100.0)
     said = viewer.get("/overview/history/").json()
-    assert (said["cost_per_hour"], said["cost_whose"]) == (202 * 3600, "for the 202 instances provisioned now")
+    assert (said["cost_per_hour"], said["cost_whose"]) == (202 * 3600, "202 instances provisioned now")
 
 
 def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, live_store):
@@ -100,14 +100,14 @@ def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, 
 
 def test_the_tile_names_the_windows_of_its_figures(viewer, live_store):
     tile = cost_tile(viewer)
-    assert "Cost an hour 0 no instance is provisioned now" in tile
+    assert "Cost an hour 0 no instance provisioned now" in tile
     assert "last hour: 0 spent, nothing attained" in tile
     provisioned(timedelta(minutes=30), until_ago=timedelta(minutes=20), unit_cost=2.0)
     assert "last hour: 1,200 spent, nothing attained" in cost_tile(viewer)
     minute(timedelta(minutes=25), attained=600)
-    assert "last hour: 1,200 spent, 2 for each attained request" in cost_tile(viewer)
+    assert "last hour: 1,200 spent, 2 per attained" in cost_tile(viewer)
     provisioned(timedelta(0))
-    assert "Cost an hour 3,600 for the 1 instance provisioned now" in cost_tile(viewer)
+    assert "Cost an hour 3,600 1 instance provisioned now" in cost_tile(viewer)
 
 
 def cost_tile(viewer):
