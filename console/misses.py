@@ -20,7 +20,9 @@ def why_missed(row: RequestRecord) -> list[str]:
     if row.outcome in ("refused", "expired", "failed"):
         return _unserved(row)
     if row.outcome == "cut":
-        return [f"Its instance {row.instance} broke off during the answer, after {_tokens(row.output_tokens)}."]
+        return [
+            f"Its instance {row.instance} broke off during the answer, after {_number(row.output_tokens, 'token')}."
+        ]
     return _late(row) if row.outcome == "ok" else []
 
 
@@ -47,10 +49,10 @@ def _expired(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
     if not able:
         return [f"{after}: no instance of {row.model} took requests when its waiting time was over."]
     them = f"all {able} instances that took requests were busy" if able > 1 else "the only instance was busy"
-    had = f", with {count(figures['outstanding'])} requests" if "outstanding" in figures else ""
+    had = f", with {_number(figures['outstanding'], 'request')}" if "outstanding" in figures else ""
     others = f", and {count(figures['queued'])} more waited in the queue" if figures.get("queued") else ""
     said = [f"{after}: {them}{had}{others}."]
-    if rejected:
+    if len(rejected) > 1:  # of one alone the sentence before has said it
         said.append("; ".join(f"{name} had {what}" for name, what in rejected.items()) + ".")
     if figures.get("hopeless"):
         due = f"Its first token was due after {ms(row.target_ttft_s)}"
@@ -142,7 +144,7 @@ def _first_token(row: RequestRecord) -> str:
 def _unseen(row: RequestRecord) -> str:
     due, queue = ms(due_s(row, row.output_tokens)), ms(row.queue_s)
     took = f"Its answer, which was not streamed, took {ms(row.e2e_s)}, {queue} of it in the gateway's queue"
-    return f"{took}; its first token and its pace allow {due} for {_tokens(row.output_tokens)}."
+    return f"{took}; its first token and its pace allow {due} for {_number(row.output_tokens, 'token')}."
 
 
 def _as_sent(row: RequestRecord) -> list[str]:
@@ -152,11 +154,12 @@ def _as_sent(row: RequestRecord) -> list[str]:
     if "outstanding" not in figures or "queued" not in figures:
         return []
     where = row.prefill_instance or row.instance
-    others = f"{where} had {count(figures['outstanding'])} other requests, and {count(figures['queued'])} more waited"
+    others = f"{where} had {_number(figures['outstanding'], 'other request')}"
+    others += f", and {count(figures['queued'])} more waited"
     lost = sent[-1].get("reason") == "hopeless_spare_budget"
     after = " It was too late to make it by then, and was served from what was spare." if lost else ""
     return [f"When it was sent, {others}.{after}"]
 
 
-def _tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{count(number)} tokens"
+def _number(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{count(number)} {what}s"

@@ -15,6 +15,11 @@ HELD = {
     "nothing_to_stop": "it wants one instance less, but all are run by somebody else",
     "rest_would_exceed_upper": "load {load} is low, but with one instance less it would rise above {upper:g}",
 }
+# The same of what it wanted some looks ago: a mind is given up only after the load was calm for a while.
+WANTED = {
+    "at_max": "load {load} is no longer above {upper:g}; it was, and {max} the limit",
+    "settling": "load {load} lies between {lower:g} and {upper:g} again; before, the last change had not settled",
+}
 
 
 def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
@@ -24,13 +29,21 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
     known = {
         "load": "without bound (requests come and none is finished)" if sample.load is None else f"{sample.load:.2f}",
         "upper": policy.upper,
+        "lower": policy.lower,
         "max": "1 instance is" if policy.max_instances == 1 else f"{policy.max_instances} instances are",
         "cooldown": sample.cooldown_left_s,
         "starting": sample.starting,
         "draining": sample.draining,
     }
-    said = HELD[sample.mind].format_map(known) if sample.mind in HELD else _steady(policy, sample)
+    held = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
+    said = held[sample.mind].format_map(known) if sample.mind in held else _steady(policy, sample)
     return said if sample.ready else f"no engine is up; {said}"
+
+
+def _calm(policy: ScalingPolicy, sample: ScalingSample) -> bool:
+    """Does the load ask for nothing any more of what the mind still says?"""
+    least = policy.lower if sample.mind == "settling" else 0.0
+    return sample.load is not None and least <= sample.load <= policy.upper
 
 
 def _steady(policy: ScalingPolicy, sample: ScalingSample) -> str:

@@ -42,6 +42,7 @@ class Around:
     decisions_url: str
     scalers: list[Scaler]
     slo_class: SLOClass | None
+    instances: list[tuple[str, str]]  # what each was to it, and its id
     decisions: list[tuple[Decision, str]]
 
 
@@ -59,6 +60,7 @@ def around(row: RequestRecord) -> Around:
         decisions_url=f"{reverse('audit')}?{urlencode(whom | bounds)}",
         scalers=_scalers(row.model, moment),
         slo_class=_class_of(row),
+        instances=_instances(row),
         decisions=[(each, told_of(each, [_key(row)])) for each in _near(row, since, until)],
     )
 
@@ -75,6 +77,14 @@ def _class_of(row: RequestRecord) -> SLOClass | None:
     owners = Q(tenant__isnull=True) | Q(tenant__name=row.tenant)
     found = SLOClass.objects.filter(owners, name=row.slo_class) if row.slo_class else SLOClass.objects.none()
     return min(found, key=lambda each: each.tenant_id is None, default=None)
+
+
+def _instances(row: RequestRecord) -> list[tuple[str, str]]:
+    """Where it was, else those that its last decision names as having no room for it."""
+    found = [("Its instance", row.instance), ("Prefilled by", row.prefill_instance)]
+    been = [(what, name) for what, name in found if name]
+    last = row.decisions[-1] if row.decisions else {}
+    return been or [("Instance", name) for name in last.get("rejected") or {}]
 
 
 def _near(row: RequestRecord, since: datetime, until: datetime) -> list[Decision]:

@@ -22,6 +22,7 @@ SCALER = Actor.job("scaler")
 OTHER_MODEL = "elsewhere"
 EXPIRED = {
     "kind": "expire", "reason": "waiting_time", "at": 5.0,
+    "rejected": {"engine-1": "48 outstanding, 0 tokens waiting"},
     "figures": {"waited_s": 5.0, "hopeless": True, "paused": False, "instances": 4, "outstanding": 48, "queued": 9},
 }  # fmt: skip
 
@@ -170,6 +171,7 @@ def test_a_missed_request_says_why_and_leads_to_the_fix(operator, burst):
     for address in (
         reverse("scaling-edit", args=[policy.pk]), reverse("class-edit", args=[slo_class.pk]),
         answer.context["whole"]["around"].decisions_url, answer.context["whole"]["around"].scaling_url,
+        reverse("instance", args=["engine-1"]),
     ):  # fmt: skip
         assert f'href="{address}"' in shown
         assert operator.get(address).status_code == 200
