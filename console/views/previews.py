@@ -122,6 +122,7 @@ def figures(name: str, recorded: float | None, before: dict[str, Any], after: di
         "worse": (after.get("attainment") or 0) < (before.get("attainment") or 0) - 0.005,
         "ttft_before": before["ttft_s"].get("p95"),
         "ttft_after": after["ttft_s"].get("p95"),
+        "ttft_of": [each["first_tokens"] for each in (before, after) if "first_tokens" in each],
         "tpot_before": before["tpot_s"].get("p95"),
         "tpot_after": after["tpot_s"].get("p95"),
     }
