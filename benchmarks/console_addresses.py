@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 EXPERIMENT = "Two policies at two rates"
@@ -54,6 +55,8 @@ def addresses() -> dict[str, Look]:
     )
 
     newest = list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2])
+    missed = RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at").first()
+    hour = f"{missed.arrived_at - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
     decision, tenant = Decision.objects.order_by("-at").first(), Tenant.objects.order_by("pk").first()
     policy, instance = ScalingPolicy.objects.order_by("pk").first(), Instance.objects.order_by("pk").first()
     slo_class, mapping = SLOClass.objects.get(name="interactive", tenant=None), PriorityMapping.objects.first()
@@ -70,6 +73,7 @@ def addresses() -> dict[str, Look]:
         "requests, unknown model": "/requests/?model=nobody",
         "requests, unknown id": "/requests/?id=req-nobody",
         "request": f"/requests/{newest[0]}/",
+        "request, missed": f"/requests/{missed.id}/",
         "compare": f"/requests/compare/?id={newest[0]}&id={newest[1]}",
         "classes": "/classes/",
         "class, new": "/classes/new/",
@@ -89,6 +93,7 @@ def addresses() -> dict[str, Look]:
         "instance, role": f"/fleet/instances/{instance.pk}/role/",
         "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
         "scaling": "/scaling/",
+        "scaling, at a moment": f"/scaling/?at={missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
         "scaling, part": "/scaling/live/?charts=1",
         "scaling, new": "/scaling/new/",
         "scaling, change": f"/scaling/{policy.pk}/",
@@ -96,6 +101,7 @@ def addresses() -> dict[str, Look]:
         "audit": "/audit/",
         "audit, of a kind": "/audit/?kind=slo_class_updated",
         "audit, contains nothing": "/audit/?q=nothing-like-it",
+        "audit, what bears on a class": f"/audit/?tenant={missed.tenant}&slo_class={missed.slo_class}&since={hour}",
         "decision": f"/audit/{decision.pk}/",
         "experiments": "/experiments/",
         "experiment, new": "/experiments/new/",
