@@ -87,7 +87,7 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     around = page.get_by_role("region", name="Decisions around it").first
     expect(around.get_by_role("link", name=CANNOT).first).to_be_visible()
     request_page = page.url
-    click(why.get_by_role("link", name=f"Change the scaling policy of {MODEL}"))
+    click(why.get_by_role("link", name=f"Change this policy of {MODEL}"))
     page.get_by_label("At most").fill("2")
     click(page.get_by_role("button", name="Save"))
     expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
@@ -104,7 +104,7 @@ def test_a_miss_leads_to_what_surrounded_it(visit, overload):
     page = visit("viewer", f"/requests/?slo_class={CLASS}&attained=no")
     page.locator("#request-rows th a").first.click()
     why = page.get_by_role("region", name="Why it missed")
-    expect(why.get_by_role("link", name="Change the scaling policy")).to_have_count(0)
+    expect(why.get_by_role("link", name="Change this policy")).to_have_count(0)
     request_page = page.url
     for link, heading in (
         ("Scaling at that moment", "Scaling"),
