@@ -7,6 +7,7 @@ import os
 import sys
 
 from controller.core.errors import ConfigError
+from workers.supervisor.announce import forget_unwritten, write
 from workers.supervisor.ownership import stop_owner
 from workers.supervisor.settings import settings_from
 from workers.supervisor.supervisor import up
@@ -21,12 +22,14 @@ def main() -> int:
     try:
         settings = settings_from(os.environ)
         if command == "down":
-            print(stop_owner(settings.data_dir, DOWN_TIMEOUT_S))
+            write(stop_owner(settings.data_dir, DOWN_TIMEOUT_S), sys.stdout)
             return 0
         return up(settings)
     except ConfigError as error:
-        print(f"make {command}: {error}", file=sys.stderr)
+        write(f"make {command}: {error}", sys.stderr)
         return 1
+    finally:
+        forget_unwritten()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
@@ -15,14 +19,41 @@ REMIND_EVERY_S = 15.0
 ASK_EVERY_S = 0.5
 
 
-def say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+def say(line: str, log: Path | None = None) -> None:
+    """Where nobody can read the terminal any more (closed, or its pipe's reader gone) the line goes to `log`.
+
+    Never raises: no message may end a loop, or the stop in its middle.
+    """
+    write(f"{time.strftime('%H:%M:%S')} {line}", sys.stdout, log)
+
+
+def write(text: str, to: TextIO, log: Path | None = None) -> None:
+    """`text` and a newline to `to`, else appended to `log`, else nowhere. Never raises."""
+    try:
+        print(text, file=to, flush=True)
+    except (OSError, ValueError):  # a closed pipe or terminal; a closed file object
+        if log is not None:
+            with contextlib.suppress(OSError):
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with log.open("a") as file:
+                    file.write(f"{text}\n")
+
+
+def forget_unwritten() -> None:
+    """What a closed terminal did not take would fail once more at the interpreter's exit, and change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Readiness:
     """Asks the console's /healthz until it answers 200 once."""
 
-    def __init__(self, console_port: int) -> None:
+    def __init__(self, console_port: int, log: Path | None = None) -> None:
+        self.log = log
         self.url = f"http://{HOST}:{console_port}/healthz"
         self.done = False
         self._ask_at = 0.0
@@ -37,7 +68,7 @@ class Readiness:
         self.done = status == 200
         if not self.done and time.monotonic() > self._remind_at:
             self._remind_at = time.monotonic() + REMIND_EVERY_S
-            say(f"not ready yet: {waiting_for(body) if status else 'console does not answer'}")
+            say(f"not ready yet: {waiting_for(body) if status else 'console does not answer'}", self.log)
         return self.done
 
 
@@ -74,7 +105,7 @@ def welcome(settings: Settings) -> None:
     gateway, console = f"http://{HOST}:{settings.gateway_port}", f"http://{HOST}:{settings.console_port}"
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
     key = credentials.get("api_key", "(make one: POST /api/v1/api-keys)")
-    print(
+    write(
         f"""
 Slackline is ready.
 
@@ -87,7 +118,8 @@ Slackline is ready.
 
   logs in {settings.logs}; Ctrl-C (or `make down`) stops everything.
 """,
-        flush=True,
+        sys.stdout,
+        settings.log,
     )
 
 

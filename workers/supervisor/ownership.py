@@ -48,8 +48,9 @@ class Ownership:
                 rows.append({"name": name, "pid": pid, "started_at": psutil.Process(pid).create_time()})
         write_json(self.data_dir / LEDGER, rows)
 
-    def release(self) -> None:
-        for name in (OWNER, LEDGER):
+    def release(self, *, all_ended: bool) -> None:
+        """`all_ended` false: the ledger stays, and the next start clears what is left."""
+        for name in (OWNER, LEDGER) if all_ended else (OWNER,):
             (self.data_dir / name).unlink(missing_ok=True)
         self._lock.close()
 
@@ -59,13 +60,37 @@ def clear_leftovers(data_dir: Path) -> list[str]:
     cleared = []
     for row in _read(data_dir / LEDGER) or []:
         process = _same_process(row)
-        if process is None:
+        left = _session(row["pid"]) if process is not None else _orphans(row, data_dir)
+        if not left:
             continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        psutil.wait_procs([process], timeout=5)
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=5)
         cleared.append(f"{row['name']} (pid {row['pid']})")
     return cleared
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found
+
+
+def _orphans(row: dict, data_dir: Path) -> list[psutil.Process]:  # type: ignore[type-arg]
+    """Of a session whose leader is gone (prefork children of a killed worker), those told this data folder.
+
+    The number may belong to somebody else by now: then nothing of that session is ours.
+    """
+    found = []
+    for process in _session(row.get("pid", 0)):
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("DATA_DIR") == str(data_dir) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def running_owner(data_dir: Path) -> psutil.Process | None:

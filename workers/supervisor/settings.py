@@ -32,6 +32,11 @@ class Settings:
         return self.data_dir / "logs"
 
     @property
+    def log(self) -> Path:
+        """The supervisor's own, once nobody reads its terminal."""
+        return self.logs / "supervisor.log"
+
+    @property
     def engines(self) -> Path:
         return self.data_dir / "engines"
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 
 from controller.core.errors import SlacklineError
 from workers.supervisor import plan
-from workers.supervisor.announce import Readiness, say, welcome
+from workers.supervisor.announce import Readiness, say, welcome, write
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.engines import EngineFolder
@@ -36,6 +38,10 @@ class Interrupted(SlacklineError):
     """Asked to stop during the start."""
 
 
+class StopFailed(SlacklineError):
+    """Something may have been left; the message says what went wrong, the ledger who it may be."""
+
+
 class Supervisor:
     """Owns every process of one data folder. One thread; signals only raise a flag."""
 
@@ -46,22 +52,30 @@ class Supervisor:
         self.engines: EngineFolder | None = None
         self.postgres: EmbeddedPostgres | None = None
         self.redis: EmbeddedRedis | None = None
-        self.signals = 0
+        self.signals = 0  # of any kind: stop
+        self.presses = 0  # by a person or a program that waits: a second one means without draining
+        self.all_ended = False
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: the terminal may close, we go on
+                signal.signal(number, self._on_signal)
         ownership = Ownership(self.settings.data_dir)
         try:
             for left in clear_leftovers(self.settings.data_dir):
-                say(f"ended {left}, left by a supervisor that was killed")
+                self._say(f"ended {left}, left by a supervisor that was killed")
+            self.all_ended = True
             require_free(self.settings.gateway_port, "GATEWAY_PORT")
             require_free(self.settings.console_port, "CONSOLE_PORT")
             return self._run(ownership)
         finally:
-            ownership.release()
+            ownership.release(all_ended=self.all_ended)
+
+    def _say(self, line: str) -> None:
+        say(line, self.settings.log)
 
     def _run(self, ownership: Ownership) -> int:
+        self.all_ended = False
         try:
             self._start(ownership)
             self._loop(ownership)
@@ -73,6 +87,8 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
+        if number != signal.SIGHUP:  # a closed terminal sends it more than once, from kernel and shell
+            self.presses += 1
 
     # ---- start -------------------------------------------------------------------------------------------------
 
@@ -81,12 +97,12 @@ class Supervisor:
         env = self._servers()
         self._record(ownership)
         log = self.settings.logs / "prepare.log"
-        say("database: migrations and demo data")
+        self._say("database: migrations and demo data")
         self._once(plan.migrate(env, log))
         self._once(plan.seed(env, log))
         self.engines = EngineFolder(self.settings.engines, self.settings.logs, env)
         self.engines.sync()
-        say("starting gateway, console, worker, beat and engines")
+        self._say("starting gateway, console, worker, beat and engines")
         for spec in plan.processes(self.settings, env):
             self.services.append(Service(spec))
             self.services[-1].start()
@@ -97,7 +113,7 @@ class Supervisor:
         """Start what is not given by environment; returns the environment of everything else."""
         settings = self.settings
         if settings.database_url is None:
-            say("starting PostgreSQL")
+            self._say("starting PostgreSQL")
             self.postgres = EmbeddedPostgres(settings.data_dir)
             self.postgres.start()
             database_url = self.postgres.url
@@ -137,7 +153,7 @@ class Supervisor:
     # ---- run ---------------------------------------------------------------------------------------------------
 
     def _loop(self, ownership: Ownership) -> None:
-        readiness = Readiness(self.settings.console_port)
+        readiness = Readiness(self.settings.console_port, self.settings.log)
         rotate_at = 0.0
         known: list[tuple[str, int]] = []
         while not self.signals:
@@ -161,16 +177,16 @@ class Supervisor:
                 self._revive(server)
         for service in self.services:
             if line := service.keep():
-                say(line)
+                self._say(line)
         if self.engines is not None:
             self.engines.sync()
 
     def _revive(self, server: EmbeddedPostgres | EmbeddedRedis) -> None:
-        say(f"{server.name} ended; starting it again")
+        self._say(f"{server.name} ended; starting it again")
         try:
             server.start(REVIVE_TIMEOUT_S)
         except EmbeddedError as error:
-            say(f"{error}\ntrying again")
+            self._say(f"{error}\ntrying again")
 
     def _running(self) -> list[tuple[str, int]]:
         found = [(s.spec.name, s.pid) for s in self.services if s.pid is not None]
@@ -183,26 +199,40 @@ class Supervisor:
     # ---- stop --------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Gateway first, so that running requests end while their engines live; PostgreSQL last."""
-        began, seen = time.monotonic(), self.signals
-        say("stopping (press Ctrl-C again to stop without draining)")
+        """Gateway first, so that running requests end while their engines live; PostgreSQL last.
 
-        def hurry() -> bool:
-            return self.signals > seen
+        Each step is tried, whatever became of those before. Raises StopFailed when one did not end well.
+        """
+        began, seen = time.monotonic(), self.presses
+        self._say("stopping (press Ctrl-C again to stop without draining)")
+        problems = [problem for step in self._steps(lambda: self.presses > seen) if (problem := _tried(step))]
+        if problems:
+            raise StopFailed("; ".join(problems))
+        self.all_ended = True
+        self._say(f"stopped in {time.monotonic() - began:.1f} s")
 
-        for names in plan.STOP_ORDER:
+    def _steps(self, hurry: Callable[[], bool]) -> list[Callable[[], None]]:
+        def stop_services(names: tuple[str, ...]) -> None:
             stop_all([s.child for s in self.services if s.spec.name in names and s.child is not None], hurry)
+
+        steps: list[Callable[[], None]] = [partial(stop_services, names) for names in plan.STOP_ORDER]
         if self.engines is not None:
-            self.engines.stop_all(hurry)
-        for server in (self.redis, self.postgres):
-            if server is not None:
-                server.stop()
-        say(f"stopped in {time.monotonic() - began:.1f} s")
+            steps.append(partial(self.engines.stop_all, hurry))
+        return steps + [server.stop for server in (self.redis, self.postgres) if server is not None]
+
+
+def _tried(step: Callable[[], None]) -> str:
+    """What went wrong, "" if nothing did."""
+    try:
+        step()
+    except (OSError, SlacklineError, RuntimeError, subprocess.SubprocessError) as error:
+        return f"while stopping: {error}"
+    return ""
 
 
 def up(settings: Settings) -> int:
     try:
         return Supervisor(settings, os.environ).run()
     except (SlacklineError, RuntimeError, OSError) as error:
-        print(f"make up: {error}", file=sys.stderr, flush=True)
+        write(f"make up: {error}", sys.stderr, settings.log)
         return 1

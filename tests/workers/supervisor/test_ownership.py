@@ -26,8 +26,8 @@ def test_a_second_supervisor_is_refused_and_told_who_is_there(tmp_path):
     first = Ownership(tmp_path)
     with pytest.raises(ConfigError, match=f"already runs over .*pid {os.getpid()}"):
         Ownership(tmp_path)
-    first.release()
-    Ownership(tmp_path).release()
+    first.release(all_ended=True)
+    Ownership(tmp_path).release(all_ended=True)
 
 
 def test_what_a_killed_supervisor_left_is_ended(tmp_path, sleeper):

@@ -33,7 +33,7 @@ class System:
         self.process = None
         self.output = self.folder / "up.log"
 
-    def command(self, name):
+    def command(self, name, **output):
         ports = {"GATEWAY_PORT": self.gateway, "CONSOLE_PORT": self.console}
         environ = {variable: url.rpartition(":")[2] for variable, url in ports.items()}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DATABASE_", "REDIS_"))}
@@ -41,8 +41,7 @@ class System:
             [sys.executable, "-m", "workers.supervisor", name],
             env={**kept, **environ, "DATA_DIR": str(self.folder), "DEMO_LOAD": "0", "DJANGO_SETTINGS_MODULE": ""},
             cwd=ROOT,
-            stdout=self.output.open("a"),
-            stderr=subprocess.STDOUT,
+            **(output or {"stdout": self.output.open("a"), "stderr": subprocess.STDOUT}),
         )
 
     def up(self):
@@ -217,6 +216,28 @@ def test_after_kill_9_of_the_supervisor_nothing_lasts_and_the_next_start_works(s
     system.until(lambda: system.mine() == [], within_s=40.0)
     system.up()
     assert system.complete().status_code == 200
+
+
+def test_a_reader_that_ends_and_a_closed_terminal_leave_nothing_behind(system):
+    """`make up | head`, then the window is closed."""
+    system.process.send_signal(signal.SIGTERM)
+    assert system.process.wait(timeout=60) == 0
+    reader, writer = os.pipe()
+    system.process = system.command("up", stdout=writer, stderr=writer)
+    os.close(writer)
+    os.close(reader)
+    system.until(lambda: system.health() == 200, READY_WITHIN_S)
+    for name in ("worker", "beat"):  # it says so, to nobody
+        killed = system.pid(name)
+        os.kill(killed, signal.SIGKILL)
+        system.until(lambda name=name, killed=killed: system.pid(name) not in (None, killed))
+    assert system.complete().status_code == 200
+    system.process.send_signal(signal.SIGHUP)
+    assert system.process.wait(timeout=60) == 0
+    assert [process.cmdline() for process in system.mine()] == []
+    assert not (system.folder / "processes.json").exists()
+    assert "worker started again" in (system.folder / "logs" / "supervisor.log").read_text()
+    system.up()
 
 
 def test_down_stops_it(system):
