@@ -22,6 +22,7 @@ from tests import factories
 
 NUL = "\x00"
 TEXTS = (f"a{NUL}b", "\ud800", "😀" * 80, "'; --", "-1", "NaN", "1e400", "9" * 40)
+TYPED = (f"a{NUL}b", "😀" * 80, "1e400", "9" * 40)  # where each costs a whole form
 MOMENTS = ("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59.999999-23:59")
 NUMBERS = ("0", "9223372036854775808", "9" * 40)
 # In addresses: bytes as they come, so that what is no UTF-8 is tried too.
@@ -139,7 +140,7 @@ def test_a_hostile_body_is_no_defect(browser, live_store, rows, route, monkeypat
         kinds: tuple[str, ...] = ("application/json",)
         texts: tuple[str, ...] = ()
     else:
-        kinds, texts = ("application/json", "multipart/form-data; boundary=x"), (*TEXTS, *MOMENTS)
+        kinds, texts = ("application/json", "multipart/form-data; boundary=x"), (*TYPED, MOMENTS[1])
     for text in (each.encode("utf-8", "replace").decode() for each in texts):
         answers[f"form {text[:20]!r}"] = asked(browser, "post", path, dict.fromkeys(NAMES, text))
         usual = {"version": "1", "kind": "cancel", "role": "decode", "action": "drain", "state": "active",
