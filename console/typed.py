@@ -90,4 +90,6 @@ def forget_shown(request: HttpRequest, response: HttpResponse) -> HttpResponse:
         found = kept(request)
         if found is None or "fields" not in found or getattr(request, "typed", None) is not None:
             response.delete_cookie(COOKIE, samesite="Lax")
+    if getattr(request, "typed", None) is not None and response.status_code == 422:
+        response.status_code = 200  # it is looked at, not sent: its marks are only a help
     return response

@@ -203,6 +203,7 @@ def test_every_form_keeps_what_was_typed(db, live_store, name, of, data, field):
     client.post(path, data)
     sign_in(client, path)
     page = client.get(path)
+    assert page.status_code == 200
     assert typed(page.content.decode(), field) == data[field]
     assert b"not saved yet" in page.content
 
