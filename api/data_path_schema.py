@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.openai.schemas import LONGEST_NAME
+
 Fragment = dict[str, Any]
 
 GATEWAY_SERVER: Fragment = {
@@ -39,11 +41,12 @@ SLO_FIELDS: Fragment = {
         "named. Becomes the engine's priority only through the deadline that follows from it.",
     },
 }
+_NAME: Fragment = {"type": "string", "maxLength": LONGEST_NAME}
 METADATA: Fragment = {
     "type": "object",
     "additionalProperties": {"type": "string"},
     "description": "`workflow_id` and `stage` name a request's place in a compound workflow.",
-    "properties": {"workflow_id": {"type": "string"}, "stage": {"type": "string"}},
+    "properties": {"workflow_id": _NAME, "stage": _NAME},
 }
 COMMON: Fragment = {
     "model": {"type": "string", "description": "A served model's public name or one of its aliases."},

@@ -65,3 +65,24 @@ class ApiError(SlacklineError):
         if self.retry_after_s is None:
             return self.about
         return [*self.about, (b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
+
+
+MOST_SAID = 2_000  # characters of an engine's refusal
+_REFUSED = {404: "model_not_found", 413: "request_too_large"}
+
+
+def engine_refusal(status: int, body: bytes) -> ApiError:
+    """An engine's 4xx in the shape and with the codes of all others: its message and field, its status."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = body.decode(errors="replace")
+    if isinstance(said, dict):
+        said = said.get("error", said)
+    told = said if isinstance(said, dict) else {"message": said}
+    message, param = told.get("message"), told.get("param")
+    text = message if isinstance(message, str) and message.strip() else f"The engine refused the request ({status})."
+    code = _REFUSED.get(status, "invalid_value")
+    error = ApiError(code, text.strip()[:MOST_SAID], param=param if isinstance(param, str) else None)
+    error.status = status
+    return error

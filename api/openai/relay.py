@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Protocol
 
-from api.openai.asgi import EVENT_STREAM, JSON, NO_CACHE, respond
+from api.openai.asgi import EVENT_STREAM, NO_CACHE, respond
 from api.openai.errors import ApiError
 from api.openai.flight import Flight, Phase
 from workers.backends.base import Backend, Chunk, EngineError, UpstreamCall
@@ -96,8 +96,3 @@ async def end_with_error(flight: Flight, error: ApiError, *, started: bool) -> N
     else:
         headers = [*flight.headers(), *error.headers()]
         await respond(flight.send, error.status, error.body(), headers)
-
-
-async def end_with_engine_error(flight: Flight, error: EngineError) -> None:
-    """The engine's own refusal of the request (its 4xx), as it said it."""
-    await respond(flight.send, error.status, error.body, flight.headers(), JSON)

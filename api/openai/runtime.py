@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, engine_refusal
 from api.openai.flight import Flight, Phase, Unreadable
 from api.openai.handoff import Handoff
-from api.openai.relay import end_with_engine_error, end_with_error, relay
+from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.records import ENGINE_REJECTED
@@ -66,7 +66,7 @@ class Runtime:
         """`migrator`: without one, instances that only prefill or decode are of no use."""
         self.dispatcher = dispatcher
         self.flights: dict[str, Flight] = {}
-        self.decided: Counter[tuple[str, str]] = Counter()  # (kind, reason)
+        self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
         self.clock = clock
         self._backends = backends
         self._outcomes = outcomes
@@ -156,7 +156,7 @@ class Runtime:
         elif error.client_fault:
             self.push(ev.Cancelled(flight.request.id))
             self._end(flight, Outcome.REFUSED, code=ENGINE_REJECTED, status=error.status)
-            self.spawn(end_with_engine_error(flight, error))
+            self.spawn(end_with_error(flight, engine_refusal(error.status, error.body), started=False))
         else:
             log.warning("request %s failed on %s: %s", flight.request.id, flight.instance, error)
             flight.restart()
@@ -257,7 +257,8 @@ class Runtime:
 
     def note(self, flight: Flight, decision: Decision) -> None:
         flight.note(decision)
-        self.decided[decision.kind, decision.reason] += 1
+        request = flight.request
+        self.decided[request.tenant, request.slo_class, decision.kind, decision.reason] += 1
 
     def _send(self, flight: Flight, action: ev.Send, now: float) -> None:
         backend = self._backends.get(action.instance_id)

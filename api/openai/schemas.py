@@ -35,6 +35,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
 }
 _WORKFLOW_FIELDS = ("workflow_id", "stage")
+LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
 
 
 class Parsed(NamedTuple):
@@ -206,8 +207,8 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str]:
     found = []
     for field in _WORKFLOW_FIELDS:
         value = metadata.get(field, "")
-        if not isinstance(value, str) or len(value) > 200:
-            raise wrong(f"metadata.{field}", "must be a string of at most 200 characters")
+        if not isinstance(value, str) or len(value) > LONGEST_NAME:
+            raise wrong(f"metadata.{field}", f"must be a string of at most {LONGEST_NAME} characters")
         found.append(value)
     rest = {key: value for key, value in metadata.items() if key not in _WORKFLOW_FIELDS}
     body.pop("metadata")

@@ -11,6 +11,7 @@ from api.openai.tokenizers import READY
 from controller.core.messages import (
     QUEUE_PRESSURE_ROWS,
     ClassWindow,
+    DecisionCount,
     FleetMessage,
     InstanceMessage,
     LinkMessage,
@@ -99,6 +100,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         tenants=gateway.quotas.open(),
         policy=gateway.dispatcher.name,
         links=links(gateway, now),
+        decisions=decisions(gateway),
         capacity=capacity(gateway.ledger.models, known, gateway.fleet.coming),
     )
 
@@ -153,6 +155,13 @@ def links(gateway: Gateway, now: float) -> list[LinkMessage]:
     ]
 
 
+def decisions(gateway: Gateway) -> list[DecisionCount]:
+    return [
+        DecisionCount(tenant=tenant, slo_class=name, kind=kind, reason=reason, count=count)
+        for (tenant, name, kind, reason), count in sorted(gateway.runtime.decided.items())
+    ]
+
+
 def metrics(gateway: Gateway) -> bytes:
     return gateway.instruments.page()
 
@@ -187,8 +196,10 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         yield "link_usable", "1 when KV may be sent over it.", ends, float(usable)
         if link["bandwidth_bytes_s"] is not None:
             yield "link_bytes_per_second", "Bandwidth as its engine measured it.", ends, link["bandwidth_bytes_s"]
-    for (kind, reason), count in gateway.runtime.decided.items():
-        yield "decisions_total", "Dispatcher decisions.", {"kind": kind, "reason": reason}, count
+    for said in decisions(gateway):
+        who = {"tenant": said["tenant"], "slo_class": said["slo_class"]}
+        what = {"kind": said["kind"], "reason": said["reason"]}
+        yield "decisions_total", "Dispatcher decisions.", who | what, said["count"]
     for model, state in gateway.tokenizers.states().items():
         yield (
             "tokenizer_ready",

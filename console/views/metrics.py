@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from console.live_view import merge_instances
@@ -31,6 +32,7 @@ class FleetCollector(Collector):
         if self._fleets:
             yield from self._gateways(self._fleets)
             yield from self._classes(self._fleets)
+            yield self._decisions(self._fleets)
             yield from self._instances(self._fleets)
 
     def _gateways(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
@@ -56,6 +58,17 @@ class FleetCollector(Collector):
             if window["oldest_slack_s"] is not None:
                 slack.add_metric(names, window["oldest_slack_s"])
         yield from (share, target, finished, queued, slack)
+
+    def _decisions(self, fleets: Sequence[FleetMessage]) -> Metric:
+        names = ["tenant", "slo_class", "kind", "reason"]
+        total = CounterMetricFamily("slackline_decisions", "Dispatcher decisions of all gateways", labels=names)
+        counts: Counter[tuple[str, str, str, str]] = Counter()
+        for fleet in fleets:
+            for said in fleet.get("decisions", ()):
+                counts[said["tenant"], said["slo_class"], said["kind"], said["reason"]] += said["count"]
+        for labels, count in sorted(counts.items()):
+            total.add_metric(labels, count)
+        return total
 
     def _instances(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:
         labels = ["instance", "model", "role", "state"]

@@ -51,6 +51,16 @@ class ClassWindow(TypedDict):
     in_one_piece: NotRequired[int]  # those that were served without streaming: nobody sees their first token
 
 
+class DecisionCount(TypedDict):
+    """What a gateway's dispatcher decided about requests of one (tenant, class) since the gateway began."""
+
+    tenant: str
+    slo_class: str
+    kind: str
+    reason: str
+    count: int
+
+
 class InstanceMessage(TypedDict):
     id: str
     model: str
@@ -117,6 +127,7 @@ class FleetMessage(TypedDict):
     tenants: dict[str, int]  # requests let in and not ended, of tenants with any: what `max_concurrency` bounds
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
+    decisions: NotRequired[list[DecisionCount]]
     # What becomes of a request, by model: `up`, an engine takes it; `coming`, it waits for one; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
 

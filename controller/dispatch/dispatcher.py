@@ -135,7 +135,9 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
-        lane.queue.add(Entry(request, cost, now, event.avoid), now)
+        entry = Entry(request, cost, now, event.avoid)
+        entry.drop_at = max(entry.drop_at, now)  # "now or never" is this pass: reading the request took its time
+        lane.queue.add(entry, now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         for lane in self._fleet.lanes.values():

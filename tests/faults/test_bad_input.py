@@ -9,6 +9,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from api.openai.errors import KINDS
 from tests.faults.load import Sent, recorded
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
@@ -30,7 +31,8 @@ def error_of(answer):
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}, answer.text
     assert error["message"]
-    assert error["code"]
+    assert isinstance(error["code"], str)
+    assert error["code"] in KINDS
     return error
 
 

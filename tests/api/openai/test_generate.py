@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.status import windows
+from api.openai.status import fleet_message, gauges, windows
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot, until
@@ -109,11 +109,12 @@ async def test_an_engine_that_dies_after_the_first_token_ends_the_stream_with_an
         assert (record.outcome, record.output_tokens, record.attempts) == (Outcome.CUT, 2, 1)
 
 
-async def test_the_engines_refusal_of_a_request_is_passed_on() -> None:
+async def test_the_engines_refusal_of_a_request_is_passed_on_in_our_shape() -> None:
     async with TestBed() as bed:
         bed.every(Script(refuse_status=400))
         answer = await bed.ask(completion())
-        assert (answer.status, answer.error["code"]) == (400, "scripted")
+        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+        assert answer.error.keys() == {"message", "type", "param", "code"}
         (record,) = bed.sink.records
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "engine_rejected", 1)
         (row,) = windows(bed.gateway, bed.gateway.clock())
@@ -310,10 +311,12 @@ async def test_metrics_tell_attainment_queue_and_decisions() -> None:
         page = (await bed.ask(b"", "/metrics", method="GET")).body.decode()
         assert 'slackline_attainment_ratio{slo_class="chat",tenant="acme"} 1.0' in page
         assert 'slackline_requests_total{code="",outcome="ok",slo_class="chat",tenant="acme"} 1.0' in page
-        assert 'slackline_decisions_total{kind="dispatch",reason="fits_budget"} 1.0' in page
+        who = 'slo_class="chat",tenant="acme"'
+        assert f'slackline_decisions_total{{kind="dispatch",reason="fits_budget",{who}}} 1.0' in page
+        (told,) = fleet_message(bed.gateway, 1, [])["decisions"]
+        assert told == {"tenant": "acme", "slo_class": "chat", "kind": "dispatch", "reason": "fits_budget", "count": 1}
+        assert f"slackline_queued_requests{{{who}}} 0.0" in page
 
 
 def _gauges(bed: TestBed) -> Any:
-    from api.openai.status import gauges
-
     return gauges(bed.gateway)

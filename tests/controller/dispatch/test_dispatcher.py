@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controller.core import events as ev
 from controller.core.policy import Stateless
-from controller.core.types import Load
+from controller.core.types import InstanceSpec, Load
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.ordering.least_attained_service import LeastAttainedService
 from tests.controller.dispatch.fleet import SPEED, Play, kinds, request, sends, up
@@ -346,3 +346,17 @@ def test_policies_that_learn_are_told_of_every_event_and_the_others_of_none(monk
     events = [up(), ev.Arrived(request("r"))]
     dispatcher.handle(events, 3.0)
     assert heard == [(event, 3.0) for event in events]
+
+
+@pytest.mark.parametrize(("prefill_c", "sent"), [(0.0, ["a", "b"]), (1e-8, ["a"])])
+def test_what_fits_eq_5_is_checked_once_more_with_the_quadratic_term(prefill_c, sent):
+    """H5: 6,000 tokens fit eq. 5's budget of 6,606; with the quadratic term both mature after 0.82 s, not within 0.7."""
+    spec = InstanceSpec("w", "m", latency=SPEED._replace(prefill_c=prefill_c), max_num_seqs=32)
+    dispatcher = build_dispatcher("hyperflexis")
+    dispatcher.handle([ev.InstanceUp(spec)], 0.0)
+    dispatcher.handle([ev.Arrived(request("running"))], 0.0)
+    dispatcher.handle([ev.FirstToken("running")], 0.02)
+    reply = dispatcher.handle([ev.Arrived(request(name, 0.02, prompt=3000)) for name in "ab"], 0.02)
+    while not sends(reply):
+        reply = dispatcher.handle([ev.Woke()], reply.wake_at)
+    assert [name for name, _ in sends(reply)] == sent

@@ -36,8 +36,9 @@ def test_an_expiry_over_a_large_fleet_counts_it_and_names_none():
 def test_a_waiting_time_of_nothing_means_now_or_never():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=1)], 0.0)
-    assert sends(dispatcher.handle([ev.Arrived(request("a", wait=0.0))], 0.0)) == [("a", "w")]
-    assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], 0.0), ev.Drop) == ["b"]
+    parsed_at = 0.001  # a millisecond after it came
+    assert sends(dispatcher.handle([ev.Arrived(request("a", wait=0.0))], parsed_at)) == [("a", "w")]
+    assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], parsed_at), ev.Drop) == ["b"]
 
 
 def test_infeasible_alone_is_refused_at_once_with_figures():
