@@ -158,9 +158,8 @@ def test_the_overview_stays_within_ten_queries(viewer, live_store, django_assert
 
 
 def test_metrics_count_the_decisions_of_all_gateways_by_class(client, db, live_store):
-    decided = [
-        dict(tenant="acme", slo_class="chat", kind="refuse", reason="queue_full", count=count) for count in (2, 3)
-    ]
+    said = {"tenant": "acme", "slo_class": "chat", "kind": "refuse", "reason": "queue_full"}
+    decided = [{**said, "count": 2}, {**said, "count": 3}]
     live_store.fleets = [fleet(at=time.time(), gateway=f"gw-{at}", decisions=[one]) for at, one in enumerate(decided)]
     text = client.get("/metrics").content.decode()
     labels = 'kind="refuse",reason="queue_full",slo_class="chat",tenant="acme"'

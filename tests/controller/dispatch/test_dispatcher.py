@@ -350,7 +350,7 @@ def test_policies_that_learn_are_told_of_every_event_and_the_others_of_none(monk
 
 @pytest.mark.parametrize(("prefill_c", "sent"), [(0.0, ["a", "b"]), (1e-8, ["a"])])
 def test_what_fits_eq_5_is_checked_once_more_with_the_quadratic_term(prefill_c, sent):
-    """H5: 6,000 tokens fit eq. 5's budget of 6,606; with the quadratic term both mature after 0.82 s, not within 0.7."""
+    """H5: 6,000 tokens fit eq. 5's budget of 6,606; with the quadratic term they mature after 0.82 s, not 0.7."""
     spec = InstanceSpec("w", "m", latency=SPEED._replace(prefill_c=prefill_c), max_num_seqs=32)
     dispatcher = build_dispatcher("hyperflexis")
     dispatcher.handle([ev.InstanceUp(spec)], 0.0)
