@@ -255,4 +255,4 @@ async def test_refusals_have_the_shape_of_errors_everywhere(stream: bool) -> Non
     async with TestBed() as bed:
         bed.every(Script(refuse_status=400))
         answer = await bed.ask(asked(stream=stream), PATH)
-        assert (answer.status, answer.error["code"]) == (400, "scripted")
+        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
