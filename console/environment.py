@@ -28,7 +28,10 @@ class Environment:
     def text(self, name: str, default: str) -> str:
         path = self._values.get(f"{name}_FILE")
         if path:
-            return Path(path).read_text(encoding="utf-8").strip()
+            try:
+                return Path(path).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise ImproperlyConfigured(f"{name}_FILE={path!r}: expected a readable text file ({error})") from None
         return self._values.get(name) or default
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
@@ -48,7 +51,7 @@ class Environment:
         try:
             value = float(raw)
         except ValueError:
-            raise ImproperlyConfigured(f"{name}={raw!r}: expected a number") from None
+            raise ImproperlyConfigured(f"{name}={raw!r}: expected a number from {low:g} to {high:g}") from None
         if not low <= value <= high:
             raise ImproperlyConfigured(f"{name}={raw!r}: expected {low:g} to {high:g}")
         return value
@@ -56,7 +59,7 @@ class Environment:
     def whole(self, name: str, default: int, low: int, high: int) -> int:
         value = self.number(name, default, low, high)
         if value != int(value):
-            raise ImproperlyConfigured(f"{name}={value!r}: expected a whole number")
+            raise ImproperlyConfigured(f"{name}={value!r}: expected a whole number from {low} to {high}")
         return int(value)
 
     def names(self, name: str, default: str = "") -> list[str]:
@@ -68,26 +71,29 @@ class Environment:
         try:
             value = json.loads(raw)
         except ValueError as error:
-            raise ImproperlyConfigured(f"{name}: not JSON ({error})") from None
+            raise ImproperlyConfigured(f"{name}: not JSON ({error}); expected a JSON object") from None
         if not isinstance(value, dict):
             raise ImproperlyConfigured(f"{name}: expected a JSON object")
         return value
 
     def url(self, name: str, default: str, schemes: tuple[str, ...]) -> str:
+        """The value is not repeated in errors where it may hold a password."""
         value = self.text(name, default)
-        parts = urlsplit(value)
+        expected = f"expected {' or '.join(schemes)}://host..."
+        shown = f"{name}={value!r}" if "@" not in value else name
+        try:
+            parts = urlsplit(value)
+            parts.port  # noqa: B018 (raises for what is none)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{shown}: {error}; {expected}") from None
         if parts.scheme not in schemes or not parts.hostname:
-            raise ImproperlyConfigured(f"{name}={value!r}: expected {' or '.join(schemes)}://host...")
+            raise ImproperlyConfigured(f"{shown}: {expected}")
         return value.rstrip("/")
 
     def database(self, name: str, default: str) -> dict[str, Any]:
         """NAME, USER, PASSWORD, HOST, PORT and OPTIONS of a postgresql:// URL."""
         value = self.url(name, default, ("postgresql", "postgres"))
         parts = urlsplit(value)
-        try:
-            port = parts.port or 5432
-        except ValueError:
-            raise ImproperlyConfigured(f"{name}: the port is not a number") from None
         if not parts.path.strip("/"):
             raise ImproperlyConfigured(f"{name}: names no database (postgresql://user@host:5432/database)")
         return {
@@ -95,7 +101,7 @@ class Environment:
             "USER": unquote(parts.username or "postgres"),
             "PASSWORD": unquote(parts.password or ""),
             "HOST": parts.hostname or "",
-            "PORT": port,
+            "PORT": parts.port or 5432,
             "OPTIONS": dict(parse_qsl(parts.query)),
         }
 
@@ -104,9 +110,12 @@ class Environment:
         given = self.text(name, "")
         if given:
             if len(given) < 32:
-                raise ImproperlyConfigured(f"{name}: shorter than 32 characters")
+                raise ImproperlyConfigured(f"{name}: shorter than 32 characters; expected 32 or more")
             return given
-        kept_in.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            kept_in.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ImproperlyConfigured(f"DATA_DIR: cannot keep {name} there ({error}); expected a folder") from None
         try:
             descriptor = os.open(kept_in, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -114,6 +123,8 @@ class Environment:
             if len(kept) < 32:
                 raise ImproperlyConfigured(f"{kept_in}: shorter than 32 characters; remove it") from None
             return kept
+        except OSError as error:
+            raise ImproperlyConfigured(f"DATA_DIR: cannot keep {name} there ({error}); expected a folder") from None
         created = secrets.token_urlsafe(48)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(created)

@@ -20,6 +20,7 @@ from api.openai.app import OpenAIApp
 from api.openai.gateway import GatewayOptions
 from api.openai.service import Service, Store
 from controller.core.errors import ConfigError
+from workers.settings_check import REFUSED, require_settings
 
 GRACE_S = 20  # running requests may finish for so long after SIGTERM
 GC_THRESHOLDS = (
@@ -38,6 +39,10 @@ def main(argv: list[str] | None = None) -> int:
     import django
     from django.conf import settings
 
+    try:
+        require_settings()
+    except ConfigError as error:
+        return _refused(error)
     django.setup()
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     sys.setswitchinterval(SWITCH_S)
@@ -55,9 +60,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         serve(service, arguments.host, arguments.port)
     except ConfigError as error:
-        print(f"gateway: {error}", file=sys.stderr)
-        return 2
+        return _refused(error)
     return 0
+
+
+def _refused(error: ConfigError) -> int:
+    print(f"gateway: {error}", file=sys.stderr)
+    return REFUSED
 
 
 def serve(service: Service, host: str, port: int) -> None:

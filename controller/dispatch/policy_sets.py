@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import isfinite
 from typing import Any
 
 import controller.dispatch.virtual_batch
@@ -114,7 +115,7 @@ def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None
     names) that says which field is wrong and what is valid.
     """
     chosen = _chosen(policy_set)
-    overrides = dict(overrides or {})
+    overrides = _by_part(overrides)
     dispatch = {**chosen.dispatch, **overrides.pop("dispatch", {})}
     parts: dict[str, Any] = {}
     for part in _PARTS:
@@ -133,7 +134,7 @@ def build_migrator(policy_set: str, overrides: Mapping[str, Any] | None = None) 
 
     Other parts of `overrides` are the dispatcher's. Raises as build_dispatcher does.
     """
-    chosen, overrides = _chosen(policy_set), overrides or {}
+    chosen, overrides = _chosen(policy_set), _by_part(overrides)
     settings = {**chosen.settings.get("migration", {}), **overrides.get("migration", {})}
     placement = _build("migration", settings.pop("name", chosen.migration), settings)
     config = _configured(MigratorConfig, {**chosen.migrator, **overrides.get("migrator", {})}, "migrator")
@@ -146,6 +147,15 @@ def _chosen(policy_set: str) -> PolicySet:
     except KeyError:
         valid = ", ".join(sorted(POLICY_SETS))
         raise UnknownName(f"unknown policy set {policy_set!r}; valid: {valid}", field="policy_set") from None
+
+
+def _by_part(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    for part, settings in (overrides or {}).items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{part} must be a mapping from settings to values, is {settings!r}", field=part)
+        if not isinstance(settings.get("name", ""), str):
+            raise ConfigError(f"{part}.name must be text, is {settings['name']!r}", field=f"{part}.name")
+    return dict(overrides or {})
 
 
 def _build(part: str, name: str, settings: Mapping[str, Any]) -> Any:
@@ -164,4 +174,18 @@ def _configured(config_type: Any, settings: Mapping[str, Any], part: str) -> Any
     if unknown:
         valid = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"{part} has no setting {unknown[0]!r}; valid: {valid}", field=f"{part}.{unknown[0]}")
-    return replace(config_type(), **settings)
+    defaults = config_type()
+    for name, value in settings.items():
+        _require_kind(f"{part}.{name}", value, getattr(defaults, name))
+    return replace(defaults, **settings)
+
+
+def _require_kind(field: str, value: object, default: object) -> None:
+    """Overrides come from JSON: a text where a number belongs would fail much later, in the middle of a pass."""
+    if isinstance(default, float):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    else:
+        fits = type(value) is type(default)
+    if not fits:
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[type(default)]
+        raise ConfigError(f"{field} must be {kind}, is {value!r}", field=field)

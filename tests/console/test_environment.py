@@ -76,3 +76,23 @@ def test_a_short_secret_is_refused(tmp_path):
     (tmp_path / "kept").write_text("short")
     with pytest.raises(ImproperlyConfigured, match="kept"):
         Environment({}).secret("SECRET_KEY", tmp_path / "kept")
+
+
+def test_a_password_in_a_url_is_not_repeated():
+    with pytest.raises(ImproperlyConfigured, match=r"^X: expected postgresql") as error:
+        Environment({"X": "mysql://user:hunter2@host/name"}).database("X", "")
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["http://host:99999", "http://host:port", "http://[::1"])
+def test_a_url_that_cannot_be_read_is_refused_by_name(value):
+    with pytest.raises(ImproperlyConfigured, match=r"^X=.*expected http://"):
+        Environment({"X": value}).url("X", "", ("http",))
+
+
+def test_a_file_or_folder_that_cannot_be_read_is_refused_by_name(tmp_path):
+    with pytest.raises(ImproperlyConfigured, match=r"^X_FILE="):
+        Environment({"X_FILE": str(tmp_path / "none")}).text("X", "")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ImproperlyConfigured, match=r"^DATA_DIR: cannot keep X"):
+        Environment({}).secret("X", tmp_path / "file" / "secret_key")

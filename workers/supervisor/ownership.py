@@ -26,8 +26,11 @@ class Ownership:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._lock: IO[str] = open(data_dir / LOCK, "w")  # noqa: SIM115 (held until release)
+        try:
+            data_dir.mkdir(parents=True, exist_ok=True)
+            self._lock: IO[str] = open(data_dir / LOCK, "w")  # noqa: SIM115 (held until release)
+        except OSError as error:
+            raise ConfigError(f"DATA_DIR: {error}; expected a folder that can be written", "DATA_DIR") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

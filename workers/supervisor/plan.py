@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from workers.supervisor.child import Spec
+from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
 
@@ -19,17 +20,21 @@ LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
 # Each loads what its role needs of Django, no more.
 ROLES = {"gateway": "gateway", "console": "console", "worker": "worker", "analysis": "worker", "beat": "beat"}
 PYTHON = (sys.executable, "-m")
+CHECK_TIMEOUT_S = 60.0
 
 
 def environment(
     settings: Settings, database_url: str, redis_url: str, secrets: Mapping[str, str], base: Mapping[str, str]
 ) -> dict[str, str]:
     """What every process of ours is told. Deadlines, keys and ports travel here, never in command lines."""
+    return {**told(settings, secrets, base), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
+
+
+def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """All of `environment` that is known before the servers run."""
     return {
         **base,
         **LEAN,
-        "DATABASE_URL": database_url,
-        "REDIS_URL": redis_url,
         "DATA_DIR": str(settings.data_dir),
         "GATEWAY_PORT": str(settings.gateway_port),
         "CONSOLE_PORT": str(settings.console_port),
@@ -39,6 +44,25 @@ def environment(
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }
+
+
+def refused(env: Mapping[str, str]) -> str:
+    """What is wrong with the settings of the Django processes, in one line; "" when nothing is."""
+    done = subprocess.run(
+        [*PYTHON, "workers.settings_check"],
+        env={**env, "SLACKLINE_ROLE": "manage"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=CHECK_TIMEOUT_S,
+        start_new_session=True,  # Ctrl-C is the supervisor's
+        preexec_fn=die_with_parent(),
+    )
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the settings could not be checked (exit code {done.returncode})"
 
 
 def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 
-from controller.core.errors import SlacklineError
+from controller.core.errors import ConfigError, SlacklineError
 from workers.supervisor import plan
 from workers.supervisor.announce import Readiness, say, welcome, write
 from workers.supervisor.child import Child, Spec, stop_all
@@ -94,7 +94,9 @@ class Supervisor:
 
     def _start(self, ownership: Ownership) -> None:
         self.settings.logs.mkdir(parents=True, exist_ok=True)
-        env = self._servers()
+        secrets = {name: kept_secret(name, self.settings.data_dir, self.environ) for name in SECRETS}
+        self._check(secrets)
+        env = self._servers(secrets)
         self._record(ownership)
         log = self.settings.logs / "prepare.log"
         self._say("database: migrations and demo data")
@@ -109,24 +111,30 @@ class Supervisor:
         self.when_ready = [Service(spec) for spec in plan.when_ready(self.settings, env)]
         self._record(ownership)
 
-    def _servers(self) -> dict[str, str]:
+    def _check(self, secrets: Mapping[str, str]) -> None:
+        """Everything said by environment, before the first server: what is refused later is refused in a log."""
+        problem = plan.refused(plan.told(self.settings, secrets, self.environ))
+        if self.signals:
+            raise Interrupted()
+        if problem:
+            raise ConfigError(problem)
+        for url, answers in ((self.settings.database_url, require_database), (self.settings.redis_url, require_redis)):
+            if url is not None:
+                answers(url)
+
+    def _servers(self, secrets: Mapping[str, str]) -> dict[str, str]:
         """Start what is not given by environment; returns the environment of everything else."""
-        settings = self.settings
-        if settings.database_url is None:
+        settings, database_url, redis_url = self.settings, self.settings.database_url, self.settings.redis_url
+        if database_url is None:
             self._say("starting PostgreSQL")
             self.postgres = EmbeddedPostgres(settings.data_dir)
             self.postgres.start()
             database_url = self.postgres.url
-        else:
-            database_url = require_database(settings.database_url)
-        if settings.redis_url is None:
+        if redis_url is None:
             self.redis = EmbeddedRedis(settings.data_dir)
             self.redis.start()
             redis_url = self.redis.url
-        else:
-            redis_url = require_redis(settings.redis_url)
         write_json(settings.data_dir / "ports.json", self._ports())
-        secrets = {name: kept_secret(name, settings.data_dir, self.environ) for name in SECRETS}
         return plan.environment(settings, database_url, redis_url, secrets, self.environ)
 
     def _ports(self) -> dict[str, int]:
@@ -233,6 +241,6 @@ def _tried(step: Callable[[], None]) -> str:
 def up(settings: Settings) -> int:
     try:
         return Supervisor(settings, os.environ).run()
-    except (SlacklineError, RuntimeError, OSError) as error:
+    except (SlacklineError, RuntimeError, OSError, subprocess.SubprocessError) as error:
         write(f"make up: {error}", sys.stderr, settings.log)
         return 1

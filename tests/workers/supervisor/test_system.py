@@ -119,13 +119,15 @@ def system():
     folder = tempfile.mkdtemp(prefix="slackline-system-")
     os.chmod(folder, 0o755)  # PostgreSQL's own user must be able to reach it
     running = System(folder)
-    running.up()
-    yield running
-    running.process.send_signal(signal.SIGINT)
-    running.process.wait(timeout=60)
-    for left in running.mine():
-        left.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        running.up()
+        yield running
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(timeout=60)
+    finally:
+        for left in running.mine():
+            left.kill()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_it_says_where_to_go_and_serves(system):
