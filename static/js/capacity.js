@@ -17,9 +17,9 @@ export function capacityWords(capacity) {
   const of = (state) => models.filter((model) => capacity[model] === state);
   const [up, coming, none] = ["up", "coming", "none"].map(of);
   const said = [];
-  if (none.length) said.push(`No engine of ${names(none)} is up or on its way: its requests are refused at once (503, no_capacity).`);
+  if (none.length) said.push(`No engine of ${names(none)} is up or on its way: what arrives for ${none.length > 1 ? "them" : "it"} is refused at once (503, no_capacity).`);
   if (coming.length) {
-    said.push(`No engine of ${names(coming)} is up, but one is asleep or on its way: its requests wait for it here, or are refused where they may not wait so long.`);
+    said.push(`No engine of ${names(coming)} is up, but one is asleep or on its way: what arrives waits here for it, or is refused where it may not wait so long.`);
   }
   const some = up.length < models.length ? ` of ${names(up)}` : "";
   const idle = up.length ? `Requests${some} go to an engine as soon as they arrive while the fleet has room.` : "";

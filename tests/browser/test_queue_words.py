@@ -133,14 +133,14 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
         ({"a": "up"}, "", False, "Requests go to an engine as soon as they arrive while the fleet has room."),
         (
             {"a": "none"},
-            "No engine of a is up or on its way: its requests are refused at once (503, no_capacity).",
+            "No engine of a is up or on its way: what arrives for it is refused at once (503, no_capacity).",
             True,
             "",
         ),
         (
             {"a": "up", "b": "coming"},
-            "No engine of b is up, but one is asleep or on its way: its requests wait for it here, or are refused "
-            "where they may not wait so long.",
+            "No engine of b is up, but one is asleep or on its way: what arrives waits here for it, or is refused "
+            "where it may not wait so long.",
             False,
             "Requests of a go to an engine as soon as they arrive while the fleet has room.",
         ),
@@ -158,4 +158,4 @@ def test_whether_engines_take_what_comes_in_words(tab, capacity, text, nobody, i
         "async (said) => (await import('/static/js/capacity.js')).capacityWords(said).text",
         {f"m{n}": "none" for n in range(8)},
     )
-    assert many.startswith("No engine of m0, m1, m2, m3, m4 and 3 more is up")
+    assert many.startswith("No engine of m0, m1, m2, m3, m4 and 3 more is up or on its way: what arrives for them ")
