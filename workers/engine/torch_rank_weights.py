@@ -60,5 +60,5 @@ class RankWeights:
         await self._own.release(keep_host_copy=False)
         raise failed if isinstance(failed, LoadFailed) else LoadFailed(str(failed))
 
-    async def send(self, host: str, port: int) -> list[list[Any]]:
+    async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
         raise LoadFailed("an engine of several tensor-parallel ranks does not send its weights")

@@ -1,8 +1,9 @@
 """A model's weights in memory: named, checked, given away and taken, tensor by tensor, over torch.distributed.
 
-Two engines meet at a TCP store that the receiver opens and form a group of two (gloo on CPUs, NCCL on CUDA), apart from
-any group the model itself uses. The sender keeps serving: its tensors are only read. Every tensor has a digest (XXH3)
-which the receiver checks, so that what arrives is what the other engine runs on.
+Two engines that have met (`torch_meeting`) form a group of two (gloo on CPUs, NCCL on CUDA), apart from any group the
+model itself uses. The sender keeps serving: its tensors are only read. Every tensor has a digest (XXH3) which the
+receiver checks, so that what arrives is what the other engine runs on. Tensors travel in pieces, so that the wait for
+the next one can be short: a peer that was killed says nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import ctypes
 import mmap
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import xxhash
 
+from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting, patience
 from workers.engine.torch_weights import Slot, WeightsError, load_weights
 
 IN_FLIGHT = 16  # tensors on their way at a time
-SENDER, RECEIVER = 0, 1
+PIECE_BYTES = 64 << 20
 
 
 class TensorInfo(NamedTuple):
@@ -108,16 +109,16 @@ class WeightMemory:
         self.present = True
         return self.nbytes
 
-    def receive(self, store: dist.Store, theirs: Sequence[TensorInfo], timeout_s: float) -> int:
+    def receive(self, meeting: Meeting, theirs: Sequence[TensorInfo]) -> int:
         """From the engine whose manifest is given. Raises WeightsError; then nothing is present."""
         self.check(theirs)
         self._begin()
         wanted = {info.name: info.digest for info in theirs}
-        group = _group(store, RECEIVER, self._device, timeout_s)
         try:
-            for name, memory in self._received(group):
-                if digest(memory) != wanted[name]:
-                    raise WeightsError(f"tensor {name} arrived damaged")
+            with _joined(meeting, RECEIVER, self._device) as group:
+                for name, memory in self._received(group):
+                    if digest(memory) != wanted[name]:
+                        raise WeightsError(f"tensor {name} arrived damaged")
         except RuntimeError as error:
             raise WeightsError(f"the transfer broke off: {_first_line(error)}") from error
         self._digests = wanted
@@ -147,50 +148,77 @@ class WeightMemory:
 
     # ---- the wire --------------------------------------------------------------------------------------------------
 
-    def send(self, host: str, port: int, timeout_s: float) -> int:
-        """To the engine that waits at this store. Bytes sent; raises WeightsError."""
+    def send(self, meeting: Meeting) -> int:
+        """To the engine that was met. Bytes sent; raises WeightsError."""
         self._require()
         try:
-            store = dist.TCPStore(host, port, 2, is_master=False, timeout=timedelta(seconds=timeout_s))
-            group = _group(store, SENDER, self._device, timeout_s)
-            pending: deque[Any] = deque()
-            for tag, memory in enumerate(self._memory.values()):
-                block = memory.contiguous()
-                pending.append((group.send([block.view(torch.uint8).flatten()], RECEIVER, tag), block))
-                if len(pending) >= IN_FLIGHT:
-                    pending.popleft()[0].wait()
-            for work, _ in pending:
-                work.wait()
+            with _joined(meeting, SENDER, self._device) as group:
+                pending: deque[list[_Piece]] = deque()
+                tag = 0
+                for memory in self._memory.values():
+                    pieces = _pieces(memory.contiguous())
+                    pending.append([_Piece(group.send([p], RECEIVER, tag + n), p) for n, p in enumerate(pieces, 1)])
+                    tag += len(pieces)
+                    if len(pending) >= IN_FLIGHT:
+                        _passed(pending.popleft())
+                for sent in pending:
+                    _passed(sent)
         except RuntimeError as error:
             raise WeightsError(f"sending broke off: {_first_line(error)}") from error
         return self.nbytes
 
     def _received(self, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor once it is in its place. Memory that is a slice of something wider takes a detour."""
-        pending: deque[Any] = deque()
-        for tag, (name, memory) in enumerate(self._memory.items()):
+        pending: deque[tuple[list[_Piece], str, torch.Tensor, torch.Tensor]] = deque()
+        tag = 0
+        for name, memory in self._memory.items():
             block = (
                 memory if memory.is_contiguous() else torch.empty_like(memory, memory_format=torch.contiguous_format)
             )
-            work = group.recv([block.view(torch.uint8).view(-1)], SENDER, tag)
-            pending.append((work, name, memory, block))
+            pieces = _pieces(block)
+            coming = [_Piece(group.recv([p], SENDER, tag + n), p) for n, p in enumerate(pieces, 1)]
+            tag += len(pieces)
+            pending.append((coming, name, memory, block))
             if len(pending) >= IN_FLIGHT:
                 yield _landed(*pending.popleft())
         while pending:
             yield _landed(*pending.popleft())
 
 
-def _landed(work: Any, name: str, memory: torch.Tensor, block: torch.Tensor) -> tuple[str, torch.Tensor]:
-    work.wait()
+class _Piece(NamedTuple):
+    """Of a tensor on its way; its bytes are kept until it has passed."""
+
+    work: Any
+    memory: torch.Tensor
+
+
+def _pieces(block: torch.Tensor) -> Sequence[torch.Tensor]:
+    return block.view(torch.uint8).view(-1).split(PIECE_BYTES)
+
+
+def _passed(pieces: Sequence[_Piece]) -> None:
+    """Raises RuntimeError where the peer is silent for longer than the next piece may take."""
+    for work, memory in pieces:
+        work.wait(patience(memory.nbytes))
+
+
+def _landed(pieces: Sequence[_Piece], name: str, memory: torch.Tensor, block: torch.Tensor) -> tuple[str, torch.Tensor]:
+    _passed(pieces)
     if block is not memory:
         memory.copy_(block)
     return name, memory
 
 
-def _group(store: dist.Store, rank: int, device: torch.device, timeout_s: float) -> Any:
-    if device.type == "cuda":
-        return dist.ProcessGroupNCCL(store, rank, 2, timedelta(seconds=timeout_s))
-    return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
+@contextmanager
+def _joined(meeting: Meeting, rank: int, device: torch.device) -> Iterator[Any]:
+    """A group of two. When it fails its connections are cut at once: what is on its way must not be written any more
+    into memory that the next source fills."""
+    group = meeting.group(rank, device)
+    try:
+        yield group
+    except BaseException:
+        group.abort()
+        raise
 
 
 def _advise_huge_pages(address: int, size: int) -> None:

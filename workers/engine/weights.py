@@ -73,8 +73,9 @@ class WeightStore(Protocol):
         """Raises LoadFailed where no copy could be kept. `present` then says whether they are here still."""
         ...
 
-    async def send(self, host: str, port: int) -> list[list[Any]]:
-        """Begin to send to the engine that waits there; the manifest of what comes. Raises LoadFailed."""
+    async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
+        """Begin to send to the engine that waits there with this nonce; the manifest of what comes. Raises
+        LoadFailed."""
         ...
 
 
@@ -170,7 +171,7 @@ class EmulatedWeights:
         self.has_host_copy = keep_host_copy and (self.present or self.has_host_copy)
         self.present = False
 
-    async def send(self, host: str, port: int) -> list[list[Any]]:
+    async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
         raise LoadFailed("emulated weights cannot be sent")
 
 

@@ -58,10 +58,13 @@ class WeightEndpoints:
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
             raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
+        nonce = fields.string(body, "nonce")
+        if not nonce:
+            raise ApiError("nonce is what the receiver named this transfer", "nonce")
         if self._manager.busy:
             raise ApiError("weights are being loaded or given up", status=409)
         try:
-            tensors = await self._manager.store.send(host, port)
+            tensors = await self._manager.store.send(host, port, nonce)
         except LoadFailed as error:
             raise ApiError(str(error), status=409) from error
         await exchange.reply({"tensors": tensors, "bytes": self._manager.store.nbytes})

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 import aiohttp
 import pytest
 import torch
-import torch.distributed as dist
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
-from tests.workers.engine.torch_bench import folder, program
-from workers.engine.torch_transfer import WeightMemory
+from tests.workers.engine.torch_bench import folder
+from tests.workers.engine.torch_meetings import HOST, memory, met
+from workers.engine.torch_meeting import awaited
+from workers.engine.torch_transfer import WeightMemory, digest
 from workers.engine.torch_weight_store import TorchWeights
 from workers.engine.torch_weights import WeightsError
 from workers.engine.weights import LoadFailed, WeightManager
@@ -94,6 +92,8 @@ async def test_only_the_fleet_may_load_or_take(sessions):
     assert (status, said["error"]["param"]) == (403, "token")
     status, said = await post(sessions["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
     assert status == 403
+    status, said = await post(sessions["source"], "/weights/send", {"token": TOKEN, "host": "127.0.0.1", "port": 5})
+    assert (status, said["error"]["param"]) == (400, "nonce")
 
 
 @pytest.mark.parametrize(
@@ -137,31 +137,21 @@ async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried
 # ---- memory, without engines ----------------------------------------------------------------------------------------
 
 
-def memory(present: bool = True) -> WeightMemory:
-    return WeightMemory(program(folder()).model.slots(), present=present)
+async def exchange(sender: WeightMemory, receiver: WeightMemory, theirs: Any = None) -> None:
+    """What the receiver raises; the sender's end is not looked at."""
+    async with met() as (source, meeting):
+        sending = asyncio.create_task(asyncio.to_thread(sender.send, source))
+        try:
+            await asyncio.to_thread(receiver.receive, meeting, theirs or sender.manifest())
+        finally:
+            await asyncio.gather(sending, return_exceptions=True)
 
 
-def exchange(sender: WeightMemory, receiver: WeightMemory, timeout_s: float = 10.0, theirs: Any = None) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False)
-    theirs = theirs or sender.manifest()
-    thread = Thread(target=_sent, args=(sender, store.port, timeout_s))
-    thread.start()
-    try:
-        receiver.receive(store, theirs, timeout_s)
-    finally:
-        thread.join()
-
-
-def _sent(sender: WeightMemory, port: int, timeout_s: float) -> None:
-    with suppress(WeightsError):  # the test looks at the receiver
-        sender.send("127.0.0.1", port, timeout_s)
-
-
-def test_what_arrives_is_equal_bit_for_bit():
+async def test_what_arrives_is_equal_bit_for_bit():
     sender, receiver = memory(), memory()
     receiver.release()
     assert not receiver.present
-    exchange(sender, receiver)
+    await exchange(sender, receiver)
     assert receiver.present
     assert receiver.manifest() == sender.manifest()
     assert [a.digest for a in memory().manifest()] == [b.digest for b in receiver.manifest()]
@@ -173,31 +163,31 @@ def test_released_memory_holds_nothing_and_takes_nothing():
     with pytest.raises(WeightsError, match="no weights"):
         held.manifest()
     with pytest.raises(WeightsError, match="no weights"):
-        held.send("127.0.0.1", 1, 1.0)
+        held.send(None)  # asked before anybody is met
 
 
-def test_a_damaged_tensor_is_noticed_by_name():
+async def test_a_damaged_tensor_is_noticed_by_name():
     sender, receiver = memory(), memory()
     theirs = sender.manifest()
     with torch.no_grad():
         next(iter(sender._memory.values())).add_(1.0)
     with pytest.raises(WeightsError, match="arrived damaged"):
-        exchange(sender, receiver, theirs=theirs)
+        await exchange(sender, receiver, theirs=theirs)
     assert not receiver.present
 
 
-def test_a_source_that_dies_in_the_middle_leaves_nothing_present():
+async def test_nothing_that_was_on_its_way_is_written_over_the_next_source():
     sender, receiver = memory(), memory()
-
-    class Dying(WeightMemory):
-        def send(self, host: str, port: int, timeout_s: float) -> int:
-            self._memory = dict(list(self._memory.items())[:3])
-            return super().send(host, port, timeout_s)
-
-    dying = Dying(program(folder()).model.slots(), present=True)
-    with pytest.raises(WeightsError, match="broke off"):
-        exchange(dying, receiver, timeout_s=2.0, theirs=sender.manifest())
-    assert not receiver.present
+    good = receiver.manifest()
+    theirs = sender.manifest()
+    with torch.no_grad():
+        for tensor in sender._memory.values():
+            tensor.fill_(7.0)
+    with pytest.raises(WeightsError, match="arrived damaged"):
+        await exchange(sender, receiver, theirs=theirs)
+    receiver.load_disk(folder())
+    await asyncio.sleep(0.5)
+    assert [digest(tensor) for tensor in receiver._memory.values()] == [info.digest for info in good]
 
 
 def store(memory: WeightMemory) -> TorchWeights:
@@ -207,15 +197,23 @@ def store(memory: WeightMemory) -> TorchWeights:
 async def test_a_source_is_not_put_to_sleep_while_it_sends():
     """Its memory would be freed under the transfer."""
     weights = store(memory())
-    await weights.send("127.0.0.1", 9)  # nobody is there: until its time is up
-    assert weights.sending
-    with pytest.raises(LoadFailed, match="loaded or sent"):
-        await WeightManager(weights).release(keep_host_copy=False)
-    async with asyncio.timeout(30):
-        while weights.sending:
-            await asyncio.sleep(0.05)
+    async with awaited(HOST, TOKEN, 2.0) as waiting:
+        await weights.send(HOST, waiting.port, waiting.nonce)  # nobody joins the group: until its time is up
+        assert weights.sending
+        with pytest.raises(LoadFailed, match="loaded or sent"):
+            await WeightManager(weights).release(keep_host_copy=False)
+        async with asyncio.timeout(30):
+            while weights.sending:
+                await asyncio.sleep(0.05)
     await WeightManager(weights).release(keep_host_copy=False)
     assert not weights.present
+
+
+async def test_a_source_that_reaches_nobody_sends_nothing():
+    weights = store(memory())
+    with pytest.raises(LoadFailed, match="nobody of the fleet awaits weights at "):
+        await weights.send(HOST, 9, "nonce")
+    assert not weights.sending
 
 
 async def test_without_room_for_a_copy_the_weights_stay(monkeypatch):

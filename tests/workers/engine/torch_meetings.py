@@ -1,0 +1,29 @@
+"""Two ends of a transfer of weights, met in this process, and memory to move."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.workers.engine.process import FLEET
+from tests.workers.engine.torch_bench import folder, program
+from workers.engine.torch_meeting import Meeting, awaited, meet
+from workers.engine.torch_transfer import WeightMemory
+
+HOST = "127.0.0.1"
+TOKEN = FLEET["token"]
+
+
+def memory(present: bool = True) -> WeightMemory:
+    return WeightMemory(program(folder()).model.slots(), present=present)
+
+
+@asynccontextmanager
+async def met(host: str = HOST, timeout_s: float = 5.0) -> AsyncIterator[tuple[Meeting, Meeting]]:
+    """The source's end and the receiver's."""
+    async with awaited(host, TOKEN, timeout_s) as waiting:
+        source = await meet(host, waiting.port, waiting.nonce, TOKEN, host, timeout_s)
+        try:
+            yield source, await waiting.met(timeout_s)
+        finally:
+            await source.close()
