@@ -107,7 +107,7 @@ def _answered(action: Action, error: Exception | None, seconds: float) -> Decisi
         return role_switched(action=action, inputs=_inputs(action), outcome=outcome)
     if isinstance(error, RoleRefused):
         # Not idle is nobody's failure: it is looked at again until the time-out. What was told and refused counts.
-        if error.again:
+        if error.again and error.restorable:
             return _later(action, str(error), tries=action.tries + (error.reason != "not_idle"))
         return _kept(action, error.reason, str(error), error.field, restorable=error.restorable)
     if isinstance(error, NotSupported):

@@ -121,9 +121,12 @@ def test_a_refusal_is_on_the_decision_and_the_instance_serves_on() -> None:
         assert (row.role, row.desired_state, gateway_snapshot().draining) == ("prefill", "running", ())
 
 
-def test_an_engine_that_broke_is_out_of_the_fleet() -> None:
+@pytest.mark.parametrize(("told", "message"), [("switch_fails", "kv manager could not be rebuilt"),
+                                               ("switch_fails", "could not be rebuilt: scheduler is not idle"),
+                                               ("prepare_fails", "left half prepared, not idle")])  # fmt: skip
+def test_an_engine_that_broke_is_out_of_the_fleet(told: str, message: str) -> None:
     mine = server("decode")
-    mine.switch_fails = "kv manager could not be rebuilt"
+    setattr(mine, told, message)
     with serving(mine):
         row = row_of(mine)
         role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
@@ -132,8 +135,36 @@ def test_an_engine_that_broke_is_out_of_the_fleet() -> None:
         assert (decision.reason, decision.outcome["safe_to_restore"]) == ("unsafe_to_restore", False)
         row.refresh_from_db()
         assert (row.observed_state, row.desired_state) == ("failed", "stopped")
-        assert "could not be rebuilt" in row.error
+        assert message in row.error
         assert gateway_snapshot().instances == ()
+
+
+@pytest.mark.parametrize("dies_at", ["prepare", "switch"])
+def test_an_engine_that_was_lost_while_it_was_told_is_out_of_the_fleet(dies_at: str) -> None:
+    mine = server("decode")
+    mine.dies_at = dies_at
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        settle()
+        (decision,) = look_once()
+        assert (decision.reason, decision.outcome["safe_to_restore"]) == ("connection_lost", False)
+        row.refresh_from_db()
+        assert (row.observed_state, row.desired_state) == ("failed", "stopped")
+
+
+def test_an_engine_that_refuses_and_is_sound_serves_on() -> None:
+    mine = server("decode")
+    mine.switch_refused = "transfer threads are busy"
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="prefill")
+        settle()
+        (decision,) = look_once()
+        assert (decision.reason, decision.outcome["safe_to_restore"]) == ("engine_refused", True)
+        row.refresh_from_db()
+        assert (row.role, row.desired_state, gateway_snapshot().draining) == ("decode", "running", ())
+        assert [spec.id for spec in gateway_snapshot().instances] == [row.pk]
 
 
 def test_one_that_never_empties_serves_on_after_its_time() -> None:

@@ -190,20 +190,21 @@ def _check_switchable(info: ServerInfo, role: Role) -> None:
 def _role_refused(error: EngineError, dry: bool) -> RoleRefused:
     if error.status in (400, 409, 422):
         return _said_no(_object(error.body), dry)
-    if error.status in (401, 403, 404, 405):
+    if 400 <= error.status < 500:
         return RoleRefused("engine_refused", f"SGLang answered /pd_role_switch with {error.status}")
-    if error.status or error.unreachable:
-        return RoleRefused("connection_lost", f"SGLang was lost while it switched: {error}", restorable=dry)
+    if error.status or error.unreachable:  # of a dry run too: what became of the server nobody knows
+        return RoleRefused("connection_lost", f"SGLang was lost while it switched: {error}", restorable=False)
     return RoleRefused("no_answer", f"{error}; whether it switched is not known yet", again=True)
 
 
 def _said_no(said: Mapping[str, Any], dry: bool) -> RoleRefused:
-    """A dry run changes nothing; of a real one only `safe_to_restore` says so."""
+    """`safe_to_restore` goes before the words. An answer without it: a dry run changed nothing, a real one may have."""
     message = str(said.get("message") or "no reason given")
-    restorable = dry or said.get("safe_to_restore") is True
+    restorable = said.get("safe_to_restore", dry) is True
     field = next((name for name in GRAPHS if name in message), "")
-    reason = "not_prepared" if dry else "engine_refused" if restorable else "unsafe_to_restore"
-    return RoleRefused(reason, f"SGLang: {message}", field=field, restorable=restorable, again="idle" in message)
+    reason = "unsafe_to_restore" if not restorable else "not_prepared" if dry else "engine_refused"
+    again = restorable and "idle" in message
+    return RoleRefused(reason, f"SGLang: {message}", field=field, restorable=restorable, again=again)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -21,7 +21,8 @@ TRANSFERS_THAT_SWITCH = ("mooncake", "mori")
 
 
 class SglangServer(SglangRequests):
-    """All of it, with what an operator asks. Switches of a test: `switch_fails`, `unhealthy`, `loads_missing`."""
+    """All of it, with what an operator asks. Switches of a test: `switch_fails`, `switch_refused`, `prepare_fails`,
+    `dies_at`, `unhealthy`, `loads_missing`."""
 
     def __init__(self, **args: Any) -> None:
         super().__init__(**args)
@@ -33,6 +34,9 @@ class SglangServer(SglangRequests):
         self.released: set[str] = set()
         self.unhealthy = False
         self.switch_fails = ""  # message: the next real switch fails half-way
+        self.switch_refused = ""  # message: it is refused before anything was changed
+        self.prepare_fails = ""  # message: the dry run fails, and leaves it broken
+        self.dies_at = ""  # "prepare", "switch": the process ends there, without an answer
         self.url = ""
         self.loads_missing = False
 
@@ -184,12 +188,19 @@ class SglangServer(SglangRequests):
 
         if new == old:
             return reply(True, "already in target role")
-        hindrance = self._hindrance(body)
-        if hindrance or body.get("prepare_only"):
-            return reply(not hindrance, hindrance or "prepared")
-        if self.switch_fails:
+        dry = bool(body.get("prepare_only"))
+        if self.dies_at == ("prepare" if dry else "switch"):
+            asyncio.get_running_loop().create_task(self.die())
+            await asyncio.sleep(5)
+        broken = self.prepare_fails if dry else self.switch_fails
+        if broken:
             self.unhealthy = "terminal"  # type: ignore[assignment]
-            return reply(False, self.switch_fails, safe=False)
+            return reply(False, broken, safe=False)
+        hindrance = self._hindrance(body)
+        if hindrance or dry:
+            return reply(not hindrance, hindrance or "prepared")
+        if self.switch_refused:
+            return reply(False, self.switch_refused)
         if new == "decode" and not self.graphs:
             self.graphs = {name: body[name] for name in body if name.startswith("decode_cuda_graph")}
         self.mode = new

@@ -42,16 +42,16 @@ class Sockets:
 
     async def die(self) -> None:
         """As after kill -9: connections are reset, the ports are closed."""
-        for runner in self._runners:
+        runners, self._runners = self._runners, []  # it may be killed again meanwhile
+        for runner in runners:
             for site in list(runner.sites):
                 await site.stop()
             assert runner.server is not None
             for connection in list(runner.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
-        for runner in self._runners:
+        for runner in runners:
             await runner.cleanup()
-        self._runners = []
         if self._session is not None:
             await self._session.close()
 

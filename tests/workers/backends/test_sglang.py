@@ -284,6 +284,35 @@ async def test_a_switch_that_broke_half_way_is_not_restorable(session: aiohttp.C
         assert not await adapter(server, session).ready()
 
 
+@pytest.mark.parametrize(
+    ("told", "message", "reason", "restorable", "again"),
+    [
+        ("switch_refused", "transfer threads are busy", "engine_refused", True, False),
+        ("switch_refused", "scheduler is not idle", "engine_refused", True, True),
+        ("switch_fails", "could not be rebuilt: scheduler is not idle", "unsafe_to_restore", False, False),
+        ("prepare_fails", "graphs were half captured while not idle", "unsafe_to_restore", False, False),
+    ],
+)
+async def test_what_the_server_says_of_its_state_goes_before_its_words(
+    session: aiohttp.ClientSession, told: str, message: str, reason: str, restorable: bool, again: bool
+) -> None:
+    async with switching() as server:
+        setattr(server, told, message)
+        with pytest.raises(RoleRefused, match=message) as caught:
+            await adapter(server, session).set_role(Role.DECODE, GRAPHS)
+        assert (caught.value.reason, caught.value.restorable, caught.value.again) == (reason, restorable, again)
+        assert await adapter(server, session).ready() is restorable
+
+
+@pytest.mark.parametrize("dies_at", ["prepare", "switch"])
+async def test_a_server_lost_while_it_is_told_is_not_restorable(session: aiohttp.ClientSession, dies_at: str) -> None:
+    async with switching() as server:
+        server.dies_at = dies_at
+        with pytest.raises(RoleRefused) as caught:
+            await adapter(server, session).set_role(Role.DECODE, GRAPHS)
+        assert (caught.value.reason, caught.value.restorable, caught.value.again) == ("connection_lost", False, False)
+
+
 # ---- memory and weights ---------------------------------------------------------------------------------------------
 
 
