@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.torch_bench import folder
 from tests.workers.engine.torch_meetings import HOST, memory, met
-from workers.engine.torch_meeting import awaited
+from workers.engine.torch_meeting import PATIENCE_S, awaited
 from workers.engine.torch_transfer import WeightMemory, digest
 from workers.engine.torch_weight_store import TorchWeights
 from workers.engine.torch_weights import WeightsError
@@ -188,6 +190,45 @@ async def test_nothing_that_was_on_its_way_is_written_over_the_next_source():
     receiver.load_disk(folder())
     await asyncio.sleep(0.5)
     assert [digest(tensor) for tensor in receiver._memory.values()] == [info.digest for info in good]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_source_that_goes_silent_in_the_middle_is_given_up_soon_and_the_next_one_tried(sessions, killed):
+    """By kill -9 or by standing still; not after `--kv-timeout`, which is 30 s here."""
+    command = (sys.executable, "-m", "tests.workers.engine.torch_source", str(folder()), "3")
+    pipe = asyncio.subprocess.PIPE
+    source = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert source.stdin is not None
+    assert source.stdout is not None
+    manifest = [list(info) for info in memory().manifest()]
+
+    async def send(request: web.Request) -> web.Response:
+        order = await request.json()
+        source.stdin.write(f"{order['host']} {order['port']} {order['nonce']}\n".encode())
+        return web.json_response({"tensors": manifest})
+
+    app = web.Application()
+    app.router.add_post("/weights/send", send)
+    try:
+        assert await source.stdout.readline() == b"ready\n"
+        async with TestServer(app) as server:
+            await absent(sessions["warm"])
+            sources = ({"kind": "engine", "url": str(server.make_url(""))}, {"kind": "disk"})
+            loading = asyncio.create_task(load(sessions["warm"], *sources))
+            assert await source.stdout.readline() == b"silent\n"
+            silent_at = time.monotonic()
+            if killed:
+                source.kill()
+            status, said = await loading
+            seconds = time.monotonic() - silent_at
+    finally:
+        if source.returncode is None:
+            source.kill()
+        await source.wait()
+    assert (status, said["state"]) == (200, "present"), said
+    assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [("engine", True), ("disk", False)]
+    assert "broke off" in said["attempts"][0]["error"]
+    assert seconds < PATIENCE_S + 5.0
 
 
 def store(memory: WeightMemory) -> TorchWeights:
