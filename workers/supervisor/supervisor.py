@@ -55,11 +55,13 @@ class Supervisor:
         self.signals = 0  # of any kind: stop
         self.presses = 0  # by a person or a program that waits: a second one means without draining
         self.all_ended = False
+        self.secrets: dict[str, str] = {}
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: the terminal may close, we go on
-                signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may close, we go on
+            signal.signal(signal.SIGHUP, self._on_signal)
         ownership = Ownership(self.settings.data_dir)
         try:
             for left in clear_leftovers(self.settings.data_dir):
@@ -67,6 +69,7 @@ class Supervisor:
             self.all_ended = True
             require_free(self.settings.gateway_port, "GATEWAY_PORT")
             require_free(self.settings.console_port, "CONSOLE_PORT")
+            self._check()
             return self._run(ownership)
         finally:
             ownership.release(all_ended=self.all_ended)
@@ -77,7 +80,8 @@ class Supervisor:
     def _run(self, ownership: Ownership) -> int:
         self.all_ended = False
         try:
-            self._start(ownership)
+            if not self.signals:
+                self._start(ownership)
             self._loop(ownership)
         except Interrupted:
             return 0
@@ -94,9 +98,7 @@ class Supervisor:
 
     def _start(self, ownership: Ownership) -> None:
         self.settings.logs.mkdir(parents=True, exist_ok=True)
-        secrets = {name: kept_secret(name, self.settings.data_dir, self.environ) for name in SECRETS}
-        self._check(secrets)
-        env = self._servers(secrets)
+        env = self._servers()
         self._record(ownership)
         log = self.settings.logs / "prepare.log"
         self._say("database: migrations and demo data")
@@ -111,18 +113,16 @@ class Supervisor:
         self.when_ready = [Service(spec) for spec in plan.when_ready(self.settings, env)]
         self._record(ownership)
 
-    def _check(self, secrets: Mapping[str, str]) -> None:
+    def _check(self) -> None:
         """Everything said by environment, before the first server: what is refused later is refused in a log."""
-        problem = plan.refused(plan.told(self.settings, secrets, self.environ))
-        if self.signals:
-            raise Interrupted()
-        if problem:
+        self.secrets = {name: kept_secret(name, self.settings.data_dir, self.environ) for name in SECRETS}
+        if problem := plan.refused(plan.told(self.settings, self.secrets, self.environ)):
             raise ConfigError(problem)
         for url, answers in ((self.settings.database_url, require_database), (self.settings.redis_url, require_redis)):
             if url is not None:
                 answers(url)
 
-    def _servers(self, secrets: Mapping[str, str]) -> dict[str, str]:
+    def _servers(self) -> dict[str, str]:
         """Start what is not given by environment; returns the environment of everything else."""
         settings, database_url, redis_url = self.settings, self.settings.database_url, self.settings.redis_url
         if database_url is None:
@@ -135,7 +135,7 @@ class Supervisor:
             self.redis.start()
             redis_url = self.redis.url
         write_json(settings.data_dir / "ports.json", self._ports())
-        return plan.environment(settings, database_url, redis_url, secrets, self.environ)
+        return plan.environment(settings, database_url, redis_url, self.secrets, self.environ)
 
     def _ports(self) -> dict[str, int]:
         ports = {"gateway": self.settings.gateway_port, "console": self.settings.console_port}
