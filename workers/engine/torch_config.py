@@ -8,6 +8,7 @@ model served with one part missing answers fluently and wrongly.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, Literal
 from controller.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
+MOST = 1 << 24  # of any size but the context: beyond is no model but a slip
+MOST_POSITIONS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    names = raw.get("architectures") or ["none"]
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise _wrong("architectures", f"expected a list of names, got {names!r}")
     if names[0] not in FAMILIES:
         raise _wrong("architectures", f"{names[0]} is not among {', '.join(FAMILIES)}")
     family = FAMILIES[names[0]]
@@ -119,8 +124,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     head_dim = _count(raw, "head_dim", hidden // heads)
     if head_dim % 2:
         raise _wrong("head_dim", f"rotary positions need an even number, got {head_dim}")
-    bias = bool(raw.get("attention_bias", False))
-    eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
+    bias = _flag(raw, "attention_bias")
     return ModelConfig(
         architecture=names[0],
         vocab_size=_count(raw, "vocab_size"),
@@ -130,12 +134,12 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=_count(raw, "max_position_embeddings", 2048),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_positions=_positions(raw),
+        norm_eps=_number(raw, "rms_norm_eps", 1e-6, most=1.0),
         rope=_rope(raw),
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=_flag(raw, "tie_word_embeddings"),
         dtype=_dtype(raw),
-        eos=frozenset([eos] if isinstance(eos, int) else eos or ()),
+        eos=_eos((generation or {}).get("eos_token_id", raw.get("eos_token_id"))),
         qkv_bias=family.qkv_bias or bias,
         o_bias=bias and not family.qkv_bias,
         qk_norm=family.qk_norm,
@@ -146,34 +150,47 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise _wrong("hidden_act", f"only silu is supported, got {raw['hidden_act']!r}")
-    if raw.get("mlp_bias"):
+    if _flag(raw, "mlp_bias"):
         raise _wrong("mlp_bias", "biases in the feed-forward layers are not supported")
     if raw.get("quantization_config"):
         raise _wrong("quantization_config", "quantised weights are not supported")
-    window, longest = raw.get("sliding_window"), raw.get("max_position_embeddings", 2048)
-    if window and window < longest and raw.get("use_sliding_window", True):
+    if not raw.get("sliding_window"):
+        return
+    window, longest = _count(raw, "sliding_window", most=MOST_POSITIONS), _positions(raw)
+    if window < longest and _flag(raw, "use_sliding_window", default=True):
         raise _wrong("sliding_window", f"attention windows ({window} of {longest} tokens) are not supported")
+
+
+def _positions(raw: Mapping[str, Any]) -> int:
+    return _count(raw, "max_position_embeddings", 2048, MOST_POSITIONS)
+
+
+def _eos(value: Any) -> frozenset[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
+        raise _wrong("eos_token_id", f"expected token ids, got {value!r}")
+    return frozenset(ids)
 
 
 def _rope(raw: Mapping[str, Any]) -> Rope:
     """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
-    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(found.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    found = raw.get(where) or {}
+    if not isinstance(found, dict):
+        raise _wrong(where, f"expected an object, got {found!r}")
+    theta = _number(found if "rope_theta" in found else raw, "rope_theta", 10_000.0)
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
         return Rope(theta)
     if kind != "llama3":
-        raise _wrong("rope_parameters", f"rope_type {kind!r} is not supported; valid: default, llama3")
-    try:
-        return Rope(
-            theta,
-            float(found["factor"]),
-            float(found["low_freq_factor"]),
-            float(found["high_freq_factor"]),
-            int(found["original_max_position_embeddings"]),
-        )
-    except KeyError as error:
-        raise _wrong("rope_parameters", f"llama3 needs {error.args[0]}") from None
+        raise _wrong(where, f"rope_type {kind!r} is not supported; valid: default, llama3")
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if missing := [name for name in names if name not in found]:
+        raise _wrong(where, f"llama3 needs {missing[0]}")
+    low, high = _number(found, "low_freq_factor"), _number(found, "high_freq_factor")
+    if low >= high:
+        raise _wrong("high_freq_factor", f"{high:g} is not above low_freq_factor={low:g}")
+    return Rope(theta, _number(found, "factor"), low, high, _count(found, names[3], most=MOST_POSITIONS))
 
 
 def _experts(raw: Mapping[str, Any], family: Family) -> Experts:
@@ -181,7 +198,7 @@ def _experts(raw: Mapping[str, Any], family: Family) -> Experts:
         count, size, renormalise = _count(raw, "num_local_experts"), _count(raw, "intermediate_size"), True
     else:
         count, size = _count(raw, "num_experts"), _count(raw, "moe_intermediate_size")
-        renormalise = bool(raw.get("norm_topk_prob", False))
+        renormalise = _flag(raw, "norm_topk_prob")
         if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
             raise _wrong("mlp_only_layers", "dense layers among sparse ones are not supported")
     top = _count(raw, "num_experts_per_tok")
@@ -197,12 +214,27 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     return name
 
 
-def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _count(raw: Mapping[str, Any], name: str, default: int | None = None, most: int = MOST) -> int:
     value = raw.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(name, f"expected a positive integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _wrong(name, f"expected an integer from 1 to {most}, got {value!r}")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None, most: float = sys.float_info.max) -> float:
+    """Above 0 and finite: JSON as Python reads it knows NaN and Infinity."""
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise _wrong(name, f"expected a number above 0 and at most {most:g}, got {value!r}")
+    return float(value)
+
+
+def _flag(raw: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = raw.get(name, default)
+    if not isinstance(value, bool):
+        raise _wrong(name, f"expected true or false, got {value!r}")
     return value
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,13 +62,24 @@ def load_program(
         raise ConfigError(f"{mine.world} ranks need as many CUDA devices", "tensor_parallel")
     place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
     kind, began = getattr(torch, dtype), time.monotonic()
-    model = Model(config, place, kind, mine)
+    with _room(config, blocks):
+        model, cache = Model(config, place, kind, mine), KVCache(config, blocks, block_size, place, kind, mine.world)
     size = load_weights(model.slots(), folder) if load else 0
-    cache = KVCache(config, blocks, block_size, place, kind, mine.world)
     seconds = time.monotonic() - began
     held = cache.memory.nbytes / 1e6
     logger.info("loaded %.1f MB from %s in %.2f s; KV cache %.1f MB, %s", size / 1e6, folder, seconds, held, dtype)
     return Program(model, cache)
+
+
+@contextlib.contextmanager
+def _room(config: ModelConfig, blocks: int) -> Iterator[None]:
+    """Raises ConfigError with the sizes of a model that no memory here holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        sizes = f"hidden_size={config.hidden_size}, vocab_size={config.vocab_size}, num_hidden_layers={config.layers}"
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ConfigError(f"no memory for {sizes} and {blocks} KV blocks: {reason}", "model") from error
 
 
 def load_ranks(

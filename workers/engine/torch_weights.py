@@ -97,12 +97,26 @@ def _opened(path: Path) -> safe_open:
 
 
 def load_weights(slots: Mapping[str, Slot], folder: Path) -> int:
-    """Fill every slot from the folder; returns the bytes read. Nothing is written before all has been checked."""
+    """Fill every slot from the folder; returns the bytes read. Nothing is written before all names, shapes and types
+    have been checked; the first tensor with values that are no numbers ends it."""
     checkpoint = Checkpoint(folder)
     checkpoint.check(slots)
     read = 0
     for name, slot in slots.items():
         tensor = checkpoint.read(name, slot.part)
         slot.memory.copy_(tensor)
+        if not _finite(slot.memory):
+            kind = f"{slot.memory.dtype}".removeprefix("torch.")
+            raise WeightsError(f"tensor {name} in {checkpoint.where(name)} holds values that are no finite {kind}")
         read += tensor.nbytes
     return read
+
+
+def _finite(memory: torch.Tensor) -> bool:
+    """What is not finite makes a sum so, and a sum is the cheapest look at all values. One that overflows is looked at
+    again: the least and the greatest value show NaN and infinity too."""
+    with torch.no_grad():
+        wide = torch.float32 if memory.element_size() < 4 else memory.dtype
+        if torch.isfinite(memory.sum(dtype=wide)):
+            return True
+        return all(bool(torch.isfinite(bound)) for bound in torch.aminmax(memory))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.workers.engine.torch_bench import CPU, VOCABULARY, folder
 from workers.engine.torch_config import read_config
 from workers.engine.torch_model import Model
+from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weights import WeightsError, load_weights
 
 pytestmark = pytest.mark.torch
@@ -132,6 +133,38 @@ def test_a_shard_that_is_not_there(sharded):
     file = sorted(sharded.glob("*.safetensors"))[0]
     file.unlink()
     assert f"{file} is no complete safetensors file" in refused(sharded)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_are_no_numbers_are_refused_by_name(copy, value, dtype):
+    """One among many, in whatever type the file has."""
+
+    def change(tensors):
+        tensors[NAME] = tensors[NAME].to(dtype)
+        tensors[NAME][3, 5] = value
+
+    rewrite(copy, change)
+    with pytest.raises(WeightsError, match=f"tensor {NAME} in .*model.safetensors holds values that are no finite"):
+        load_weights(model_of(copy).slots(), copy)
+
+
+def test_what_the_models_type_cannot_hold_is_refused_and_large_values_are_not(copy):
+    rewrite(copy, lambda tensors: tensors[NAME].fill_(60_000.0))  # their sum is beyond float16
+    half = Model(read_config(copy), CPU, torch.float16)
+    load_weights(half.slots(), copy)
+    rewrite(copy, lambda tensors: tensors[NAME].fill_(70_000.0))
+    load_weights(model_of(copy).slots(), copy)
+    with pytest.raises(WeightsError, match=f"tensor {NAME} .*float16"):
+        load_weights(half.slots(), copy)
+
+
+def test_memory_with_no_numbers_is_never_present(copy):
+    memory = WeightMemory(model_of(copy).slots(), present=False)
+    rewrite(copy, lambda tensors: tensors[NAME].fill_(float("nan")))
+    with pytest.raises(WeightsError, match=NAME):
+        memory.load_disk(copy)
+    assert not memory.present
 
 
 def test_half_precision_is_widened(copy):
