@@ -14,7 +14,7 @@ from workers.engine.torch_model import Model
 from workers.engine.torch_ranks import Alone
 
 pytestmark = pytest.mark.torch
-TIMES = 1000
+TIMES = 1000  # steps that were really suspended, not signals: about half of those come too late
 
 
 def run_ranks(tmp_path, path, times, boundary):
@@ -37,13 +37,14 @@ def commands_of(commands, step_id):
     return [commands.randrange(500) for _ in range(length)]
 
 
-@pytest.mark.parametrize(("boundary", "times"), [("OPERATOR", TIMES), ("LAYER", 100)])
+@pytest.mark.parametrize(
+    ("boundary", "times"), [pytest.param("OPERATOR", TIMES, marks=pytest.mark.slow), ("LAYER", 100)]
+)
 def test_ranks_stop_at_the_same_operator_and_never_wait_for_each_other(tmp_path, boundary, times):
     first, second = run_ranks(tmp_path, folder(), times, boundary)
-    assert len(first["stops"]) >= times
     assert first == second
     stops = [stop for stop in first["stops"] if stop is not None]
-    assert len(stops) > times / 10
+    assert len(stops) >= times
     assert set(stops) == ({5, 10} if boundary == "LAYER" else {3, 5, 8, 10})  # behind the sums
 
 

@@ -38,6 +38,10 @@ class Rank:
         self.tokens: dict[int, int] = {}
         self.step_s = 0.01
 
+    @property
+    def suspended(self) -> int:
+        return sum(stop is not None for stop in self.stops)
+
     def start(self, step_id: int, tokens: list[int], first_block: int) -> None:
         self.executor.start(step_of(step_id, tokens, first_block))
 
@@ -61,9 +65,10 @@ class Rank:
 
 
 def run(rank: Rank, times: int) -> None:
-    """Signal `times` times; every other suspension lets another step run first, which is signalled too."""
+    """Until a signal has suspended a step `times` times: a step may end before it reaches the next boundary. Every
+    other suspension lets another step run first, which is signalled too."""
     commands, step_id = random.Random(99), 0
-    while len(rank.stops) < times:
+    while rank.suspended < times:
         step_id += 1
         length = commands.randint(2, 60)
         rank.start(step_id, [commands.randrange(500) for _ in range(length)], 0)
