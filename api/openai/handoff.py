@@ -25,19 +25,18 @@ from api.openai.pairs import Pairs
 from api.openai.relay import relay
 from api.openai.roles import Roles
 from api.openai.stages import StageRates
-from api.openai.transfers import Transfers
+from api.openai.transfers import Transfers, reason_of, told_migrator
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome
 from controller.dispatch import Migrator
+from controller.dispatch.transfers import MAX_PREFILLS
 from workers.backends.base import Backend, EngineError, Prefilled, UpstreamCall
 
 log = logging.getLogger(__name__)
 
-NO_ROOM = 503  # the decode engine has no blocks now: it may have some soon
 SHORTEST_WAKE_S = 0.0005
 AFTER_FAILURE_S = 0.1  # next try of a migrator that raised
-MAX_PREFILLS = 3  # of one request whose KV was lost
 OF_INSTANCES = (ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry)
 
 
@@ -312,7 +311,7 @@ class Handoff:
 
     def decode_lost(self, flight: Flight, error: EngineError) -> None:
         """The decode engine failed before its first byte reached the client."""
-        reason = "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
+        reason = reason_of(error)
         request, target, landed = flight.request, flight.instance, not self.transfers.under_way(flight)
         log.warning("decode of %s on %s: %s (%s)", request.id, target, error, reason)
         self.transfers.failed(flight, reason, error, self._host.clock())
@@ -321,7 +320,7 @@ class Handoff:
         elif landed:  # its KV was taken, and what it became is lost
             self._anew(flight, "decode_failed", reason)
         else:
-            self._host.push(ev.TransferFailed(request.id, target, reason))
+            self._host.push(ev.TransferFailed(request.id, target, told_migrator(error)))
 
     def _pair_lost(self, flight: Flight, error: EngineError, reason: str) -> None:
         """Both begin anew with another decode engine; once its KV had been taken, from the queue."""

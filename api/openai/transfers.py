@@ -24,6 +24,7 @@ from workers.backends.base import Backend, EngineError
 log = logging.getLogger(__name__)
 
 RELEASE_S = 0.05  # how long releases wait for others of the same engine
+NO_ROOM = 503  # the decode engine has no blocks now: it may have some soon
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
@@ -176,6 +177,21 @@ class Transfers:
         for name in names:
             if (ended := self._ended.get(name)) is not None:
                 ended["state"] = "released"
+
+
+def reason_of(error: EngineError) -> str:
+    """Of a decode stage that failed, as it is recorded where its engine did not name another."""
+    return "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
+
+
+def told_migrator(error: EngineError) -> str:
+    """Whether it is the KV, the way or the engine, where that is known."""
+    reason, moved = reason_of(error), moved_in(error.body)
+    if reason == "no_room":
+        return reason
+    if moved is not None and moved.reason:
+        return moved.reason
+    return "refused" if error.client_fault else reason
 
 
 def moved_in(body: bytes) -> KvMoved | None:

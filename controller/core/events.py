@@ -101,8 +101,8 @@ class TransferDone(NamedTuple):
 
 
 class TransferFailed(NamedTuple):
-    """It did not get there: no room, a broken link. What is kept at the prefill instance is still there, unless its
-    TransferDone was assumed."""
+    """It did not get there: `no_room`, `refused`, a broken link. What is kept at the prefill instance is still there,
+    unless its TransferDone was assumed, or `reason` is `kv_lost` (it is not) or `transfer_failed` (nobody says)."""
 
     request_id: str
     instance_id: str

@@ -168,14 +168,17 @@ class Migrator:
         transfer = self._queue.get(event.request_id)
         if transfer is None or transfer.target != event.instance_id:
             return
-        if transfer.state is State.COMMITTED and transfer.assumed:  # it may be there no more
+        assumed = transfer.state is State.COMMITTED and transfer.assumed
+        if not assumed and event.request_id not in self._queue.moving:
+            return
+        if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
+            transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
+            self._withdraw(transfer, now)
+        elif transfer.kv_is_lost(event.reason):
+            self._prefill_again(transfer, "kv_lost", now, actions)
+        elif assumed:  # it may be there no more
             self.links.failed((transfer.source, transfer.target), now)
             self._prefill_again(transfer, "decode_failed", now, actions)
-        elif event.request_id not in self._queue.moving:
-            return
-        elif event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
-            transfer.not_before = now + self.config.retry_s
-            self._withdraw(transfer, now)
         else:
             self._failed(transfer, event.reason, now, actions)
 
@@ -350,7 +353,8 @@ class Migrator:
     def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         transfer.failures += 1
         transfer.excluded.add(transfer.target)
-        self.links.failed((transfer.source, transfer.target), now)
+        if reason != "refused":  # the engine's own word: the way was good
+            self.links.failed((transfer.source, transfer.target), now)
         if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self._withdraw(transfer, now)

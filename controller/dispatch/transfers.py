@@ -11,6 +11,8 @@ from controller.core.types import Request
 from controller.dispatch.placements import Prefilled
 
 MIGRATION_RANKS = ("none", "tpot")
+UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the way or itself is at fault
+MAX_PREFILLS = 3  # of one request whose KV was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,9 @@ class MigratorConfig:
     request that found no room at an engine is placed again, and doubled with each failure where all instances failed
     it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
     wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
-    its TPOT. `scan_limit`: requests looked at that find no place before a pass ends. `engine_rank`: what the engine is
-    told about urgency. `link_failures`: transfers failing in a row that close a link, for `link_closed_s` at first.
+    its TPOT; less than the lease for which engines keep KV (30 s). `scan_limit`: requests looked at that find no place
+    before a pass ends. `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a
+    row that close a link, for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
     of them, and is then sent over any. `overlap`: where prefill engines give out KV while they compute, a decode stage
     is placed when the last step of its prefill begins, so that its KV moves meanwhile; without it, and at other
@@ -31,7 +34,7 @@ class MigratorConfig:
     moving_timeout_s: float = 30.0
     retry_s: float = 0.05
     max_failures: int = 6
-    hold_s: float = 60.0
+    hold_s: float = 25.0
     scan_limit: int = 16
     engine_rank: str = "tpot"
     link_failures: int = 3
@@ -75,6 +78,7 @@ class Transfer:
         "stage",
         "state",
         "target",
+        "turned_away",
     )
 
     def __init__(self, request: Request, source: str, now: float) -> None:
@@ -91,10 +95,18 @@ class Transfer:
         self.hopeless = False  # waits for all others
         self.not_before = -math.inf
         self.excluded: set[str] = set()
+        self.turned_away = False  # by an engine without room: some tell the prefill engine to free its KV then
 
     @property
     def request(self) -> Request:
         return self.stage.request
+
+    def kv_is_lost(self, reason: str) -> bool:
+        """The engine says so; or one that does not say why fails it after it was turned away, or for the second time.
+        KV that may be computed no more is not suspected so soon."""
+        if reason == UNEXPLAINED:
+            return self.turned_away or (self.failures > 0 and self.request.attempts + 1 < MAX_PREFILLS)
+        return reason == "kv_lost"
 
     def begin_early(self, first_at: float) -> None:
         """Before its prefill has ended; the first token is expected at `first_at`."""

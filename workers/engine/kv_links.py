@@ -28,7 +28,7 @@ PROBE_S = 5.0  # between two probes of a link that is used by transfers which do
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
-NOT_THE_LINKS_FAULT = ("refused",)
+NOT_THE_LINKS_FAULT = ("refused", "kv_lost")
 log = logging.getLogger(__name__)
 
 

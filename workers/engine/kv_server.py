@@ -120,7 +120,7 @@ class KvServer:
         name, start = asked.get("request"), asked.get("start")
         seq = self._held(name) if isinstance(name, str) else None
         if seq is None:
-            write_frame(writer, {"error": f"no KV is kept for {name!r}"})
+            write_frame(writer, {"error": f"no KV is kept for {name!r}", "lost": True})
             return
         tokens = seq.prompt_tokens
         if not isinstance(start, int) or not 0 <= start <= tokens:
@@ -178,7 +178,7 @@ class _Sending:
         """Wait for what is being computed. False if it never will be."""
         while not there():
             if self._seq.state is SeqState.FINISHED:
-                write_frame(self._writer, {"error": f"the KV of {self._seq.id} is gone"})
+                write_frame(self._writer, {"error": f"the KV of {self._seq.id} is gone", "lost": True})
                 return False
             if self._clock() >= self._said_at + STILL_S:  # by the clock: a busy engine looks seldom
                 self._said_at = self._clock()

@@ -177,7 +177,8 @@ class Connection:
         async with asyncio.timeout(STALL_S if within_s is None else within_s):
             answer = await read_frame(self._reader)
         if "error" in answer:
-            raise KvTransferError(f"the source refused: {answer['error']}", "refused")
+            reason = "kv_lost" if answer.get("lost") else "refused"
+            raise KvTransferError(f"the source refused: {answer['error']}", reason)
         return answer
 
     async def _read(self, size: int) -> bytes:

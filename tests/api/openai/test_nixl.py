@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
+import pytest
 
 from controller.core.types import InstanceSpec, Role
+from controller.dispatch.transfers import MAX_PREFILLS
 from tests.api.openai.gateways import completion, until
 from tests.api.openai.servers import ServerBed
 from tests.workers.backends.nixl_server import ASKED, NixlServer
@@ -29,6 +32,11 @@ async def fleet(names: str, **options: object) -> AsyncIterator[Fleet]:
         servers = {name: await stack.enter_async_context(NixlServer(**options)) for name in names}  # type: ignore[arg-type]
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         yield await stack.enter_async_context(Fleet(servers, session))  # type: ignore[misc]
+
+
+def links_closed(bed: Fleet) -> list[str]:
+    views = bed.gateway.runtime.handoff.migrator.links.views(bed.gateway.runtime.clock())
+    return [view.target for view in views if view.closed]
 
 
 async def test_prefill_first_then_decode_with_its_answer_as_it_came() -> None:
@@ -57,14 +65,21 @@ async def test_whole_answers_and_chats_go_the_same_way() -> None:
         assert (bed.servers["d"].pulled, bed.servers["d"].computed) == (2, 0)
 
 
-async def test_a_decode_server_that_refuses_is_asked_again_with_the_same_blocks() -> None:
+@pytest.mark.parametrize("body", [STREAMED, completion()], ids=["streamed", "whole"])
+async def test_a_prompt_that_a_decode_server_turned_away_is_computed_again_once_it_has_room(
+    body: dict[str, object],
+) -> None:
+    """Turned away, its blocks were freed: but nobody computes it again before there is room for it."""
     async with fleet("pd") as bed:
-        bed.servers["d"].refuse = 503
-        client = bed.send(STREAMED)
-        await until(lambda: len(bed.servers["d"].bodies) > 1)
-        bed.servers["d"].refuse = 0
+        p, d = bed.servers["p"], bed.servers["d"]
+        d.refuse = 503
+        client = bed.send(body)
+        await until(lambda: len(d.bodies) > 3)
+        assert (p.computed, p.freed, p.kept) == (1, 1, {})
+        d.refuse = 0
         answer = await client.done()
-        assert (answer.status, bed.servers["p"].computed, bed.servers["d"].pulled) == (200, 1, 1)
+        assert (answer.status, p.computed, d.pulled, d.computed) == (200, 2, 1, 0)
+        assert links_closed(bed) == []
 
 
 async def test_a_decode_server_that_dies_before_its_first_byte_is_replaced() -> None:
@@ -80,12 +95,27 @@ async def test_a_decode_server_that_dies_before_its_first_byte_is_replaced() -> 
         assert (answer.status, bed.servers["p"].computed, bed.servers[other].pulled) == (200, 1, 1)
 
 
-async def test_blocks_that_are_gone_end_as_an_error_not_as_waiting() -> None:
-    """Their lease ended before any decode server came: vLLM fails the request, again and again."""
+async def test_blocks_that_are_gone_are_computed_again() -> None:
+    """Their lease ended before any decode server came: vLLM fails the request, and does not say why."""
     async with fleet("pd", lease_s=0.0) as bed:
+        bed.servers["d"].hold.clear()
+        client = bed.send(STREAMED)
+        await until(lambda: bed.servers["d"].running)
+        bed.servers["p"].lease_s = 30.0
+        bed.servers["d"].hold.set()
+        answer = await client.done()
+        assert (answer.status, bed.servers["p"].computed, bed.servers["d"].pulled) == (200, 2, 1)
+        assert ("place", "kv_lost") in bed.decisions()
+        assert links_closed(bed) == []
+
+
+async def test_blocks_that_are_gone_each_time_end_as_an_error_not_as_waiting() -> None:
+    async with fleet("pd", lease_s=0.0) as bed:
+        migrator = bed.gateway.runtime.handoff.migrator
+        migrator.config = replace(migrator.config, retry_s=0.005)
         answer = await bed.ask(STREAMED)
         assert (answer.status, "no_capacity" in answer.body.decode()) == (503, True)
-        assert bed.outstanding() == 0
+        assert (bed.servers["p"].computed, bed.outstanding()) == (MAX_PREFILLS, 0)
 
 
 async def test_a_prefill_server_that_dies_with_the_blocks_has_them_computed_elsewhere() -> None:
@@ -114,3 +144,14 @@ async def test_a_first_token_that_stops_needs_no_decode_server() -> None:
         bed.servers["p"].finish_prefill = "stop"
         answer = await bed.ask(STREAMED)
         assert (answer.status, len(bed.servers["d"].bodies)) == (200, 0)
+
+
+async def test_a_prefill_that_was_aborted_offers_no_blocks() -> None:
+    """Only one that ended by length or stop does; the rest is computed where it decodes."""
+    async with NixlServer() as server, aiohttp.ClientSession() as session:
+        for finish, offered in (("length", True), ("stop", True), ("abort", False)):
+            server.finish_prefill = finish
+            body = {"prompt": "x", "request_id": finish, "max_tokens": 1, "kv_transfer_params": ASKED}
+            async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                said = await response.json()
+            assert (said["kv_transfer_params"] is not None, f"cmpl-{finish}-0" in server.kept) == (offered, offered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ ASKED = {
     "remote_host": None,
     "remote_port": None,
 }
+PATIENCE = aiohttp.ClientTimeout(total=5)
 NEEDED = ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
 
 
@@ -36,6 +38,7 @@ class NixlServer(Sockets):
         self.policy = policy
         self.engine_id = str(uuid.uuid4())
         self.kept: dict[str, tuple[float, str]] = {}  # blocks for decode servers: until when, what they hold
+        self.freed = 0  # because a decode server had refused their request
         self.bodies: list[dict[str, Any]] = []
         self.refuse = 0
         self.computed = 0  # prompts prefilled here
@@ -48,7 +51,8 @@ class NixlServer(Sockets):
         self.side_port = 0
 
     async def __aenter__(self) -> NixlServer:
-        self.side_port = await self.listen([("GET", "/blocks/{engine}/{request}", self._give)])
+        blocks = "/blocks/{engine}/{request}"
+        self.side_port = await self.listen([("GET", blocks, self._give), ("DELETE", blocks, self._free)])
         routes: list[Route] = [("GET", "/metrics", self._metrics), ("GET", "/health", self._metrics)]
         routes += [("POST", f"/v1/{path}", self._generate) for path in ("completions", "chat/completions")]
         self.url = f"http://127.0.0.1:{await self.listen(routes)}"
@@ -64,6 +68,7 @@ class NixlServer(Sockets):
         body = await request.json()
         self.bodies.append(body)
         if self.refuse:
+            await self._notify(body.get("kv_transfer_params") or {})
             return _error(self.refuse, "scripted")
         if body.get("stream_options") and not body.get("stream"):
             return _error(400, "Stream options can only be defined when stream=True.")
@@ -90,13 +95,22 @@ class NixlServer(Sockets):
     async def _pull(self, params: dict[str, Any]) -> str:
         if any(params.get(name) is None for name in NEEDED):
             return ""
-        path = f"/blocks/{params['remote_engine_id']}/{params['remote_request_id']}"
-        url = f"http://{params['remote_host']}:{params['remote_port']}{path}"
         try:
-            async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            async with self.session.get(_at(params), timeout=PATIENCE) as response:
                 return await response.text() if response.status == 200 else ""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return ""
+
+    async def _notify(self, params: dict[str, Any]) -> None:
+        """A request that the API refuses is told to the connector, so that the prefill server frees its blocks."""
+        if params.get("do_remote_prefill") and all(params.get(name) is not None for name in NEEDED):
+            with suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with self.session.delete(_at(params), timeout=PATIENCE):
+                    pass
+
+    async def _free(self, request: web.Request) -> web.Response:
+        self.freed += self.kept.pop(request.match_info["request"], None) is not None
+        return web.Response()
 
     async def _give(self, request: web.Request) -> web.Response:
         """Pulled blocks are freed at once; those nobody pulled when their lease has ended."""
@@ -128,7 +142,11 @@ class NixlServer(Sockets):
             piece = {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
             finish = self.finish_prefill if remote else "length"
             offer = None
-            if remote and {name: body["kv_transfer_params"].get(name, "missing") for name in ASKED} == ASKED:
+            if (
+                remote
+                and finish in ("length", "stop")
+                and {name: body["kv_transfer_params"].get(name, "missing") for name in ASKED} == ASKED
+            ):
                 offer = self._offer(body, text)
             choices = [{"index": 0, **piece, "finish_reason": finish}]
             return web.json_response({"choices": choices, "usage": usage, "kv_transfer_params": offer})
@@ -142,6 +160,12 @@ class NixlServer(Sockets):
             await send_event(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _at(params: dict[str, Any]) -> str:
+    """Where blocks wait: on their server's side channel."""
+    path = f"/blocks/{params['remote_engine_id']}/{params['remote_request_id']}"
+    return f"http://{params['remote_host']}:{params['remote_port']}{path}"
 
 
 def _error(status: int, message: str) -> web.Response:

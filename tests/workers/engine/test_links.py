@@ -142,7 +142,7 @@ async def test_kept_kv_is_released_by_the_clients_id(sessions):
         assert (await samples(sessions["p"]))["vllm:kv_cache_usage_perc", ""] < kept
         assert (await release(sessions["p"], "wanted-no-more"))[1] == {"released": 0}
         status, answer, _ = await decode(sessions, params)
-        assert (status, answer["error"]["kv"]["reason"]) == (502, "refused")
+        assert (status, answer["error"]["kv"]["reason"]) == (502, "kv_lost")
         assert (await links(sessions["d"]))["peers"][0]["state"] in ("up", "degraded")
 
 

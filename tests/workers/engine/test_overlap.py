@@ -128,7 +128,7 @@ async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(session
     async with sessions["p"].post("/abort_requests", json={"request_ids": ["gone"]}):
         pass
     status, answer = await decode
-    assert (status, answer["error"]["kv"]["reason"]) == (502, "refused")
+    assert (status, answer["error"]["kv"]["reason"]) == (502, "kv_lost")
     assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
 
 

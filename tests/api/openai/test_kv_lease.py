@@ -1,0 +1,58 @@
+"""Real engines whose lease of KV ends while the decode engine is full: what was lost is computed again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from controller.core.types import InstanceSpec, Role
+from tests.api.openai.gateways import completion
+from tests.api.openai.servers import ServerBed
+from tests.workers.engine.process import EngineProcess
+
+LEASE_S = 1.0
+OPTIONS = (
+    *("--profile", "constant:15ms", "--model", "demo", "--max-model-len", "300", "--kv-layers", "8"),
+    *("--kv-token-bytes", "512", "--shutdown-timeout", "0", "--no-enable-prefix-caching", "--kv-lease", str(LEASE_S)),
+)
+TOKENS = 180  # of an answer: 2.7 s, longer than the lease
+ROOM_FOR_ONE = "19"  # blocks of 16 tokens
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
+    started: list[EngineProcess] = []
+    try:
+        started.append(EngineProcess(*OPTIONS, "--kv-blocks", "256", "--role", "prefill"))
+        started.append(EngineProcess(*OPTIONS, "--kv-blocks", ROOM_FOR_ONE, "--role", "decode"))
+        yield started[0], started[1]
+    finally:
+        for engine in started:
+            engine.stop()
+
+
+async def test_kv_whose_lease_ended_while_it_waited_is_computed_again(
+    engines: tuple[EngineProcess, EngineProcess],
+) -> None:
+    prefill, decode = engines
+    specs = [
+        InstanceSpec("p", "demo", url=prefill.url, backend="reference", role=Role.PREFILL),
+        InstanceSpec("d", "demo", url=decode.url, backend="reference", role=Role.DECODE),
+    ]
+    async with aiohttp.ClientSession(auto_decompress=False) as session, ServerBed(specs, session) as bed:
+        clients = []
+        for number in (1, 2):
+            asked = completion(prompt=[number] * 100, max_tokens=TOKENS, stream=True, ignore_eos=True)
+            clients.append(bed.send(asked))
+            await asyncio.sleep(0.3)
+        answers = [await asyncio.wait_for(client.done(), 30) for client in clients]
+        assert [answer.status for answer in answers] == [200, 200]
+        steps = [[(step["kind"], step["reason"]) for step in record.decisions] for record in bed.sink.records]
+        assert {("transfer", "kv_lost"), ("place", "kv_lost")} <= set(steps[1])
+        migrator = bed.gateway.runtime.handoff.migrator
+        assert not any(view.closed for view in migrator.links.views(bed.gateway.runtime.clock()))
+        assert bed.outstanding() == 0
