@@ -78,7 +78,11 @@ class RankGroup:
     def __init__(self, parts: Callable[[int, int], Part], world: int, device: str) -> None:
         """`parts(rank, store_port)`. Raises RankLost."""
         limit = timedelta(seconds=MEET_S)
-        store = dist.TCPStore(HOST, 0, world, is_master=True, timeout=limit, wait_for_workers=False)
+        with socket.create_server((HOST, 0)) as door:  # torch's own would listen on all addresses
+            port, opened = door.getsockname()[1], door.detach()
+        store = dist.TCPStore(
+            HOST, port, world, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=opened
+        )
         self.lost: Callable[[RankLost], None] = _end_at_once
         self._lost: RankLost | None = None
         self._one_lost, self._closed = threading.Event(), False

@@ -130,6 +130,13 @@ def gone(processes):
     return not alive
 
 
+def test_what_ranks_open_for_each_other_is_open_to_this_host_only():
+    with started(*TWO) as engine:
+        processes = [psutil.Process(engine.process.pid), *others(engine)]
+        found = [each for process in processes for each in process.net_connections("tcp")]
+    assert {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+
+
 def test_a_stop_that_was_asked_for_leaves_nobody():
     with started(*TWO) as engine:
         ranks = others(engine)
