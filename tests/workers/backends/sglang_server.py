@@ -14,13 +14,14 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.workers.backends.sglang_requests import SglangRequests, refused
+from tests.workers.backends.sglang_requests import refused
+from tests.workers.backends.sglang_seed import SglangSeed
 from tests.workers.backends.sockets import Route
 
 TRANSFERS_THAT_SWITCH = ("mooncake", "mori")
 
 
-class SglangServer(SglangRequests):
+class SglangServer(SglangSeed):
     """All of it, with what an operator asks. Switches of a test: `switch_fails`, `switch_refused`, `prepare_fails`,
     `dies_at`, `unhealthy`, `loads_missing`."""
 
@@ -64,6 +65,7 @@ class SglangServer(SglangRequests):
             ("GET", "/model_info", self._model_info),
             ("GET", "/remote_instance_transfer_engine_info", self._memory),
             ("POST", "/init_weights_send_group_for_remote_instance", self._send_group),
+            ("POST", "/send_weights_to_remote_instance", self._send_weights),
         ]
         if self.args["enable_metrics"]:
             routes.append(("GET", "/metrics", self._metrics))
@@ -91,20 +93,6 @@ class SglangServer(SglangRequests):
 
     async def _model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": self.args["model_path"]})
-
-    async def _memory(self, request: web.Request) -> web.Response:
-        """Where a joiner reads weights: only of a server that was started as such a seed."""
-        if not self.args["remote_instance_weight_loader_start_seed_via_transfer_engine"]:
-            return refused(400, "this server is no seed")
-        rank = int(request.query["rank"])
-        where = ["127.0.0.1:15000", {"model.embed_tokens.weight": [4096, 10, 2]}]
-        return web.json_response({"rank": rank, "remote_instance_transfer_engine_info": where})
-
-    async def _send_group(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        ports = body["ports"].split(",")
-        right = self.args["dp_size"] == 1 and len(ports) == self.args["tp_size"] and body["world_size"] == 2
-        return web.json_response({"success": right, "message": ""}, status=200 if right else 400)
 
     def _stages(self, name: str) -> int:
         return sum(job.stage == name for job in self.jobs.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.types import Role
+from tests.workers.backends.sglang_seed import layout_of
 from tests.workers.backends.sglang_server import SglangServer
 from workers.backends.base import NotSupported
 from workers.backends.sglang_launch import SEEDS, joiner_arguments
@@ -41,27 +43,42 @@ async def seed_info(server: SglangServer) -> ServerInfo:
         return parse_info(await response.read())
 
 
-async def joined(arguments: list[str]) -> str:
-    """As the loader of a new server goes about it; what it found, or why not."""
+async def joined(arguments: list[str], seed: SglangServer) -> str:
+    """As the loader of a new server goes about it: "" with its weights, or why it has none."""
     args = parsed(arguments)
     assert args.load_format == "remote_instance"
-    seed = f"http://{args.remote_instance_weight_loader_seed_instance_ip}"
-    seed += f":{args.remote_instance_weight_loader_seed_instance_service_port}"
+    url = f"http://{args.remote_instance_weight_loader_seed_instance_ip}"
+    url += f":{args.remote_instance_weight_loader_seed_instance_service_port}"
+    mine = layout_of(args.dtype, args.quantization, args.tp_size or 1)
     async with aiohttp.ClientSession() as session:
         if args.remote_instance_weight_loader_backend == "transfer_engine":
-            async with session.get(f"{seed}/remote_instance_transfer_engine_info?rank=0") as response:
-                return str(response.status)
+            async with session.get(f"{url}/remote_instance_transfer_engine_info?rank=0") as response:
+                _, theirs = (await response.json())["remote_instance_transfer_engine_info"]
+                return "" if theirs == mine else "other parameters"
         ports = args.remote_instance_weight_loader_send_weights_group_ports
-        body = {
+        group = {
             "master_address": args.remote_instance_weight_loader_seed_instance_ip,
             "ports": ",".join(map(str, ports)),
-            "group_rank": 0,
-            "world_size": 2,
             "group_name": "send_weights_127.0.0.1",
-            "backend": "nccl",
         }
-        async with session.post(f"{seed}/init_weights_send_group_for_remote_instance", json=body) as response:
-            return str(response.status)
+        met = {**group, "group_rank": 0, "world_size": 2, "backend": "nccl"}
+        async with session.post(f"{url}/init_weights_send_group_for_remote_instance", json=met) as response:
+            if response.status != 200:
+                return str((await response.json())["message"])
+        seed.receives(group["group_name"], mine)
+        async with session.post(f"{url}/send_weights_to_remote_instance", json=group) as response:
+            return str((await response.json())["message"])
+
+
+async def by_nccl(seed: SglangServer, ports: list[int]) -> list[str]:
+    return joiner_arguments(seed.url, await seed_info(seed), way="nccl", role=Role.COLLOCATED, port=30001, ports=ports)
+
+
+async def generated(seed: SglangServer) -> int:
+    """An answer of the seed: its status."""
+    body = {"prompt": "x", "max_tokens": 2}
+    async with aiohttp.ClientSession() as session, session.post(f"{seed.url}/v1/completions", json=body) as response:
+        return response.status
 
 
 async def test_a_joiner_reads_the_seeds_memory_by_transfer_engine() -> None:
@@ -71,7 +88,8 @@ async def test_a_joiner_reads_the_seeds_memory_by_transfer_engine() -> None:
         args = parsed(made)
         assert (args.port, args.model_path, args.tp_size) == (30001, "/models/demo", 2)
         assert (args.disaggregation_mode, args.enable_pd_role_switch) == ("decode", True)
-        assert await joined(made) == "200"
+        assert await joined(made, seed) == ""
+        assert seed.hold.is_set(), "it is only read"
 
 
 async def test_a_joiner_of_nccl_brings_a_port_for_each_rank() -> None:
@@ -80,10 +98,55 @@ async def test_a_joiner_of_nccl_brings_a_port_for_each_rank() -> None:
         made = joiner_arguments(seed.url, info, way="nccl", role=Role.COLLOCATED, port=30001, ports=[29600, 29601])
         assert parsed(made).enable_priority_scheduling
         assert parsed(made).disaggregation_mode is None
-        assert await joined(made) == "200"
+        assert await joined(made, seed) == ""
         with pytest.raises(ConfigError) as caught:
             joiner_arguments(seed.url, info, way="nccl", role=Role.COLLOCATED, port=30001, ports=[29600])
         assert caught.value.field == "ports"
+
+
+async def test_a_seed_by_nccl_generates_nothing_while_it_sends_and_takes_one_joiner_at_a_time() -> None:
+    async with SglangServer() as seed:
+        seed.broadcast.clear()
+        first = asyncio.create_task(joined(await by_nccl(seed, [29600]), seed))
+        await seed.sending.wait()
+        answer = asyncio.create_task(generated(seed))
+        assert "another instance" in await joined(await by_nccl(seed, [29601]), seed)
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        seed.broadcast.set()
+        assert (await first, await answer) == ("", 200)
+
+
+async def test_ports_of_a_join_are_used_up() -> None:
+    async with SglangServer() as seed:
+        assert await joined(await by_nccl(seed, [29600]), seed) == ""
+        assert "already in use" in await joined(await by_nccl(seed, [29600]), seed)
+        assert await joined(await by_nccl(seed, [29601]), seed) == ""
+        assert await generated(seed) == 200
+
+
+@pytest.mark.parametrize("started", [{"dtype": "float32"}, {"quantization": "fp8"}])
+async def test_the_command_copies_the_number_format_without_which_the_seed_would_stall(started: dict) -> None:
+    async with SglangServer(**started) as seed:
+        made = await by_nccl(seed, [29600])
+        assert await joined(made, seed) == ""
+        other = await by_nccl(seed, [29601])
+        at = other.index(f"--{next(iter(started))}")
+        del other[at : at + 2]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(joined(other, seed), 0.2)
+        assert not seed.hold.is_set(), "the joiner has gone, and it waits still"
+
+
+async def test_by_transfer_engine_other_parameters_are_seen_and_the_seed_serves_on() -> None:
+    async with SglangServer(**{SEEDS: True, "dtype": "float32"}) as seed:
+        made = joiner_arguments(
+            seed.url, await seed_info(seed), way="transfer_engine", role=Role.COLLOCATED, port=30001
+        )
+        assert await joined(made, seed) == ""
+        at = made.index("--dtype")
+        assert await joined(made[:at] + made[at + 2 :], seed) == "other parameters"
+        assert await generated(seed) == 200
 
 
 @pytest.mark.parametrize(
