@@ -133,7 +133,7 @@ def test_nothing_is_served_from_a_truncated_file(model, tmp_path):
     ("key", "value", "complaint"),
     [
         ("architectures", ["BertModel"], "architectures: BertModel is not among"),
-        ("hidden_size", "wide", "hidden_size: expected a positive integer, got 'wide'"),
+        ("hidden_size", "wide", "hidden_size: expected an integer from 1 to 16777216, got 'wide'"),
         ("hidden_act", "gelu", "hidden_act: only silu is supported"),
         ("num_key_value_heads", 3, "num_key_value_heads: 3 does not divide"),
         ("rope_scaling", {"type": "yarn"}, "rope_type 'yarn' is not supported"),
