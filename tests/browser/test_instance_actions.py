@@ -12,7 +12,7 @@ from tests.browser.caller import busy, engine_of_its_own, within
 
 pytestmark = pytest.mark.browser
 
-NAME = "walked"
+NAME = "acted"
 LOADS = "engine=0.3,host=0.3,disk=0.3"  # emulated, in seconds
 REACHED_S = 60.0
 

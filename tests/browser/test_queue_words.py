@@ -20,12 +20,13 @@ WAITS_S = 100
 
 
 @pytest.fixture
-def late(stack, lane):
+def late(stack, caller, lane):
     """A real request that waits behind one that runs for minutes, its promised first token soon out of reach."""
     with busy(stack, lane):
         sent = stack.send(1, model=lane, target_ttft=1.0, waiting_time=WAITS_S, max_tokens=20)
         yield lane
     assert [each.result() for each in sent] == [200]  # served last, once there is room
+    within(10, lambda: all(row["model"] != lane for row in caller.get("queue")["items"]))  # nor seen by the next test
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
