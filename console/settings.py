@@ -49,7 +49,7 @@ if 0 < DECISIONS_KEPT_DAYS < 30:
     raise ImproperlyConfigured("DECISIONS_KEPT_DAYS: at least 30, or 0 for ever")
 
 # ---- dispatching -----------------------------------------------------------------------------------------------------
-# A name of dispatch.POLICY_SETS, its changes by part, e.g. {"pacing": {"window": 12}}; workers.settings_check builds it.
+# A name of dispatch.POLICY_SETS, its changes by part, e.g. {"pacing": {"window": 12}}; workers.settings_check builds it
 DISPATCH_POLICY = _env.text("DISPATCH_POLICY", "slackline")
 DISPATCH_OVERRIDES = _env.mapping("DISPATCH_OVERRIDES")
 TOKEN_PACING = _env.number("TOKEN_PACING", 0.0, 0.0, 1.0)  # share of the TPOT target; 0: tokens leave as they come
