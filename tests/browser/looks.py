@@ -27,6 +27,24 @@ def serious_findings(page: Page) -> list[str]:
     return found
 
 
+# A change of colours may be on its way for a moment; what moves for ever is not waited for.
+SETTLED = """async () => {
+  await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+  const ending = document.getAnimations().filter((each) => Number.isFinite(each.effect.getComputedTiming().endTime));
+  await Promise.allSettled(ending.map((each) => each.finished));
+}"""
+
+
+def findings_in_both_schemes(page: Page, scheme: str) -> list[str]:
+    """`serious_findings` in the scheme the page is shown in, and in the other one when its reader changes over."""
+    found = []
+    for shown in ("dark" if scheme == "light" else "light", scheme):  # as it was, in the end
+        page.emulate_media(color_scheme=shown)  # type: ignore[arg-type]
+        page.evaluate(SETTLED)
+        found += [f"{shown}: {each}" for each in serious_findings(page)]
+    return found
+
+
 def beyond(page: Page, width: int) -> int:
     """Pixels by which the page is wider than the screen."""
     return max(0, int(page.evaluate("document.documentElement.scrollWidth")) - width)

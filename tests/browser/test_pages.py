@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from console.templatetags import units
-from tests.browser.looks import beyond, serious_findings
+from tests.browser.looks import beyond, findings_in_both_schemes
 from tests.browser.pages import ACTIONS, PAGES, RANK
 from tests.browser.reached import REACHED
 
@@ -17,9 +17,10 @@ LOOKS = [(WIDE, "light"), (NARROW, "dark")]
 PASSES = [("viewer", WIDE, "light"), ("operator", WIDE, "light"), *(("admin", *look) for look in LOOKS)]
 
 
-def well_made(page, width):
+def well_made(page, width, scheme):
+    """With each of the two widths in both schemes, so in all four looks."""
     page.wait_for_load_state("networkidle")
-    assert serious_findings(page) == []
+    assert findings_in_both_schemes(page, scheme) == []
     assert beyond(page, width) == 0
 
 
@@ -51,7 +52,7 @@ def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, tro
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     controls_shown(page, listed.name, role)
     if role != "operator":  # who sees all of it, and who sees the least
-        well_made(page, width)
+        well_made(page, width, scheme)
 
 
 @pytest.mark.parametrize("reached", REACHED, ids=lambda reached: reached.name)
@@ -61,7 +62,7 @@ def test_a_page_that_one_comes_to_by_doing_is_accessible_and_fits(tab, places, t
         trouble.expected = (str(reached.status),)
     page = tab(reached.role, width, scheme)
     reached.go(page, places)
-    well_made(page, width)
+    well_made(page, width, scheme)
 
 
 @pytest.mark.parametrize("path", ["/api/docs", "/admin/", "/admin/controller/decision/"])
