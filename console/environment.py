@@ -77,15 +77,15 @@ class Environment:
         return value
 
     def url(self, name: str, default: str, schemes: tuple[str, ...]) -> str:
-        """The value is not repeated in errors where it may hold a password."""
+        """The value is not repeated in errors where it may hold a password, nor what the parser says of its parts."""
         value = self.text(name, default)
         expected = f"expected {' or '.join(schemes)}://host..."
-        shown = f"{name}={value!r}" if "@" not in value else name
+        shown = name if "@" in value or "://:" in value else f"{name}={value!r}"
         try:
             parts = urlsplit(value)
             parts.port  # noqa: B018 (raises for what is none)
-        except ValueError as error:
-            raise ImproperlyConfigured(f"{shown}: {error}; {expected}") from None
+        except ValueError:
+            raise ImproperlyConfigured(f"{shown}: not a URL, or its port is no number; {expected}") from None
         if parts.scheme not in schemes or not parts.hostname:
             raise ImproperlyConfigured(f"{shown}: {expected}")
         return value.rstrip("/")

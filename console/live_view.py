@@ -110,9 +110,10 @@ def first_tokens_whose(window: ClassWindow) -> str:
         return NOBODYS
     if sampled is None or seen is None:
         return "of those whose first token was seen"
-    whole = f"{sampled:,} requests" if sampled == window["finished"] else f"the newest {sampled:,} requests"
+    requests = "1 request" if sampled == 1 else f"{sampled:,} requests"
+    whole = requests if sampled == window["finished"] else f"the newest {requests}"
     if seen == sampled:
-        return f"all {whole}".replace("all the", "all of the")
+        return f"of {whole}" if sampled == 1 else f"all {whole}".replace("all the", "all of the")
     left = {"not streamed": window.get("in_one_piece", 0)}
     left["not served"] = sampled - seen - left["not streamed"]
     why = ", ".join(f"{count:,} {what}" for what, count in left.items() if count)

@@ -98,8 +98,8 @@ def request_timing(get_response: GetResponse) -> GetResponse:
     return middleware
 
 
-class DatabaseAway:
-    """A page that cannot reach PostgreSQL answers 503 and says so; without this it would be a 500."""
+class Hooks:
+    """Middleware that only has hooks: requests pass as they are, sync or async."""
 
     sync_capable = True
     async_capable = True
@@ -111,6 +111,10 @@ class DatabaseAway:
 
     def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         return self.get_response(request)
+
+
+class DatabaseAway(Hooks):
+    """A page that cannot reach PostgreSQL answers 503 and says so; without this it would be a 500."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if not isinstance(exception, OperationalError | InterfaceError | PoolTimeout):
@@ -119,20 +123,9 @@ class DatabaseAway:
         return database_away(request)
 
 
-class Unstorable:
+class Unstorable(Hooks):
     """What PostgreSQL cannot hold (NUL, a number or a time out of range) is the sender's mistake: 404 where an address
     names it, since nothing is called so, else 400."""
-
-    sync_capable = True
-    async_capable = True
-
-    def __init__(self, get_response: GetResponse) -> None:
-        self.get_response = get_response
-        if _is_async(get_response):
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
-        return self.get_response(request)
 
     def process_view(
         self, request: HttpRequest, view: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -20,7 +20,7 @@ from controller.selectors import causes, decisions, scaling
 
 AROUND = timedelta(seconds=60)  # before its arrival and after its end
 SECOND = timedelta(seconds=1)
-SHOWN = 15
+SHOWN_BEFORE, SHOWN_AFTER = 10, 5
 BATCHES = 3
 CLASSES = 5
 
@@ -94,7 +94,9 @@ def _near(row: RequestRecord, since: datetime, until: datetime) -> list[Decision
     ended = until - AROUND
     told = near.filter(kind="refusals", at__gte=ended).order_by("at", "id")[:BATCHES]  # its own is among them
     held = causes.lasting((row.model,), since)
-    found = near.exclude(kind="refusals")[:SHOWN].union(told, *held, all=True)
+    others = near.exclude(kind="refusals")
+    after = others.filter(at__gt=ended).order_by("at", "id")[:SHOWN_AFTER]
+    found = others.filter(at__lte=ended)[:SHOWN_BEFORE].union(after, told, *held, all=True)
     return sorted(found, key=lambda each: (each.at, each.pk))
 
 

@@ -25,16 +25,23 @@ FORMS = (
     "class-new", "class-edit", "mapping-edit", "tenant-new", "tenant-edit", "key-new", "scaling-new", "scaling-edit",
     "experiment-new",
 )  # fmt: skip
-BACK = "Your session had ended before this was saved. What you typed is in the form again; it is not saved yet."
+POSTED_ONLY = ("key-new",)  # a form on another page
+BACK = (
+    "Your session had ended or changed before this was saved. What you typed is in the form again; it is not saved yet."
+)
 
 
 def came_from(request: HttpRequest) -> str:
-    """The page of ours that held the form, to come back to; the form's own address where the browser does not say."""
+    """The page of ours that held the form, to come back to: where what was typed is shown again, if it is kept."""
+    name = request.resolver_match.url_name if request.resolver_match else None
+    if name in FORMS and name not in POSTED_ONLY:
+        return request.path
     referer = request.headers.get("referer", "")
     if not url_has_allowed_host_and_scheme(referer, {request.get_host()}):
         return request.get_full_path()
     parts = urlsplit(referer)
-    return f"{parts.path}?{parts.query}" if parts.query else parts.path
+    path = "/" + parts.path.lstrip("/")  # "//name" would be another host
+    return f"{path}?{parts.query}" if parts.query else path
 
 
 def keep(request: HttpRequest, response: HttpResponse) -> None:

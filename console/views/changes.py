@@ -84,8 +84,8 @@ def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[
 
 
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:
-    page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
     """`row` None: it was removed, and may be made again where there is a form for that."""
+    page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
     edit = "" if row is None else reverse(context["edit"], args=[row.pk])
     again = reverse(context["again"]) if row is None and "again" in context else ""
     changes = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from django.http import HttpRequest, HttpResponse
@@ -60,14 +59,15 @@ class FleetCollector(Collector):
         yield from (share, target, finished, queued, slack)
 
     def _decisions(self, fleets: Sequence[FleetMessage]) -> Metric:
-        names = ["tenant", "slo_class", "kind", "reason"]
-        total = CounterMetricFamily("slackline_decisions", "Dispatcher decisions of all gateways", labels=names)
-        counts: Counter[tuple[str, str, str, str]] = Counter()
+        """By gateway: each begins at 0 when it starts, so their sum would seem to be reset by any of them."""
+        names = ["gateway", "tenant", "slo_class", "kind", "reason"]
+        total = CounterMetricFamily(
+            "slackline_decisions", "Dispatcher decisions as gateways publish them", labels=names
+        )
         for fleet in fleets:
             for said in fleet.get("decisions", ()):
-                counts[said["tenant"], said["slo_class"], said["kind"], said["reason"]] += said["count"]
-        for labels, count in sorted(counts.items()):
-            total.add_metric(labels, count)
+                who = [fleet["gateway"], said["tenant"], said["slo_class"], said["kind"], said["reason"]]
+                total.add_metric(who, said["count"])
         return total
 
     def _instances(self, fleets: Sequence[FleetMessage]) -> Iterable[Metric]:

@@ -29,9 +29,12 @@ class Traffic:
 
 
 def traffic(*, tenant: str | None, slo_class: str | None, since: datetime | None, until: datetime) -> Traffic:
-    """Which models served them, from the roll-up: at most the last day before `until` is looked at."""
-    first = max(since, until - RECENT) if since else until - RECENT
-    rows = _minutes(tenant, slo_class).filter(minute__gt=first - MINUTE, minute__lt=until)
+    """Which models served them, from the roll-up: at most the first day from `since` and the last before `until`."""
+    seen = Q(minute__gt=until - RECENT - MINUTE)
+    if since is not None:
+        begun = Q(minute__gt=since - MINUTE)
+        seen = begun & (seen | Q(minute__lt=since + RECENT))
+    rows = _minutes(tenant, slo_class).filter(seen, minute__lt=until)
     found = set(rows.order_by().values_list("tenant", "slo_class", "model").distinct())
     keys = {f"{owner}/{name}" for owner, name, _ in found}
     if tenant is not None and slo_class is not None:

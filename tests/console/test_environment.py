@@ -84,6 +84,13 @@ def test_a_password_in_a_url_is_not_repeated():
     assert "hunter2" not in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["postgresql://us:hunter2/x@db:5432/s", "redis://:hunter2/0", "redis://:hunter2@"])
+def test_a_part_of_a_password_is_not_repeated_either(value):
+    with pytest.raises(ImproperlyConfigured) as refused:
+        Environment({"X": value}).url("X", "", ("postgresql", "redis"))
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("value", ["http://host:99999", "http://host:port", "http://[::1"])
 def test_a_url_that_cannot_be_read_is_refused_by_name(value):
     with pytest.raises(ImproperlyConfigured, match=r"^X=.*expected http://"):

@@ -86,12 +86,19 @@ def _session(leader: int) -> list[psutil.Process]:
 def _orphans(row: dict, data_dir: Path) -> list[psutil.Process]:  # type: ignore[type-arg]
     """Of a session whose leader is gone (prefork children of a killed worker), those told this data folder.
 
-    The number may belong to somebody else by now: then nothing of that session is ours.
+    The number is somebody else's if a process has it again: it is given to nobody while it names a session. That
+    leader may have ended too, so that we ourselves stand in a session of that number: never us, nor who started us.
     """
-    found = []
+    if psutil.pid_exists(row.get("pid", 0)):
+        return []
+    found, us = [], {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in _session(row.get("pid", 0)):
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("DATA_DIR") == str(data_dir) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.pid not in us
+                and process.environ().get("DATA_DIR") == str(data_dir)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 

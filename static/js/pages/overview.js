@@ -33,7 +33,7 @@ function sayHowCurrent() {
 
 function showVerdict(verdict) {
   const box = find("#verdict");
-  Object.assign(box.dataset, { status: verdict.status, is: verdict.headline, was: verdict.was });
+  Object.assign(box.dataset, { status: verdict.status, is: verdict.headline, was: verdict.was ?? verdict.headline });
   sayHowCurrent();
   const list = find("[data-verdict-lines]");
   list.replaceChildren(

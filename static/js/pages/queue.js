@@ -137,7 +137,7 @@ function show() {
 }
 
 function showEngines() {
-  const { text, nobody } = capacityWords(data.capacity);
+  const { text, nobody } = capacityWords(data.capacity ?? {});
   const holder = find("[data-engines]");
   holder.hidden = !text;
   holder.className = nobody ? "banner lost" : "note near";
@@ -157,7 +157,7 @@ function showEmpty(filtered) {
     put(text, "Clear it to see the rest.");
   } else {
     put(headline, "Nothing is waiting.");
-    put(text, capacityWords(data.capacity).idle);
+    put(text, capacityWords(data.capacity ?? {}).idle);
   }
 }
 
@@ -301,12 +301,12 @@ async function sayWhatCame(order, last, why) {
     if (came?.known) return answered(came.message, came.ok);
     await new Promise((resume) => setTimeout(resume, LOOK_EVERY_MS));
   }
-  return answered(`${why} ${soFar(last)} More may have been done since: the audit will have it.`, false);
+  return answered(`${why} ${soFar(last)} If more was done, the audit will have it.`, false);
 }
 
 async function recordOf(order) {
   try {
-    const answer = await fetch(`${form.dataset.allAt}${order}/`, { headers: { accept: "application/json" } });
+    const answer = await fetch(`${form.dataset.allAt}${order}/`, { headers: { accept: "application/json" }, signal: AbortSignal.timeout(2000) });
     return answer.ok && isJson(answer) ? await answer.json() : null;
   } catch {
     return null; // the console is away: asked again

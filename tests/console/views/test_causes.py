@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controller.models import ScalingSample
+from controller.selectors.causes import traffic
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
@@ -124,6 +125,14 @@ def test_the_list_begins_an_hour_before_the_newest_miss_and_its_address_says_so(
     assert f"since={minute.replace(':', '%3A')}" in answer["location"]
     calm = viewer.get(reverse("audit"), {"tenant": "acme", "slo_class": "batch"})["location"]
     assert "since=" in calm, "without a miss: the last hour"
+
+
+def test_an_address_means_the_same_a_day_after_the_traffic_has_stopped(burst):
+    at, _ = burst
+    asked = {"tenant": "acme", "slo_class": "interactive", "since": at - timedelta(hours=1)}
+    now, later = (traffic(**asked, until=at + timedelta(hours=hours)) for hours in (1, 30))
+    assert later == now
+    assert later.models == ("demo",)
 
 
 def test_what_is_asked_of_all_tenants_or_of_all_classes(viewer, burst):

@@ -157,13 +157,14 @@ def test_the_overview_stays_within_ten_queries(viewer, live_store, django_assert
     assert b"class-29" in answer.content, "the page itself, not a way to it"
 
 
-def test_metrics_count_the_decisions_of_all_gateways_by_class(client, db, live_store):
+def test_metrics_count_the_decisions_of_each_gateway_by_class(client, db, live_store):
     said = {"tenant": "acme", "slo_class": "chat", "kind": "refuse", "reason": "queue_full"}
     decided = [{**said, "count": 2}, {**said, "count": 3}]
     live_store.fleets = [fleet(at=time.time(), gateway=f"gw-{at}", decisions=[one]) for at, one in enumerate(decided)]
     text = client.get("/metrics").content.decode()
     labels = 'kind="refuse",reason="queue_full",slo_class="chat",tenant="acme"'
-    assert f"slackline_decisions_total{{{labels}}} 5.0" in text
+    assert f'slackline_decisions_total{{gateway="gw-0",{labels}}} 2.0' in text
+    assert f'slackline_decisions_total{{gateway="gw-1",{labels}}} 3.0' in text
 
 
 def test_metrics_show_attainment_by_class_and_say_when_redis_is_away(client, db, live_store):

@@ -44,6 +44,20 @@ def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(tmp_path, sleeper
     assert sleeper.poll() is None
 
 
+def test_a_session_that_has_the_number_now_is_left_alone_though_it_names_this_folder(tmp_path):
+    """A login shell after a restart of the machine, say, in which `make up` is called."""
+    code = [sys.executable, "-c", "import time; time.sleep(60)"]
+    shell = subprocess.Popen(code, env={**os.environ, "DATA_DIR": str(tmp_path)}, start_new_session=True)
+    try:
+        row = {"name": "worker", "pid": shell.pid, "started_at": psutil.Process(shell.pid).create_time() - 60}
+        (tmp_path / LEDGER).write_text(json.dumps([row]))
+        assert clear_leftovers(tmp_path) == []
+        assert shell.poll() is None
+    finally:
+        shell.kill()
+        shell.wait()
+
+
 def test_down_stops_the_one_that_runs(tmp_path, sleeper):
     row = {"pid": sleeper.pid, "started_at": psutil.Process(sleeper.pid).create_time()}
     (tmp_path / OWNER).write_text(json.dumps(row))
