@@ -25,7 +25,7 @@ from api.openai.pairs import Pairs
 from api.openai.relay import relay
 from api.openai.roles import Roles
 from api.openai.stages import StageRates
-from api.openai.transfers import Transfers, reason_of, told_migrator
+from api.openai.transfers import Transfers, asks_wrong, reason_of, told_migrator
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome
@@ -317,6 +317,8 @@ class Handoff:
         self.transfers.failed(flight, reason, error, self._host.clock())
         if self._pairs.takes(flight.prefill_instance):
             self._pair_lost(flight, error, reason)
+        elif asks_wrong(error):
+            self._refused(flight, error)
         elif landed:  # its KV was taken, and what it became is lost
             self._anew(flight, "decode_failed", reason)
         else:
@@ -327,8 +329,7 @@ class Handoff:
         request, target = flight.request, flight.instance
         self._pairs.end(request.id)
         if error.client_fault:
-            flight.instance, flight.prefill_instance = flight.prefill_instance, ""
-            self._host.lost(flight, error)
+            self._refused(flight, error)
         elif self._pairs.holds(request.id):
             flight.instance = flight.prefill_instance
             # Without room a decode engine lets a pair wait: its refusal is a failure, and counted.
@@ -336,12 +337,15 @@ class Handoff:
         else:
             self._anew(flight, "decode_failed", reason)
 
+    def _refused(self, flight: Flight, error: EngineError) -> None:
+        """It is the request that is at fault: it ends as one whose only engine says so."""
+        flight.instance, flight.prefill_instance = flight.prefill_instance, ""
+        self._host.lost(flight, error)
+
     def _anew(self, flight: Flight, why: str, error: str) -> None:
         """The migrator forgets the request, the dispatcher gets it once more."""
         request = flight.request
-        if not self._overlap.holds(
-            request.id
-        ):  # else _again takes it from its prefill engine: queued twice it runs twice
+        if not self._overlap.holds(request.id):  # else _again takes it from its prefill engine
             self._host.push(ev.Failed(request.id, True, error))
         figures: dict[str, Figure] = {"instance": flight.instance, "error": error}
         self._again(flight, Decision("place", why, request.id, self._host.clock(), figures))

@@ -194,6 +194,12 @@ def told_migrator(error: EngineError) -> str:
     return "refused" if error.client_fault else reason
 
 
+def asks_wrong(error: EngineError) -> bool:
+    """The engine refuses the request itself, not its KV or our offer of it: no other engine would take it."""
+    about = _error_in(error.body).get("param")
+    return error.client_fault and moved_in(error.body) is None and about != "kv_transfer_params"
+
+
 def moved_in(body: bytes) -> KvMoved | None:
     """How far a transfer came, from the body of a decode engine's error; None where it does not say."""
     return moved_from_json(_error_in(body).get("kv"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from api.openai import status
 from controller.core import events as ev
 from controller.dispatch.transfers import State
 from tests.api.openai.gateways import TestBed, completion, until
-from tests.api.openai.handoffs import STREAMED, fleet, kinds
+from tests.api.openai.handoffs import STREAMED, fleet, kinds, left_outstanding
 from workers.backends.fake import Script
 
 
@@ -78,6 +80,20 @@ async def test_a_decode_engine_that_fails_before_the_first_byte_is_replaced() ->
         assert answer.status == 200
         assert len(bed.backend("p").calls) == 1, "the KV is still there: no second prefill"
         assert answer.headers["x-slackline-instance"] == "e"
+
+
+@pytest.mark.parametrize("asked", [STREAMED, completion()], ids=["streamed", "whole"])
+async def test_what_a_decode_engine_refuses_of_the_request_itself_is_answered_not_tried_again(asked: bytes) -> None:
+    """A chat that asks for more tokens than there is room, say: its prefill asks for one and cannot find out."""
+    async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
+        bed.backend("d", Script(refuse_status=400))
+        bed.backend("e", Script(refuse_status=400))
+        answer = await bed.ask(asked)
+        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+        assert len(bed.backend("p").calls) == len(bed.backend("d").calls) + len(bed.backend("e").calls) == 1
+        (record,) = bed.sink.records
+        assert (record.outcome, record.error_code) == ("refused", "engine_rejected")
+        assert await left_outstanding(bed) == 0
 
 
 async def test_a_whole_answer_whose_decode_engine_fails_is_prefilled_again() -> None:
