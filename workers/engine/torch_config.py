@@ -232,7 +232,9 @@ def _number(raw: Mapping[str, Any], name: str, default: float | None = None, mos
 
 
 def _flag(raw: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    value = raw.get(name, default)
+    value = raw.get(name)
+    if value is None:  # published files say it of what they do not set
+        return default
     if not isinstance(value, bool):
         raise _wrong(name, f"expected true or false, got {value!r}")
     return value

@@ -35,8 +35,8 @@ NONSENSE = [
     ("rope_type", scaled(rope_type=7)),
     *[("architectures", value) for value in (7, "LlamaForCausalLM", {"a": 1}, [7], [], None)],
     *[("eos_token_id", value) for value in ("x", -1, True, 1.5, [1, "x"], [True], [-1], {})],
-    *[("tie_word_embeddings", value) for value in ("false", None, 1, [])],
-    *[("attention_bias", value) for value in ("false", None, 0)],
+    *[("tie_word_embeddings", value) for value in ("false", 1, [])],
+    *[("attention_bias", value) for value in ("false", 0)],
     *[("mlp_bias", value) for value in ("false", 0)],
     *[("hidden_size", value) for value in (10**12, NAN, 4096.0, "4096", None)],
     *[("vocab_size", value) for value in (10**15, None)],
@@ -69,7 +69,7 @@ def test_the_generation_config_is_looked_at_too(value):
 
 def test_what_a_published_config_leaves_open_stays_open():
     open_ = {"sliding_window": None, "head_dim": None, "eos_token_id": None, "quantization_config": None,
-             "rope_scaling": None, "num_key_value_heads": None}  # fmt: skip
+             "rope_scaling": None, "num_key_value_heads": None, "attention_bias": None}  # fmt: skip
     config = parse_config({**LLAMA_8B, **open_})
     assert (config.eos, config.kv_heads, config.head_dim) == (frozenset(), 32, 128)
 
