@@ -105,7 +105,7 @@ def test_what_is_deleted_is_said_to_be_gone_and_stays_as_it_was_last(visit, trou
     expect(state).to_have_attribute("data-state", "live")
     stopped = caller.post(f"instances/{name}/stop", {"version": caller.get(f"instances/{name}")["version"]})
     assert stopped["desired_state"] == "stopped"
-    within(60, lambda: caller.get(f"instances/{name}")["observed_state"] in ("stopped", "gone", "failed"))
+    within(120, lambda: caller.get(f"instances/{name}")["observed_state"] in ("stopped", "gone", "failed"))
     caller.delete(f"instances/{name}", caller.get(f"instances/{name}")["version"])
     for times in range(1, 5):
         with page.expect_response(lambda answer: bool(LIVE.search(answer.url)) and answer.status == 404):
