@@ -12,15 +12,13 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
-from benchmarks.console_pages import published, set_up
+from benchmarks.console_pages import published, servers
 from benchmarks.engines import stop_on_sigterm
-from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis, free_port
+from workers.supervisor.embedded import free_port
 
 PERSON = "operator"
 READY_S = 120.0
@@ -32,18 +30,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=20_000)
     chosen = parser.parse_args()
     stop_on_sigterm()
-    with tempfile.TemporaryDirectory(prefix="slackline-many-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # PostgreSQL may run as another user
-        postgres, redis = EmbeddedPostgres(folder), EmbeddedRedis(folder)
-        postgres.start()
-        try:
-            redis.start()
-            set_up(folder, postgres.url, redis.url)
-            _serve(chosen.records, chosen.instances)
-        finally:
-            redis.stop()
-            postgres.stop()
+    with servers():
+        _serve(chosen.records, chosen.instances)
 
 
 def _serve(records: int, instances: int) -> None:

@@ -29,6 +29,13 @@ def measure(records: int, decisions: int, instances: int) -> tuple[Figures, Figu
     By page: `cold_ms` (first look after a start), `warm_ms` and `cpu_ms` (medians; CPU time without PostgreSQL's),
     `queries`, `status`, `kb`.
     """
+    with servers():
+        return _pages(records, decisions, instances)
+
+
+@contextmanager
+def servers() -> Iterator[None]:
+    """PostgreSQL and Redis of their own, and this process set up to use them."""
     with tempfile.TemporaryDirectory(prefix="slackline-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL may run as another user
@@ -37,7 +44,7 @@ def measure(records: int, decisions: int, instances: int) -> tuple[Figures, Figu
         try:
             redis.start()
             set_up(folder, postgres.url, redis.url)
-            return _pages(records, decisions, instances)
+            yield
         finally:
             redis.stop()
             postgres.stop()

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -45,7 +46,7 @@ CLIENT_MESSAGE_BYTES = 2_000
 REDIS_AWAY = (LiveUnavailable, RedisError, OSError, TimeoutError)
 
 
-class LiveConsumer(AsyncWebsocketConsumer):
+class LiveConsumer(AsyncWebsocketConsumer, ABC):
     """Topics subclass this: `group`, `topic`, and the five methods at the end."""
 
     topic: ClassVar[str]
@@ -216,23 +217,23 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self.want_snapshot()
         return True
 
-    async def mark_watched(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def mark_watched(self) -> None: ...
 
+    @abstractmethod
     async def refresh(self) -> None:
         """Reads the newest state whole: at the start, after an outage, and every few seconds against lost messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, message: dict[str, Any]) -> bool:
         """Takes a message into the state; False if it changes nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def frame(self, snapshot: bool) -> dict[str, Any] | orjson.Fragment:
         """What a browser gets, as values or as JSON: everything, or what has changed since the last frame."""
-        raise NotImplementedError
 
-    def age_s(self, now: float) -> float | None:
-        raise NotImplementedError
+    @abstractmethod
+    def age_s(self, now: float) -> float | None: ...
 
     def stale_after_s(self) -> float:
         return STALE_AT_LEAST_S

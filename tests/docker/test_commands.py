@@ -81,7 +81,8 @@ def test_a_module_that_is_not_there_would_be_found():
 def test_management_commands_take_their_options(service):
     _, name, *arguments = OURS[service]
     parser = load_command_class(get_commands()[name], name).create_parser("manage.py", name)
-    parser.parse_args([str(word) for word in arguments])  # raises CommandError for what it does not know
+    told = parser.parse_args([str(word) for word in arguments])  # raises CommandError for what it does not know
+    assert told.verbosity == 1
 
 
 @pytest.mark.parametrize("service", sorted(name for name, command in OURS.items() if command[0] == "engine"))

@@ -114,6 +114,7 @@ async def test_what_is_closed_before_its_end_is_aborted_by_id_too(session: aioht
         async with asyncio.timeout(5):
             while server.jobs:
                 await asyncio.sleep(0.005)
+        assert server.aborted == [server.bodies[0]["rid"]]
 
 
 async def test_an_answer_that_the_engine_aborted_is_no_answer(session: aiohttp.ClientSession) -> None:
