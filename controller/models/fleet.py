@@ -154,10 +154,8 @@ SHOWN = {
 
 class InstanceQuerySet(models.QuerySet["Instance"]):
     def live(self) -> InstanceQuerySet:
-        """Wanted, or still there."""
-        return self.exclude(
-            desired_state=Instance.Desired.STOPPED, observed_state__in=[*Instance.GONE, Instance.Observed.PENDING]
-        )
+        """Wanted, or still there. One stopped before it was seen may be starting: it is here until it is known gone."""
+        return self.exclude(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE)
 
     def serving(self) -> InstanceQuerySet:
         """What a gateway may send to, or lets finish.

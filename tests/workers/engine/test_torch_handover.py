@@ -49,19 +49,25 @@ async def test_a_handed_over_answer_is_the_single_engines(sessions, sampling):
 
 
 async def test_an_answer_from_kv_that_was_pulled_while_it_was_computed_is_the_single_engines(sessions):
-    body = {"prompt": [(11 * i + 3) % VOCABULARY for i in range(300)], "ignore_eos": True, "temperature": 0}
-    asked = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "early": True}}
-    async with sessions["prefill"].post(COMPLETIONS, json=asked) as prefill:
-        offer = orjson.loads(prefill.headers["x-slackline-kv-offer"])
-        assert "first_token" not in offer
-        chunks = await streamed(
-            sessions["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer}
-        )
-        first = await prefill.json()
-    whole = await complete(sessions["prefill"], **body, max_tokens=20)
-    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-    assert text == whole["choices"][0]["text"]
-    assert text.startswith(first["choices"][0]["text"])
+    """The last step of so small a model may be over before its beginning is told: then the next prompt is tried."""
+    for start in range(3, 23):
+        body = {"prompt": [(11 * i + start) % VOCABULARY for i in range(300)], "ignore_eos": True, "temperature": 0}
+        asked = {**body, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "early": True}}
+        async with sessions["prefill"].post(COMPLETIONS, json=asked) as prefill:
+            early = prefill.headers.get("x-slackline-kv-offer")
+            offer = orjson.loads(early) if early else (await prefill.json())["kv_transfer_params"]
+            assert ("first_token" in offer) == (early is None)
+            chunks = await streamed(
+                sessions["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer}
+            )
+            first = await prefill.json()
+        whole = await complete(sessions["prefill"], **body, max_tokens=20)
+        text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+        assert text == whole["choices"][0]["text"]
+        assert text.startswith(first["choices"][0]["text"])
+        if early:
+            return
+    pytest.fail("none of twenty prompts was offered early")
 
 
 async def test_layers_of_a_real_step_move_as_it_passes_them():
@@ -115,8 +121,14 @@ async def samples_of(session: aiohttp.ClientSession) -> dict[str, float]:
 
 
 async def test_metrics_name_what_moved(sessions):
+    before = await samples_of(sessions["decode"])
+    body = {"prompt": [(13 * i + 5) % VOCABULARY for i in range(100)], "ignore_eos": True, "temperature": 0}
+    first = await complete(sessions["prefill"], **body, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    offer = first["kv_transfer_params"]
+    await streamed(sessions["decode"], COMPLETIONS, {**body, "max_tokens": 2, "kv_transfer_params": offer})
     seen = await samples_of(sessions["decode"])
-    assert (seen["slackline_kv_received"], seen["slackline_kv_failed"]) == (3, 0)
+    assert seen["slackline_kv_received"] - before["slackline_kv_received"] == 1
+    assert seen["slackline_kv_failed"] == before["slackline_kv_failed"]
     assert (await samples(sessions["decode"]))["vllm:num_requests_running", ""] == 0
 
 

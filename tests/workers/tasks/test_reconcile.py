@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controller.models import Decision, Instance, InstanceInterval
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_drain, instance_register, instance_stop, instance_wish
+from controller.services.instances import instance_drain, instance_register, instance_remove, instance_stop, instance_wish
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 
@@ -118,6 +118,19 @@ def test_stopping_is_carried_out_and_recorded(look, fake, one):
     row = Instance.objects.get(pk="e1")
     assert row.observed_state == "stopped"
     assert not row.intervals.filter(ended_at=None).exists()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_one_stopped_before_it_was_seen_comes_to_its_end(look, fake, one, started):
+    """Its devices are free again, and it can be removed."""
+    if started:
+        look()
+    instance_stop(actor=SYSTEM, instance_id="e1")
+    look(3)
+    assert Instance.objects.get(pk="e1").observed_state == "stopped"
+    assert kinds() == ["instance_gone"]
+    assert "e1" in fake.stopped
+    instance_remove(actor=SYSTEM, instance_id="e1")
 
 
 def test_a_new_run_closes_the_interval_where_the_former_was_last_seen(look, fake, one):
