@@ -9,7 +9,13 @@ from django.utils import timezone
 
 from controller.models import Decision, Instance, InstanceInterval
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_drain, instance_register, instance_remove, instance_stop, instance_wish
+from controller.services.instances import (
+    instance_drain,
+    instance_register,
+    instance_remove,
+    instance_stop,
+    instance_wish,
+)
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 
