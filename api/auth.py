@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
@@ -38,8 +39,26 @@ class TenantPrincipal:
         return f"key-{self.key_id}"
 
 
+class CsrfFailed(PermissionDenied):
+    """A call with a session, `username`'s, and without that session's token."""
+
+    def __init__(self, detail: Any, username: str) -> None:
+        super().__init__(detail)
+        self.username = username
+
+
+class ScopeMissing(PermissionDenied):
+    """A valid key that may not read."""
+
+
 class PeopleSessionAuthentication(SessionAuthentication):
     """The console's login; changes need the CSRF token."""
+
+    def enforce_csrf(self, request: Request) -> None:
+        try:
+            super().enforce_csrf(request)
+        except PermissionDenied as error:
+            raise CsrfFailed(error.detail, request._request.user.get_username()) from None
 
 
 class BearerKeyAuthentication(BaseAuthentication):
@@ -54,7 +73,7 @@ class BearerKeyAuthentication(BaseAuthentication):
         if key is None:
             raise AuthenticationFailed("This API key is unknown, expired or revoked.")
         if ApiKey.Scope.READ not in key.scopes:
-            raise PermissionDenied(f"This API key lacks the scope {ApiKey.Scope.READ.value!r}.")
+            raise ScopeMissing(f"This API key lacks the scope {ApiKey.Scope.READ.value!r}.")
         if key.last_used_at is None or now - key.last_used_at > USE_NOTED_EVERY:
             api_keys_used(key_ids=[key.pk], at=now)
         return TenantPrincipal(key.pk, key.tenant_id, key.tenant.name), key

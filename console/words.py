@@ -110,6 +110,9 @@ REASONS: dict[str, str] = {
     "role_too_low": "the role does not allow it",
     "csrf_failed": "the form could not be trusted",
     "not_signed_in": "nobody was signed in",
+    "invalid_api_key": "the API key is unknown, expired or revoked",
+    "scope_missing": "the API key may not read",
+    "keys_change_nothing": "a tenant's key changes nothing",
     "older_than_kept": "they were older than what is kept",
 }
 

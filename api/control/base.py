@@ -21,6 +21,7 @@ from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, Tenan
 from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
 from api.errors import ApiError, exception_handler
 from api.permissions import IsAdmin, IsTenantKey, IsViewer
+from api.refusals import refusal_record
 from api.throttle import KeyThrottle, PersonThrottle
 from controller.services.actors import Actor
 from workers.notices import announce_config
@@ -86,6 +87,11 @@ class ControlView(APIView):
         if self.configures and request.method not in SAFE_METHODS and status.is_success(response.status_code):
             announce_config()
         return super().finalize_response(request, response, *args, **kwargs)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        response: Response = super().handle_exception(exc)
+        refusal_record(self.request, exc)  # after the answer: what it had begun is rolled back by then
+        return response
 
     def get_exception_handler(self) -> Any:
         return exception_handler

@@ -10,8 +10,8 @@ from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 
-from console import refused
 from controller.models import Decision, SLOClass
+from controller.services import refusals as refusal_log
 from tests import factories
 
 CLASS = {
@@ -35,7 +35,7 @@ def clock():
 
 @pytest.fixture(autouse=True)
 def _new_log(monkeypatch, clock):
-    monkeypatch.setattr(refused, "LOG", refused.Bounded(clock))
+    monkeypatch.setattr(refusal_log, "LOG", refusal_log.Bounded(clock))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_form_without_its_token_is_recorded_with_who_was_signed_in(row):
 def test_a_stranger_s_post_is_recorded(db, client):
     assert client.post(reverse("instance-act"), {"instance": "x", "action": "stop"}).status_code == 302
     (decision,) = refusals()
-    assert (decision.actor, decision.reason) == (refused.NOBODY, "not_signed_in")
+    assert (decision.actor, decision.reason) == (refusal_log.NOBODY.name, "not_signed_in")
     assert decision.subject == "/fleet/act/"
 
 
@@ -79,18 +79,18 @@ def test_looking_at_a_page_without_signing_in_is_not(db, client):
 
 
 def test_a_stranger_cannot_fill_the_audit_and_what_is_left_out_is_counted(db, client, clock):
-    for _ in range(refused.BURST + 7):
+    for _ in range(refusal_log.BURST + 7):
         client.post(reverse("instance-act"))
-    assert refusals().count() == refused.BURST
-    clock.now += refused.EVERY_S
+    assert refusals().count() == refusal_log.BURST
+    clock.now += refusal_log.EVERY_S
     client.post(reverse("instance-act"))
     client.post(reverse("instance-act"))
-    assert refusals().count() == refused.BURST + 1
+    assert refusals().count() == refusal_log.BURST + 1
     assert refusals().last().inputs["not_written_before"] == 7
 
 
 def test_what_strangers_do_does_not_hide_what_is_done_by_somebody_signed_in(row, client):
-    for _ in range(refused.BURST + 1):
+    for _ in range(refusal_log.BURST + 1):
         client.post(reverse("instance-act"))
     insider = Client(enforce_csrf_checks=True)
     insider.force_login(factories.user("admin"))
@@ -102,7 +102,7 @@ def test_without_the_database_it_is_refused_all_the_same(db, monkeypatch):
     def away(**fields):
         raise OperationalError("gone")
 
-    monkeypatch.setattr(refused, "decision_record", away)
+    monkeypatch.setattr(refusal_log, "decision_record", away)
     assert Client(enforce_csrf_checks=True).post("/classes/new/", CLASS).status_code == 403
     assert Client().post("/classes/new/", CLASS).status_code == 302
 
