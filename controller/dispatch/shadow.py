@@ -81,8 +81,8 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """Within this gateway's share, and within what others leave of the whole."""
-        ours = len(self.waiting) + len(self.running)
-        return min(self.slots - ours, self.spec.max_num_seqs - self.outstanding)
+        ours, all_slots = len(self.waiting) + len(self.running), self.spec.max_num_seqs
+        return min(max(1, math.floor(all_slots * self.share)), all_slots - self._others_count) - ours
 
     def free_tokens(self) -> float:
         """KV room for new requests (prompt and expected output), tokens; infinite where the capacity is not known."""

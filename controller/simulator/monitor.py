@@ -55,8 +55,9 @@ class Monitor:
 
     def _sample(self) -> None:
         host, now = self._host, self._host.heap.now
-        loads = [instance.load(now) for instance in host.cluster]
-        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+        engines = [instance.engine for instance in host.cluster]
+        running = sum(len(engine.running) + engine.arrived_count for engine in engines)
+        waiting = sum(engine.waiting_count for engine in engines)
         moving = host.handoff.moving if host.handoff is not None else 0
-        host.result.samples.append(Sample(now, len(host.dispatcher.queue()), waiting, running, len(loads), moving))
+        host.result.samples.append(Sample(now, len(host.dispatcher.queue()), waiting, running, len(engines), moving))
         host.heap.push(now + host.settings.sample_s, Kind.TICK, self._sample)
