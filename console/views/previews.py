@@ -113,6 +113,7 @@ def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def figures(name: str, recorded: float | None, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    first_tokens = [each["first_tokens"] for each in (before, after) if "first_tokens" in each]
     return {
         "name": name,
         "requests": after.get("requests"),
@@ -122,7 +123,7 @@ def figures(name: str, recorded: float | None, before: dict[str, Any], after: di
         "worse": (after.get("attainment") or 0) < (before.get("attainment") or 0) - 0.005,
         "ttft_before": before["ttft_s"].get("p95"),
         "ttft_after": after["ttft_s"].get("p95"),
-        "ttft_of": [each["first_tokens"] for each in (before, after) if "first_tokens" in each],
+        "ttft_of": first_tokens if any(each != after.get("requests") for each in first_tokens) else [],
         "tpot_before": before["tpot_s"].get("p95"),
         "tpot_after": after["tpot_s"].get("p95"),
     }
