@@ -78,7 +78,12 @@ class ExperimentForm(forms.Form):
     own_tpot_s = SecondsField(label="Then a token every", required=False, initial=0.1)
 
     fleet = forms.ChoiceField(
-        choices=[("today", "Today's instances, as fitted"), ("profile", "A shipped profile")], initial="today"
+        choices=[
+            ("today", "Today's instances, as fitted"),
+            ("then", "As many as there were then, of recorded traffic"),
+            ("profile", "A shipped profile"),
+        ],
+        initial="today",
     )
     profile = forms.ChoiceField(required=False, choices=())
     count = forms.IntegerField(label="Instances", min_value=1, max_value=256, required=False, initial=2)
@@ -136,6 +141,8 @@ class ExperimentForm(forms.Form):
             if data.get(name) in (None, "") and name not in self.errors:
                 self.add_error(name, "This is needed here.")
         since, until = data.get("since"), data.get("until")
+        if data.get("fleet") == "then" and kind != "window":
+            self.add_error("fleet", "How many there were then is known of recorded traffic only.")
         if kind == "window" and since and until and since >= until:
             self.add_error("until", "Must be after the start.")
         for name in [n for n in self.errors if n in self._unused(data)]:
@@ -147,7 +154,7 @@ class ExperimentForm(forms.Form):
         unused = {name for kind, names in PARTS.items() if kind != data.get("kind") for name in names}
         if data.get("kind") != "mix" or data.get("mix") != "own":
             unused |= set(OWN)
-        return unused | ({"profile", "count"} if data.get("fleet") == "today" else set())
+        return unused | ({"profile", "count"} if data.get("fleet") != "profile" else set())
 
     # ---- as a spec ------------------------------------------------------------------------------------------------
 
@@ -177,8 +184,8 @@ class ExperimentForm(forms.Form):
 
     def instances(self, change: int) -> Any:
         data = self.cleaned_data
-        if data["fleet"] == "today":
-            return {"fleet": "today", "model": data["model"] or default_model(), "change": change}
+        if data["fleet"] != "profile":
+            return {"fleet": data["fleet"], "model": data["model"] or default_model(), "change": change}
         return {"profile": data["profile"], "count": data["count"] + change}
 
     def spec(self, contenders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

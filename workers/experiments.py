@@ -218,6 +218,7 @@ class Worker:
 
 def result_of(row: Experiment, simulated: Sequence[Simulated], runs: Sequence[ExperimentRun]) -> dict[str, Any]:
     """As `runner.compare` gives it: an entry for each policy at each rate, medians over the seeds."""
+    from controller.simulator.presence import numbers
     from controller.simulator.runner import summary
 
     groups: dict[tuple[float | None, int], list[Mapping[str, Any]]] = defaultdict(list)
@@ -227,7 +228,9 @@ def result_of(row: Experiment, simulated: Sequence[Simulated], runs: Sequence[Ex
     entries = []
     for (rate, variant), reports in groups.items():
         one = simulated[variant].contenders[0]
-        instances = len(simulated[variant].settings.instances)
-        head = {"policy": one.label, "policy_set": one.policy_set, "rate": rate, "instances": instances}
+        least, most = numbers(simulated[variant].settings)
+        head = {"policy": one.label, "policy_set": one.policy_set, "rate": rate, "instances": most}
+        if least != most:
+            head["instances_least"] = least
         entries.append({**head, **summary(reports)})
     return {"name": row.name, "seeds": row.seeds, "knee": row.knee, "level": simulated[0].level, "entries": entries}

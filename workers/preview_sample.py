@@ -117,8 +117,12 @@ class Sample:
 
 
 def newest(one: Simulated, count: int) -> Simulated:
-    """On the newest requests of its replay alone."""
-    return replace(one, workload=_replay([one]).newest(count))
+    """On the newest requests of its replay alone, and the instances that were there then."""
+    from controller.simulator.presence import from_second
+
+    whole = _replay([one])
+    kept = whole.newest(count)
+    return replace(one, workload=kept, settings=from_second(one.settings, kept.began - whole.began))
 
 
 def _replay(simulated: Sequence[Simulated]) -> Replay:

@@ -55,7 +55,7 @@ class SimulationInput(serializers.Serializer):
     name = serializers.CharField(max_length=120, required=False, allow_blank=True, default="")
     spec = SpecField(
         help_text=(
-            "`instances` (a list, or `{fleet: today, model, change, role}`; `profile`: a shipped name or "
+            "`instances` (a list, or `{fleet: today or then, model, change, role}`; `profile`: a shipped name or "
             "coefficients), `workload` (`kind`: mix, tasks, trace with `path` a trace's slug, or window with `since`, "
             "`until`, `model`, `tenant`, `slo_class`), `policies` (names or `{name, label, overrides, engine, "
             "instances}`), `rates` or `knee`, `seeds`, `settings`, `level`, `warmup_s`: see "

@@ -86,13 +86,13 @@ def experiment_ask(request: HttpRequest) -> HttpResponse:
         return redirect("experiments")
     since, until = window_of(window, timezone.now())
     policy, model = policy_now(settings_policy()), default_model()
-    fleet = {"fleet": "today", "model": model}
+    fleet = {"fleet": "then", "model": model}
     words = changed_words(change).removeprefix(", ")
     spec = {
         "instances": fleet,
         "workload": {"kind": "window", "since": since.isoformat(), "until": until.isoformat()},
         "policies": [
-            {**policy, "label": "today's fleet", "instances": fleet},
+            {**policy, "label": "as many as then", "instances": fleet},
             {**policy, "label": words, "instances": {**fleet, "change": change}},
         ],
     }

@@ -42,8 +42,7 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
     rows = list(Instance.objects.serving().select_related("model").filter(model__name=model).order_by("id"))
     if not rows:
         raise NobodyServes(f"no instance serves {model!r} now, so there is no fleet of today", field=field)
-    if abs(change) > MOST_CHANGED:
-        raise ConfigError(f"at most {MOST_CHANGED} instances more or less", field=f"{field}.change")
+    check_change(change, field)
     size = len(rows) + change
     if not 1 <= size <= MOST_INSTANCES:
         raise ConfigError(
@@ -52,6 +51,11 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
         )
     fits = active_fits(row.model_id for row in rows)
     return grouped([_instance(row, fits, field) for row in _resized(rows, change, field, role)])
+
+
+def check_change(change: int, field: str) -> None:
+    if abs(change) > MOST_CHANGED:
+        raise ConfigError(f"at most {MOST_CHANGED} instances more or less", field=f"{field}.change")
 
 
 def _resized(rows: Sequence[Instance], change: int, field: str, role: str | None) -> list[Instance]:

@@ -118,7 +118,7 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
         if window is not None and not dry:
             longest = min(instance.max_model_len for instance in each.settings.instances)
             recorded = recorded or _recorded(window)
-            each = replace(each, workload=_replay(recorded, longest, policy))
+            each = _replaying(each, _replay(recorded, longest, policy), time_of(window, "since"))
         elif isinstance(workload, Mapping) and isinstance(workload.get("duration_s"), int | float):
             each = replace(each, workload=Bounded(each.workload, workload.get("rate"), workload["duration_s"]))
         found.append(each)
@@ -209,6 +209,14 @@ def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
     if not found:
         raise ConfigError("the window's records are gone", field="workload.since")
     return found
+
+
+def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
+    """The run begins with the first request; instances come and go in seconds after the window's start."""
+    from controller.simulator.presence import from_second
+
+    settings = from_second(one.settings, max(0.0, replay.began - since.timestamp()))
+    return replace(one, workload=replay, settings=settings)
 
 
 def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> Replay:

@@ -3,7 +3,8 @@
 A spec is the simulator's JSON (`controller/simulator/README.md`) and a little more:
 
 - `instances` may be `{"fleet": "today", "model": NAME, "change": -1}` (with `role`: whose number changes, where
-  instances have roles); profiles are names of shipped ones or objects;
+  instances have roles), or `"fleet": "then"` beside recorded traffic: as many at every moment as the scaler counted;
+  profiles are names of shipped ones or objects;
 - an entry of `policies` may have `instances` of its own, so that fleets are compared like policies;
 - `workload` may be `{"kind": "window", "since", "until", "model", "tenant", "slo_class"}`: recorded traffic;
 - `path` of a trace is the slug of a registered one.
@@ -24,6 +25,7 @@ from controller.core.errors import ConfigError
 from controller.models.experiments import label_of
 from controller.selectors import traffic
 from controller.selectors.fleet_model import MOST_INSTANCES, NobodyServes, default_model, fleet_today, size_of
+from controller.selectors.fleet_past import fleet_then
 from controller.selectors.kv_today import NOT_MEASURED, apart, kv_today
 from controller.services.experiment_reading import REQUESTS_MAX, read, time_of, trace_named
 
@@ -46,12 +48,17 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
         raise ConfigError("an experiment must be an object", field="spec")
     spec = {**raw, "seeds": list(raw.get("seeds") or [1])} if _is_list(raw.get("seeds")) else dict(raw)
     notes: list[str] = []
+    workload, window = spec.get("workload"), None
+    if isinstance(workload, Mapping) and workload.get("kind") == "window":
+        window, notes = _window(workload)
+        spec["workload"] = window
+    fleets = _Fleets(read_profile, window)
     if "instances" in spec:
-        spec["instances"] = _instances(spec["instances"], "instances", read_profile)
+        spec["instances"] = fleets.of(spec["instances"], "instances")
     policies = spec.get("policies", ["slackline"])
     if not _is_list(policies) or not 1 <= len(policies) <= VARIANTS_MAX:
         raise ConfigError(f"policies must be a list of 1 to {VARIANTS_MAX}", field="policies")
-    spec["policies"] = [_policy(each, f"policies[{i}]", read_profile) for i, each in enumerate(policies)]
+    spec["policies"] = [_policy(each, f"policies[{i}]", fleets) for i, each in enumerate(policies)]
     if "instances" not in spec:  # every policy may have brought its own
         own = [each["instances"] for each in spec["policies"] if isinstance(each, Mapping) and "instances" in each]
         if len(own) < len(spec["policies"]):
@@ -60,9 +67,7 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
     labels = [label_of(each) for each in spec["policies"]]
     if len(set(labels)) != len(labels):
         raise ConfigError("two policies have the same label", field="policies")
-    workload = spec.get("workload")
-    if isinstance(workload, Mapping) and workload.get("kind") == "window":
-        spec["workload"], notes = _window(workload)
+    notes = [*notes, *fleets.notes]
     model = next((asked for asked in map(_model_today, [raw, *policies]) if asked is not None), None)
     if model is not None:
         notes = [*notes, *with_kv_today(spec, model)]
@@ -107,12 +112,25 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _instances(raw: Any, field: str, read_profile: ReadProfile) -> Any:
-    if isinstance(raw, Mapping) and "fleet" in raw:
+class _Fleets:
+    """Instances as figures. `window`: of the recorded traffic, where there is one. `notes`: on fleets of then."""
+
+    def __init__(self, read_profile: ReadProfile, window: Mapping[str, Any] | None) -> None:
+        self._read_profile = read_profile
+        self._window = window
+        self.notes: list[str] = []
+
+    def of(self, raw: Any, field: str) -> Any:
+        if isinstance(raw, Mapping) and "fleet" in raw:
+            return self._named(raw, field)
+        groups = raw if isinstance(raw, list) else [raw]
+        return [_with_figures(group, f"{field}[{index}]", self._read_profile) for index, group in enumerate(groups)]
+
+    def _named(self, raw: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
         unknown = sorted(set(raw) - {"fleet", "model", "change", "role"})
-        if unknown or raw["fleet"] != "today":
+        if unknown or raw["fleet"] not in ("today", "then"):
             wrong = unknown[0] if unknown else "fleet"
-            raise ConfigError(f"{field}: use fleet 'today', model, change and role", field=f"{field}.{wrong}")
+            raise ConfigError(f"{field}: use fleet 'today' or 'then', model, change and role", field=f"{field}.{wrong}")
         model, change, role = raw.get("model") or default_model(), raw.get("change", 0), raw.get("role")
         if not isinstance(model, str):
             raise ConfigError("there is no model; name one", field=f"{field}.model")
@@ -121,11 +139,20 @@ def _instances(raw: Any, field: str, read_profile: ReadProfile) -> Any:
         if role is not None and not isinstance(role, str):
             raise ConfigError("role must be a name", field=f"{field}.role")
         try:
-            return fleet_today(model, change, field, role)
+            if raw["fleet"] == "today":
+                return fleet_today(model, change, field, role)
+            return self._then(model, change, field, role)
         except NobodyServes as error:
             raise ConfigError(f"{error}; choose a shipped profile instead", field=error.field) from error
-    groups = raw if isinstance(raw, list) else [raw]
-    return [_with_figures(group, f"{field}[{index}]", read_profile) for index, group in enumerate(groups)]
+
+    def _then(self, model: str, change: int, field: str, role: str | None) -> list[dict[str, Any]]:
+        if self._window is None:
+            raise ConfigError("the fleet of then needs recorded traffic (kind window)", field=f"{field}.fleet")
+        since, until = (time_of(self._window, name) for name in ("since", "until"))
+        found = fleet_then(model, since, until, change, field, role)
+        if found.note not in self.notes:
+            self.notes.append(found.note)
+        return found.groups
 
 
 def _with_figures(group: Any, field: str, read_profile: ReadProfile) -> Any:
@@ -142,12 +169,12 @@ def _with_figures(group: Any, field: str, read_profile: ReadProfile) -> Any:
     return found
 
 
-def _policy(raw: Any, field: str, read_profile: ReadProfile) -> Any:
+def _policy(raw: Any, field: str, fleets: _Fleets) -> Any:
     if isinstance(raw, Mapping) and "retarget" in raw:  # what previews say of themselves
         raise ConfigError(f"unknown field '{field}.retarget'", field=f"{field}.retarget")
     if not isinstance(raw, Mapping) or "instances" not in raw:
         return raw
-    return {**raw, "instances": _instances(raw["instances"], f"{field}.instances", read_profile)}
+    return {**raw, "instances": fleets.of(raw["instances"], f"{field}.instances")}
 
 
 def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

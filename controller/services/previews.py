@@ -10,7 +10,8 @@ from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import traffic
 from controller.selectors.edits import Edit, edit_as_json
-from controller.selectors.fleet_model import default_model, fleet_today
+from controller.selectors.fleet_model import default_model
+from controller.selectors.fleet_past import fleet_then
 from controller.services.actors import Actor
 from controller.services.experiment_specs import with_kv_today
 from controller.services.experiments import preview_create
@@ -23,7 +24,7 @@ RECORDED, EDITED = "as recorded", "as edited"
 def preview_ask(
     *, actor: Actor, name: str, edit: Edit, policy: str, overrides: Mapping[str, Any], now: datetime
 ) -> Experiment:
-    """All traffic of the last hour on today's fleet, since classes compete; the worker takes what ten seconds allow.
+    """All traffic of the last hour on the fleet of then: classes compete. The worker takes what ten seconds allow.
 
     Raises ConfigError where there is nothing to simulate: no traffic, no fleet, no fitted latency.
     """
@@ -35,10 +36,11 @@ def preview_ask(
     requests = traffic.rows_of(window).count()
     if not requests:
         raise ConfigError(f"no request for {model} is on record in the last hour", field="workload.since")
+    fleet = fleet_then(model, since, now)
     each = {"name": policy, **({"overrides": dict(overrides)} if overrides else {})}
     spec: dict[str, Any] = {
         "name": name,
-        "instances": fleet_today(model),
+        "instances": fleet.groups,
         "seeds": [1],
         "workload": {
             "kind": "window",
@@ -52,4 +54,4 @@ def preview_ask(
         },
         "policies": [{**each, "label": RECORDED}, {**each, "label": EDITED, "retarget": edit_as_json(edit)}],
     }
-    return preview_create(actor=actor, name=name, spec=spec, notes=with_kv_today(spec, model))
+    return preview_create(actor=actor, name=name, spec=spec, notes=[fleet.note, *with_kv_today(spec, model)])

@@ -68,7 +68,8 @@ class Cluster:
         return name
 
     def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
-        return self.ask(max(self._occupants) + 1, now, role)
+        last = max(*self._occupants, len(self._settings.instances) - 1)
+        return self.ask(last + 1, now, role)
 
     def _alike(self, role: Role | None) -> InstanceSettings:
         kinds = self._settings.instances

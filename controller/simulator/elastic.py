@@ -16,7 +16,6 @@ from typing import Protocol
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.messages import QUEUE_PRESSURE_ROWS
-from controller.core.snapshot import FleetState
 from controller.core.types import Role
 from controller.dispatch import StageDispatcher
 from controller.scale import (
@@ -34,6 +33,7 @@ from controller.scale.load import RATE_WINDOW_S
 from controller.scale.roles import SwitchRole, spare_since, switch
 from controller.simulator.cluster import Cluster
 from controller.simulator.handoff import Handoff
+from controller.simulator.presence import drain, end_drained, fleet_of
 from controller.simulator.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
 from controller.simulator.warm_pool import WarmPool
@@ -139,15 +139,8 @@ class Elastic:
             pressure = host.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
-    def _fleet(self, now: float) -> dict[str, FleetState]:
-        host = self._host
-        states = host.dispatcher.fleet(now)
-        if host.handoff is not None:
-            states = states + host.handoff.migrator.fleet(now)
-        return {state.id: state for state in states}
-
     def _members(self, stage: Stage, now: float) -> tuple[Member, ...]:
-        cluster, fleet = self._host.cluster, self._fleet(now)
+        cluster, fleet = self._host.cluster, fleet_of(self._host, now)
         members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
         members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
         for instance in cluster:
@@ -181,7 +174,7 @@ class Elastic:
                 cluster.give_up(action.instance_id, now)
                 self._asked.pop(action.instance_id, None)
             elif isinstance(action, Drain):
-                self._drain(action.instance_id)
+                drain(self._host, action.instance_id)
             else:
                 self._undrain(action.instance_id)
 
@@ -210,11 +203,7 @@ class Elastic:
 
     def _switch(self, action: SwitchRole) -> None:
         self._switching[action.instance_id] = action.role
-        self._drain(action.instance_id)
-
-    def _drain(self, instance_id: str) -> None:
-        self._host.cluster.draining.add(instance_id)
-        self._host.tell_dispatcher(ev.InstanceDraining(instance_id))
+        drain(self._host, action.instance_id)
 
     def _undrain(self, instance_id: str) -> None:
         instance = self._host.cluster.get(instance_id)
@@ -224,17 +213,11 @@ class Elastic:
 
     def _end_drained(self, now: float) -> None:
         """What is empty stops, or comes back in its new role."""
-        cluster, handoff, fleet = self._host.cluster, self._host.handoff, self._fleet(now)
-        for name in sorted(cluster.draining):
-            instance, state = cluster.get(name), fleet.get(name)
-            busy = state is not None and state.running + state.waiting > 0
-            if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
-                continue
-            cluster.remove(instance, now)
-            self._host.tell_dispatcher(ev.InstanceDown(name))
+        for name in end_drained(self._host, now):
             role = self._switching.pop(name, None)
             if role is not None:
-                self._host.bring_up_later(cluster.ask_for_one_more(now, Role(role)), now + self.settings.switch_s)
+                again = self._host.cluster.ask_for_one_more(now, Role(role))
+                self._host.bring_up_later(again, now + self.settings.switch_s)
 
 
 def _rate(times: deque[float], now: float) -> float:

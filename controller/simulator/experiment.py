@@ -25,6 +25,7 @@ FROM_PROFILE = {  # fields of an instance that its profile may bring, by their n
     "kv_bytes_per_token": ("kv_bytes_per_token",),
     "tensor_parallel": ("tp",),
 }
+OF_AN_INSTANCE = ("role", "from_s", "until_s")  # no policy changes these
 ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in ("latency", "believed")))
 
 
@@ -128,7 +129,7 @@ def contender(raw: Any, where: str = "policies") -> Contender:
 
 
 def _engine(item: Fields) -> Mapping[str, Any]:
-    changes = {key: item.any(key) for key in ENGINE_FIELDS if key != "role"}
+    changes = {key: item.any(key) for key in ENGINE_FIELDS if key not in OF_AN_INSTANCE}
     item.done()
     return {key: value for key, value in changes.items() if value is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,7 +34,8 @@ class InstanceSettings:
     give the operators that its boundaries are composed from. "slackline" is what an engine runs under
     `--scheduler slackline`: scheduler and batching by `role` and `deadlines` (policies.by_stage).
 
-    `batching` None: chunked_prefill, or what the kind says.
+    `batching` None: chunked_prefill, or what the kind says. `from_s`, `until_s`: the second of the run at which it
+    joins and the one at which it begins to drain (None: it stays).
     """
 
     latency: LatencyCoefficients
@@ -57,6 +59,8 @@ class InstanceSettings:
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = "llama3-8b"
     all_reduce_share: float = 0.0
+    from_s: float = 0.0
+    until_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.role not in list(Role):
@@ -69,6 +73,10 @@ class InstanceSettings:
         for name in ("tensor_parallel", "kv_bytes_per_token"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
+        if not 0 <= self.from_s < math.inf:
+            raise ConfigError("from_s must be 0 seconds or more", field="from_s")
+        if self.until_s is not None and not self.from_s < self.until_s < math.inf:
+            raise ConfigError("until_s must be later than from_s", field="until_s")
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:

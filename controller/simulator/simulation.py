@@ -28,6 +28,7 @@ from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
 from controller.simulator.mapping import MappedTargets
 from controller.simulator.monitor import Monitor
+from controller.simulator.presence import Presence
 from controller.simulator.programs import Programs
 from controller.simulator.results import SimRecord, SimulationResult
 from controller.simulator.settings import Failure, SimulationSettings
@@ -109,8 +110,7 @@ class Simulation:
     # ---- start and end --------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for slot in range(len(self.settings.instances)):
-            self._come_up(self.cluster.ask(slot, 0.0))
+        Presence(self).start()
         for failure in self.settings.failures:
             self.heap.push(failure.at, Kind.FAILURE, failure)
         if self.handoff is not None:
@@ -125,7 +125,7 @@ class Simulation:
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
 
-    def _come_up(self, name: str) -> None:
+    def come_up(self, name: str) -> None:
         instance = self.cluster.bring_up(name)
         if instance is not None:
             self._pending.append(ev.InstanceUp(instance.spec))
@@ -365,7 +365,7 @@ class Simulation:
         elif callable(subject):
             subject()
         else:
-            self._come_up(subject)
+            self.come_up(subject)
 
     def _die(self, failure: Failure) -> None:
         instance, now = self.cluster.in_slot(failure.instance), self.heap.now

@@ -45,7 +45,7 @@ def test_yesterday_or_the_last_hour_with_one_instance_less_in_two_clicks(visit, 
     page.get_by_role("button", name="The last hour with one instance less").click()
     expect(page.get_by_role("heading", name="The last hour with 1 instance less")).to_be_visible()
     expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=DONE_S)
-    expect(page.locator(".legend")).to_contain_text("today's fleet")
+    expect(page.locator(".legend")).to_contain_text("as many as then")
     rows = page.get_by_role("region", name="Figures").locator("tbody tr")
     expect(rows).to_have_count(2)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.utils import timezone
 
 from console.views.experiments import window_of
-from controller.models import Decision, Experiment, Trace
+from controller.models import Decision, Experiment, ScalingPolicy, ScalingSample, Trace
 from tests import experiment_data as data
+from tests import factories
 from workers import experiments as worker
 
 pytestmark = pytest.mark.django_db
@@ -112,18 +114,53 @@ def test_yesterday_with_one_instance_less_is_one_click_from_the_list(operator):
     worker.next_experiment()
     row.refresh_from_db()
     assert [(each["policy"], each["instances"]) for each in row.result["entries"]] == [
-        ("today's fleet", 2), ("1 instance less", 1),
+        ("as many as then", 2), ("1 instance less", 1),
     ]  # fmt: skip
+    assert "how many instances there were then is not on record" in operator.get(answer["location"]).content.decode()
     assert row.result["entries"][0]["first_seed"]["requests"] == 30
 
 
 def test_a_question_without_an_answer_says_why(operator):
     data.fleet(instances=1)
-    page = operator.post("/experiments/ask/", {"window": "hour", "change": "less"}, follow=True).content.decode()
-    assert "would leave 0" in page
     page = operator.post("/experiments/ask/", {"window": "hour", "change": "more"}, follow=True).content.decode()
     assert "no request for demo is on record" in page
+    data.traffic(5)
+    page = operator.post("/experiments/ask/", {"window": "hour", "change": "less"}, follow=True).content.decode()
+    assert "would leave 0" in page
     assert not Experiment.objects.exists()
+
+
+def test_the_fleet_of_then_is_compared_with_one_less_of_it(operator):
+    """One instance at first, three after half of the traffic."""
+    model = data.fleet(instances=2)
+    data.traffic(40, every_s=1.0)
+    half = timezone.now() - timedelta(seconds=25)
+    for at, ready in ((half - timedelta(seconds=30), 1), (half, 3)):
+        ScalingSample.objects.create(
+            policy=ScalingPolicy.objects.first() or factories.scaling_policy(model), at=at, load=0.5, ready=ready,
+            starting=0, draining=0, mind="steady",
+        )  # fmt: skip
+    form = typed(
+        kind="window",
+        fleet="then",
+        since=f"{half - timedelta(minutes=5):%Y-%m-%dT%H:%M:%S}",
+        until=f"{timezone.now():%Y-%m-%dT%H:%M:%S}",
+    )
+    assert operator.post("/experiments/new/", form).status_code == 302
+    worker.next_experiment()
+    row = Experiment.objects.get()
+    assert (row.state, row.error) == ("done", "")
+    first = row.result["entries"][0]
+    assert (first["instances_least"], first["instances"]) == (1, 3)
+    page = operator.get(f"/experiments/{row.slug}/").content.decode()
+    assert "1 to 3 instances" in page
+    assert "As many instances as the scaler counted then: 1 to 3." in page
+
+
+def test_the_fleet_of_then_needs_recorded_traffic(operator):
+    page = operator.post("/experiments/new/", typed(fleet="then")).content.decode()
+    assert "known of recorded traffic only" in page
+    assert 'id="id_fleet_error"' in page
 
 
 def test_the_first_token_times_say_whose_they_are(viewer):

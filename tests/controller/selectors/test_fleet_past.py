@@ -1,0 +1,160 @@
+"""A replay's fleet: as many instances at every moment as the scaler counted then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controller.core.errors import ConfigError
+from controller.models import Instance, ScalingSample
+from controller.selectors.fleet_past import NOT_ON_RECORD, Span, fleet_then, spans_of
+from controller.services.experiment_reading import read
+from controller.services.experiment_specs import resolved
+from tests import experiment_data as data
+from tests import factories
+from workers.preview_sample import newest
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "spans"),
+    [
+        ([(5.0, 2)], [(0.0, None), (0.0, None)]),
+        ([(0.0, 1), (10.0, 3), (20.0, 1)], [(10.0, 20.0), (10.0, 20.0), (0.0, None)]),
+        ([(0.0, 2), (10.0, 0), (15.0, 1)], [(0.0, 10.0), (0.0, 10.0), (15.0, None)]),
+        ([(0.0, 0), (7.0, 1)], [(7.0, None)]),
+        ([(0.0, 0)], []),
+        ([], []),
+    ],
+)
+def test_counts_become_instances_that_come_and_go(counts, spans):
+    assert sorted(spans_of(counts), key=str) == sorted((Span(*each) for each in spans), key=str)
+
+
+def sampled(policy, start, *counts, load=0.5):
+    """(seconds after the start, ready) of one policy."""
+    for seconds, ready in counts:
+        at = start + timedelta(seconds=seconds)
+        ScalingSample.objects.create(
+            policy=policy, at=at, load=load, ready=ready, starting=0, draining=0, mind="steady"
+        )  # fmt: skip
+
+
+def there(fleet):
+    """(joined, left) of each; None: it stayed."""
+    return sorted(((each["from_s"], each.get("until_s")) for each in fleet.groups), key=str)
+
+
+@pytest.fixture
+def start(db):
+    return timezone.now() - HOUR
+
+
+@pytest.fixture
+def policy(db):
+    return factories.scaling_policy(data.fleet(instances=2))
+
+
+def then(start, *args, **fields):
+    return fleet_then("demo", start, start + HOUR, *args, **fields)
+
+
+def test_as_many_as_were_counted(policy, start):
+    sampled(policy, start, (1, 2), (6, 2), (11, 3), (16, 3), (21, 1))
+    found = then(start)
+    assert there(found) == [(0.0, 21.0), (0.0, None), (11.0, 21.0)]
+    assert found.note == "As many instances as the scaler counted then: 1 to 3."
+    assert {each["model"] for each in found.groups} == {"demo"}
+
+
+def test_one_less_and_one_more_at_every_moment_but_never_none(policy, start):
+    sampled(policy, start, (0, 2), (10, 1), (20, 3))
+    assert there(then(start, -1)) == [(0.0, None), (20.0, None)]
+    assert there(then(start, 1)) == [(0.0, 10.0), (0.0, None), (0.0, None), (20.0, None), (20.0, None)]
+    assert then(start, -1).note == then(start, 1).note
+
+
+def test_a_look_without_telemetry_is_no_outage_and_an_outage_is_one(policy, start):
+    sampled(policy, start, (0, 2), (10, 2))
+    sampled(policy, start, (5, 0), load=None)
+    assert there(then(start)) == [(0.0, None), (0.0, None)]
+    sampled(policy, start, (20, 0), (30, 2), load=9.0)
+    assert there(then(start)) == [(0.0, 20.0), (0.0, 20.0), (30.0, None), (30.0, None)]
+
+
+def test_what_no_policy_counted_is_todays_and_said_to_be(policy, start):
+    found = then(start)
+    assert (found.note, [each["count"] for each in found.groups]) == (NOT_ON_RECORD, [2])
+    assert [each["count"] for each in then(start, 1).groups] == [3]
+    other = factories.scaling_policy(factories.served_model(name="other"))
+    sampled(other, start, (1, 9))
+    assert then(start).note == NOT_ON_RECORD
+
+
+def test_roles_have_their_own_counts(start):
+    model = data.fleet(instances=1)
+    Instance.objects.update(role="prefill")
+    factories.instance(model, device_kind="a100", role="decode")
+    sampled(factories.scaling_policy(model, role="prefill"), start, (0, 1), (10, 2))
+    sampled(factories.scaling_policy(model, role="decode"), start, (0, 2))
+    found = then(start, 1, role="decode")
+    by_role = {role: [each for each in found.groups if each["role"] == role] for role in ("prefill", "decode")}
+    assert [each["from_s"] for each in by_role["prefill"]] == [0.0, 10.0]
+    assert len(by_role["decode"]) == 3
+    assert "3 to 4" in found.note
+
+
+@pytest.mark.parametrize(("change", "role", "field"), [(65, None, "instances.change"), (1, "decode", "instances.role")])
+def test_nonsense_is_refused_by_name(policy, start, change, role, field):
+    sampled(policy, start, (0, 2))
+    with pytest.raises(ConfigError) as refused:
+        then(start, change, role=role)
+    assert refused.value.field == field
+
+
+def asked(start, **changes):
+    window = {"kind": "window", "since": start.isoformat(), "until": timezone.now().isoformat(), "model": "demo"}
+    fleet = {"fleet": "then", "model": "demo"}
+    policies = [
+        {"name": "slackline", "label": "then", "instances": fleet},
+        {"name": "slackline", "label": "less", "instances": {**fleet, "change": -1}},
+    ]
+    return {"name": "then", "workload": window, "policies": policies, **changes}
+
+
+def test_an_experiment_on_the_fleet_of_then(policy, start):
+    sampled(policy, start, (0, 3), (3500, 2))
+    data.traffic(30, every_s=10.0)
+    spec, notes = resolved(asked(start), data.no_profile)
+    assert notes == ["As many instances as the scaler counted then: 2 to 3."]
+    then, less = read(spec)
+    began = then.workload.began - start.timestamp()
+    assert [each.until_s for each in then.settings.instances if each.until_s] == [pytest.approx(3500 - began)]
+    assert (len(then.settings.instances), len(less.settings.instances)) == (3, 2)
+
+
+def test_the_newest_requests_meet_the_instances_of_their_time(policy, start):
+    """The run begins with the first request that is simulated."""
+    data.traffic(100, every_s=1.0)
+    spec, _ = resolved(asked(start), data.no_profile)
+    first, _ = read(spec)
+    began = first.workload.began - start.timestamp()
+    sampled(policy, start, (0, 1), (began + 50, 2), (began + 80, 1))
+    first, _ = read(resolved(asked(start), data.no_profile)[0])
+    assert sorted((each.from_s, each.until_s or 0) for each in first.settings.instances) == [
+        (0.0, 0), (pytest.approx(50, abs=0.1), pytest.approx(80, abs=0.1)),
+    ]  # fmt: skip
+    last = newest(first, 40)
+    assert sorted((each.from_s, each.until_s or 0) for each in last.settings.instances) == [
+        (0.0, 0), (0.0, pytest.approx(20, abs=0.1)),
+    ]  # fmt: skip
+    assert len(newest(first, 10).settings.instances) == 1
+
+
+def test_without_recorded_traffic_there_is_no_then(policy, start):
+    with pytest.raises(ConfigError, match="recorded traffic") as refused:
+        resolved(asked(start, workload=data.MIX), data.no_profile)
+    assert refused.value.field == "policies[0].instances.fleet"

@@ -1,0 +1,139 @@
+"""Instances that are there for a part of a run: who joins serves, who leaves ends what it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.core.types import Outcome
+from controller.scale import ScalingConfig
+from controller.simulator import Demand, SimulationSettings
+from controller.simulator.experiment import parse_experiment
+from controller.simulator.presence import from_second, numbers
+from controller.simulator.settings import ElasticSettings
+from tests.controller.simulator.runs import FAST, PATIENT, SMALL, facts, simulate, some_demands
+
+
+def there(from_s=0.0, until_s=None):
+    return replace(SMALL, from_s=from_s, until_s=until_s)
+
+
+def served_by(result):
+    return {record.id: record.instance for record in result.records}
+
+
+def test_one_that_joins_serves_from_then_on():
+    result = simulate(some_demands(200), "round_robin", [SMALL, there(5.0)])
+    seconds = {record.id: record.at for record in result.records}
+    first = min(seconds[name] for name, where in served_by(result).items() if where == "engine-1")
+    assert 5.0 <= first < 6.0
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+
+
+def test_one_that_leaves_ends_what_it_has_and_gets_nothing_new():
+    result = simulate(some_demands(200), "round_robin", [SMALL, there(0.0, 5.0)])
+    there_last = max(record.at for record in result.records if record.instance == "engine-1")
+    assert 4.0 < there_last < 5.0
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+
+
+def test_it_costs_while_it_is_there():
+    result = simulate(some_demands(200), "round_robin", [SMALL, there(2.0, 5.0)])
+    (use,) = [use for use in result.instances if use.id == "engine-1"]
+    assert 3.0 <= use.provisioned_s < 5.0, "it drains for a while"
+
+
+def test_one_that_would_join_after_the_end_costs_nothing():
+    result = simulate(some_demands(50), "round_robin", [SMALL, there(1e6)])
+    assert [use.id for use in result.instances] == ["engine-0"]
+
+
+def test_two_after_each_other_are_one():
+    """The second is there before the first drains."""
+    result = simulate(some_demands(100), instances=[there(0.0, 2.0), there(1.9)])
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+    assert set(served_by(result).values()) == {"engine-0", "engine-1"}
+
+
+def test_requests_wait_for_the_first_and_over_a_gap():
+    demands = [Demand(f"r{at:g}", at, 100, 5, PATIENT) for at in (0.0, 3.5)]
+    result = simulate(demands, instances=[there(1.0, 3.0), there(4.0)])
+    found = {record.id: record for record in result.records}
+    assert {record.outcome for record in found.values()} == {Outcome.OK}
+    assert found["r0"].ttft_s == pytest.approx(1.0, abs=0.2)
+    assert found["r3.5"].ttft_s == pytest.approx(0.5, abs=0.2)
+
+
+def test_after_the_last_has_left_requests_are_refused():
+    demands = [Demand("r0", 0.0, 100, 5, PATIENT), Demand("late", 5.0, 100, 5, PATIENT)]
+    found = {record.id: record for record in simulate(demands, instances=[there(0.0, 3.0)]).records}
+    assert (found["r0"].outcome, found["late"].outcome) == (Outcome.OK, Outcome.REFUSED)
+    assert found["late"].reason == "no_instance"
+
+
+def test_present_throughout_is_as_before():
+    demands = some_demands(150)
+    assert facts(simulate(demands)) == facts(simulate(demands, instances=[SMALL, there(0.0, 1e6)]))
+
+
+def test_prefill_and_decode_instances_come_and_go():
+    apart = [replace(there(0.0, 4.0), role="prefill"), replace(there(3.0), role="prefill")]
+    apart += [replace(there(), role="decode"), replace(there(2.0, 5.0), role="decode")]
+    result = simulate(some_demands(150), instances=apart)
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+    assert {record.prefill_instance for record in result.records if record.prefill_instance} == {"engine-0", "engine-1"}
+    assert {"engine-2", "engine-3"} <= {record.instance for record in result.records}
+
+
+def test_a_scaler_starts_others_beside_them():
+    scaling = ElasticSettings(ScalingConfig("model", min_instances=1, max_instances=6, sustain_s=1.0, cooldown_s=2.0))
+    demands = some_demands(400, rate=60.0)
+    result = simulate(demands, instances=[SMALL, there(3.0, 6.0)], elastic=scaling)
+    assert len(result.records) == len(demands)
+    names = [use.id for use in result.instances]
+    assert len(names) == len(set(names)) > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"from_s": -1.0}, "from_s"),
+        ({"from_s": float("nan")}, "from_s"),
+        ({"until_s": 0.0}, "until_s"),
+        ({"from_s": 5.0, "until_s": 5.0}, "until_s"),
+        ({"until_s": float("inf")}, "until_s"),
+    ],
+)
+def test_nonsense_is_refused_by_name(changes, field):
+    with pytest.raises(ConfigError) as refused:
+        replace(SMALL, **changes)
+    assert refused.value.field == field
+
+
+def test_from_a_later_second_on():
+    settings = SimulationSettings((there(), there(0.0, 4.0), there(3.0, 9.0), there(20.0)))
+    later = from_second(settings, 5.0)
+    assert [(each.from_s, each.until_s) for each in later.instances] == [(0.0, None), (0.0, 4.0), (15.0, None)]
+    with pytest.raises(ConfigError, match="no instance was there"):
+        from_second(SimulationSettings((there(0.0, 4.0),)), 4.0)
+
+
+@pytest.mark.parametrize(
+    ("instances", "expected"),
+    [([there()], (1, 1)), ([there(), there(2.0, 5.0)], (1, 2)), ([there(0.0, 2.0), there(2.0)], (1, 1)),
+     ([there(0.0, 2.0), there(3.0, 4.0), there(3.5)], (0, 2))],
+)  # fmt: skip
+def test_how_many_are_there_at_once(instances, expected):
+    assert numbers(SimulationSettings(tuple(instances))) == expected
+
+
+def test_in_an_experiment_file():
+    group = {"profile": dict(zip(FAST._fields, FAST, strict=True)), "from_s": 1.5, "until_s": 7}
+    raw = {"instances": [group], "workload": {"kind": "mix", "mix": "2-task", "per_task": 1}, "policies": ["slackline"]}
+    (made,) = parse_experiment(raw, None, None).settings.instances
+    assert (made.from_s, made.until_s) == (1.5, 7)
+    raw["policies"] = [{"name": "slackline", "engine": {"from_s": 2.0}}]
+    with pytest.raises(ConfigError, match="from_s"):
+        parse_experiment(raw, None, None)
