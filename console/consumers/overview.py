@@ -28,8 +28,10 @@ class OverviewConsumer(LiveConsumer):
         await live.amark_watched(self.group)
 
     async def refresh(self) -> None:
-        for fleet in await live.aread_fleet():
+        published = await live.aread_fleet()
+        for fleet in published:
             self._keep(fleet)
+        self._forget_all_but({fleet["gateway"] for fleet in published})
 
     def take(self, message: dict[str, Any]) -> bool:
         return self._keep(message["data"])  # type: ignore[arg-type]
@@ -48,6 +50,13 @@ class OverviewConsumer(LiveConsumer):
         for name in [name for name, each in self._fleets.items() if each["at"] <= fleet["at"] - GONE_AFTER_S]:
             del self._fleets[name]
         return True
+
+    def _forget_all_but(self, published: set[str]) -> None:
+        """What Redis keeps no longer has stopped or hangs: beside gateways that speak, its figures are no part of now."""
+        newest = max((each["at"] for each in self._fleets.values()), default=0.0)
+        silent = newest - self.stale_after_s()
+        for name in [name for name, each in self._fleets.items() if name not in published and each["at"] < silent]:
+            del self._fleets[name]
 
     def frame(self, snapshot: bool) -> orjson.Fragment:
         present = list(self._fleets.values())

@@ -2,6 +2,7 @@
 
 Everything shown is real: a stack is started, given its demo load and a burst that its engines cannot take at once, and
 photographed while it copes. Only `fleet-of-200` is not: it shows the benchmark's data (benchmarks/console_many.py).
+`scale-out` is a stack of its own, where real weights move (tests/browser/scale_out.py).
 `make screenshots PAGES="fleet login"` takes only those.
 """
 
@@ -25,6 +26,7 @@ from tests.browser.conftest import sign_in
 from tests.browser.pages import PAGES
 from tests.browser.places import Places, places_of
 from tests.browser.reached import REACHED
+from tests.browser.scale_out import scaled_out
 from tests.browser.stack import ROOT, Stack, chromium, running
 
 FOLDER = ROOT / "docs" / "screenshots"
@@ -40,6 +42,7 @@ WHOLE = ("overview", "patterns", "instance")  # taken to the end of the page whe
 BUSY = ("overview", "queue")  # taken while a burst waits
 LEFT_OUT = ("login-refused", "class-wrong")  # states of pages that are there
 MANY = "fleet-of-200"
+SCALED = ("scale-out", "scale-out-decided", "scale-out-served")  # the pages of the first are all three
 PERSON = "operator"  # who looks, but where a page needs somebody else
 
 Go = Callable[[Page, Places], Any]
@@ -62,7 +65,7 @@ def shots() -> dict[str, tuple[str | None, Go]]:
 
 def main() -> None:
     known = shots()
-    names = [*known, MANY]
+    names = [*known, MANY, SCALED[0]]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all but those named: {', '.join(names)}")
     wanted = parser.parse_args().pages or names
@@ -73,6 +76,10 @@ def main() -> None:
         wanted.remove(MANY)
         with many_instances() as many:
             photograph_many(*many)
+    if SCALED[0] in wanted:
+        wanted.remove(SCALED[0])
+        with scaled_out() as (stack, paths):
+            photograph_scaled(stack, paths)
     if not wanted:
         return
     with running() as stack, sync_playwright() as playwright:
@@ -127,6 +134,30 @@ def photograph_many(url: str, name: str, password: str) -> None:
                 page.screenshot(path=file)
                 print(file.relative_to(ROOT), flush=True)
                 page.context.close()
+        browser.close()
+
+
+def photograph_scaled(stack: Stack, paths: list[str]) -> None:
+    with sync_playwright() as playwright:
+        browser = chromium(playwright)
+        state = signed_in(browser, stack, PERSON)
+        for scheme in ("light", "dark"):
+            for size, (width, height) in SIZES.items():
+                context = browser.new_context(
+                    base_url=stack.console,
+                    viewport={"width": width, "height": height},
+                    color_scheme=scheme,
+                    storage_state=state,
+                )
+                for name, path in zip(SCALED, paths, strict=True):
+                    page = context.new_page()
+                    page.goto(path)
+                    page.wait_for_load_state("networkidle")
+                    page.wait_for_timeout(SETTLED_MS)
+                    file = FOLDER / f"{name}-{scheme}-{size}.png"
+                    page.screenshot(path=file, full_page=size == "wide")
+                    print(file.relative_to(ROOT), flush=True)
+                context.close()
         browser.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from console.consumers.overview import GONE_AFTER_S, OverviewConsumer
 from tests.console.live_data import NOON, fleet
+from workers import live
 
 
 def told(consumer, *fleets):
@@ -27,6 +30,36 @@ def test_the_newest_is_kept_however_old_it_is():
     told(consumer, fleet(at=NOON))
     assert kept(consumer) == ["gateway-1"]
     assert consumer.age_s(NOON + 3600) == 3600
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """What Redis holds."""
+    fleets = []
+
+    async def read():
+        return list(fleets)
+
+    monkeypatch.setattr(live, "aread_fleet", read)
+    return fleets
+
+
+async def test_beside_one_that_speaks_what_hangs_is_soon_no_part_of_the_page(published):
+    consumer = OverviewConsumer()
+    told(consumer, fleet(gateway="hangs", at=NOON), fleet(gateway="speaks", at=NOON + 2.0))
+    published[:] = [fleet(gateway="speaks", at=NOON + 2.0)]
+    await consumer.refresh()
+    assert kept(consumer) == ["hangs", "speaks"], "Redis may be a moment behind"
+    published[:] = [fleet(gateway="speaks", at=NOON + 3.1)]
+    await consumer.refresh()
+    assert kept(consumer) == ["speaks"]
+
+
+async def test_when_nobody_speaks_what_was_last_stays(published):
+    consumer = OverviewConsumer()
+    told(consumer, fleet(gateway="a", at=NOON), fleet(gateway="b", at=NOON + 0.2))
+    await consumer.refresh()
+    assert kept(consumer) == ["a", "b"]
 
 
 def test_what_comes_late_or_twice_changes_nothing():

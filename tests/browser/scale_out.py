@@ -1,0 +1,64 @@
+"""A recorded scale-out of real weights, to look at: `make screenshots PAGES=scale-out` (needs `make torch`).
+
+A small random model on the PyTorch executor with one warm engine beside it; more requests than one engine takes, until
+the scaler has weights moved from the first engine's memory to the warm one and that has served.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.browser.caller import Caller, within
+from tests.browser.stack import Stack, running
+
+MODEL = "real-weights"
+SIZES = ("--layers", "8", "--hidden", "1024", "--heads", "16", "--kv-heads", "4", "--vocabulary", "4096")
+POLICY = {"min_instances": 1, "max_instances": 2, "upper": 0.6, "lower": 0.05, "sustain_s": 600.0, "cooldown_s": 2.0}
+READY_S, SERVED_S = 180.0, 180.0
+REQUESTS = 40
+
+
+@contextmanager
+def scaled_out() -> Iterator[tuple[Stack, list[str]]]:
+    """A stack whose scaler has done it, and the paths that show it."""
+    from workers.engine.torch_random import main as make_model
+
+    folder = Path(tempfile.mkdtemp(prefix="slackline-model-"))
+    try:
+        make_model([str(folder), *SIZES, "--context", "2048"])
+        with running() as stack:
+            caller = Caller(stack, "admin")
+            (out, served) = happened(stack, caller, folder)
+            yield stack, ["/scaling/", f"/audit/{out['id']}/", f"/audit/{served['id']}/"]
+    finally:
+        shutil.rmtree(folder)
+
+
+def happened(stack: Stack, caller: Caller, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The decisions to scale out, and that it served."""
+    spec = {"executor": "torch", "folder": str(folder), "threads": 1, "kv_cache_gib": 0.05, "max_model_len": 2048}
+    caller.post("models", {"name": MODEL, "context_tokens": 2048})
+    first = {"id": f"{MODEL}-1", "model": MODEL, "backend": "reference", "provisioner": "process", "max_num_seqs": 2}
+    caller.post("instances", {**first, "spec": spec})
+    within(READY_S, lambda: caller.get(f"instances/{MODEL}-1")["observed_state"] == "ready")
+    caller.post("scaling-policies", {"model": MODEL, "warm": 1, **POLICY})
+    within(READY_S, lambda: warm(caller))
+    sent = stack.send(REQUESTS, model=MODEL, max_tokens=200, ignore_eos=True, slo_class="batch", waiting_time=60)
+    within(SERVED_S, lambda: of_model(caller, "scale_out_served"))
+    for each in sent:
+        each.result()
+    return of_model(caller, "scale_out")[-1], of_model(caller, "scale_out_served")[-1]
+
+
+def warm(caller: Caller) -> bool:
+    rows = caller.get("instances", model=MODEL, observed_state="ready")["items"]
+    return any(each["weights"] == "absent" for each in rows)
+
+
+def of_model(caller: Caller, kind: str) -> list[dict[str, Any]]:
+    return [each for each in caller.recorded(kind) if str(each["subject"]).startswith(f"{MODEL}/")]
