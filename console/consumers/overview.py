@@ -52,7 +52,7 @@ class OverviewConsumer(LiveConsumer):
         return True
 
     def _forget_all_but(self, published: set[str]) -> None:
-        """What Redis keeps no longer has stopped or hangs: beside gateways that speak, its figures are no part of now."""
+        """What Redis keeps no longer has stopped or hangs: beside gateways that speak, its figures are not of now."""
         newest = max((each["at"] for each in self._fleets.values()), default=0.0)
         silent = newest - self.stale_after_s()
         for name in [name for name, each in self._fleets.items() if name not in published and each["at"] < silent]:
