@@ -13,7 +13,7 @@ from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, 
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
-from controller.selectors.weights import LONGEST_WAIT
+from controller.selectors.weights import ANSWERED, FIRST_S, LONGEST_WAIT
 
 STARTS_SHOWN = 20
 SERVED_WITHIN = timedelta(hours=1)
@@ -193,7 +193,7 @@ def _start(row: Any, first_token: datetime | None) -> Start:
 
 
 def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
-    """When a client first got a token of each instance's, decoded or prefilled there, by id.
+    """When a client first got a token, or a whole answer, of each instance's, decoded or prefilled there, by id.
 
     One query of short ones with the ids and times written out: an instance without requests is then known to have none,
     where a look with its id as a parameter reads whole partitions in search of one.
@@ -202,18 +202,20 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
     if not looks:
         return {}
     found: dict[str, datetime] = {}
-    for id, arrived, ttft_s in looks[0].union(*looks[1:], all=True):
-        at = arrived + timedelta(seconds=ttft_s)
+    for id, arrived, first_s in looks[0].union(*looks[1:], all=True):
+        at = arrived + timedelta(seconds=first_s)
         found[id] = min(at, found.get(id, at))
     return found
 
 
 def _looks(id: str, wished: datetime) -> list[QuerySet[RequestRecord]]:
     window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
-    near = RequestRecord.objects.filter(ttft_s__isnull=False, **window).order_by("arrived_at")
+    near = RequestRecord.objects.filter(ANSWERED, **window).order_by("arrived_at")
     mine = (near.filter(instance=id), near.filter(prefill_instance=id).exclude(prefill_instance=""))
     whose = Value(id, CharField())
-    return [rows.annotate(whose=whose).values_list("whose", "arrived_at", "ttft_s")[:1] for rows in mine]
+    return [
+        rows.annotate(whose=whose, first_s=FIRST_S).values_list("whose", "arrived_at", "first_s")[:1] for rows in mine
+    ]
 
 
 def times_by_way(started: Sequence[Start]) -> list[WayTimes]:

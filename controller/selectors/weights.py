@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Value
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Q, Value
+from django.db.models.functions import Coalesce
 
 from controller.core.links import LinkState
 from controller.models import Action, Instance, InstanceLink, Link, RequestRecord
@@ -15,6 +16,9 @@ from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sourc
 from controller.selectors.requests import served_by
 
 LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
+# Whose client got something, and seconds after its arrival when: an answer in one piece has no first token of its own.
+ANSWERED = Q(ttft_s__isnull=False) | Q(outcome="ok", e2e_s__isnull=False)
+FIRST_S = Coalesce("ttft_s", "e2e_s")
 THIS_MACHINE = "(this machine)"  # of process instances without a host: one supervisor makes them all, on one
 
 
@@ -54,12 +58,12 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
 
 
 def first_token_at(row: Instance, since: datetime) -> datetime | None:
-    """When a client got the first token since then of a request that the instance decoded or prefilled; None: none has
-    ended."""
-    wait = ExpressionWrapper(F("ttft_s") * Value(timedelta(seconds=1)), output_field=DurationField())
+    """When a client got the first token since then of a request that the instance decoded or prefilled, or its answer
+    in one piece; None: none has ended."""
+    wait = ExpressionWrapper(FIRST_S * Value(timedelta(seconds=1)), output_field=DurationField())
     first = ExpressionWrapper(F("arrived_at") + wait, output_field=DateTimeField())
     began = since - LONGEST_WAIT  # the table's partitions are days
-    rows = RequestRecord.objects.filter(served_by(row.pk), ttft_s__isnull=False, arrived_at__gte=began)
+    rows = RequestRecord.objects.filter(ANSWERED, served_by(row.pk), arrived_at__gte=began)
     at: datetime | None = rows.annotate(first=first).filter(first__gte=since).aggregate(at=Min("first"))["at"]
     return at
 

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from controller.models import Action, Instance
 from controller.selectors.scaling import Start, starts, times_by_way
+from controller.selectors.weights import first_token_at
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
 from tests import factories
@@ -89,3 +90,16 @@ def test_medians_by_way():
     assert (warm.way, warm.count, warm.served) == ("process, warm, weights from disk", 4, 3)
     assert (warm.served_s, warm.ready_s, warm.load_s) == (3.0, 2.0, 0.5)
     assert times_by_way([]) == []
+
+
+@pytest.mark.django_db
+def test_an_answer_in_one_piece_is_served_when_it_is_there_and_one_that_failed_is_not():
+    row, other = born("a-cold"), born("b-cold")
+    whole = {"streamed": False, "ttft_s": None, "e2e_s": 4.0}
+    served("a-cold", 3, **whole, outcome="cancelled")
+    served("a-cold", 5, **whole)
+    served("b-cold", 6, **whole, outcome="failed")
+    found = {start.id: start for start in starts()}
+    assert (found["a-cold"].served_s, found["b-cold"].served_s) == (pytest.approx(9.0, abs=0.01), None)
+    assert first_token_at(row, BEGAN) == pytest.approx(BEGAN + timedelta(seconds=9), abs=timedelta(seconds=0.01))
+    assert first_token_at(other, BEGAN) is None
