@@ -75,12 +75,6 @@ async def engine() -> AsyncIterator[Engine]:
     await runner.cleanup()
 
 
-@pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        yield session
-
-
 def adapter(engine: Engine, session: aiohttp.ClientSession, **limits: float) -> VllmBackend:
     backend = backend_for(InstanceSpec("e1", "demo", url=engine.url), session, Limits(**limits))
     assert isinstance(backend, VllmBackend)
