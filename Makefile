@@ -66,7 +66,7 @@ reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/repro
 fidelity: $(DEV) ## the simulator against two real vLLM servers (28 minutes; FIDELITY_ARGS=--recorded needs none)
 	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
 
-screenshots: $(DEV) ## pictures of the running console into docs/ (PAGES="fleet login": only those)
+screenshots: $(TORCH_DEV) ## pictures of the running console into docs/ (PAGES="fleet login": only those)
 	$(PY) -m tests.browser.screenshots $(PAGES)
 
 openapi: $(BASE) ## write the control API's schema to docs/openapi.yaml

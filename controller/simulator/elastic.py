@@ -213,7 +213,7 @@ class Elastic:
 
     def _end_drained(self, now: float) -> None:
         """What is empty stops, or comes back in its new role."""
-        for name in end_drained(self._host, now):
+        for name in end_drained(self._host, now, self._host.cluster.draining):
             role = self._switching.pop(name, None)
             if role is not None:
                 again = self._host.cluster.ask_for_one_more(now, Role(role))

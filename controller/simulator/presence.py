@@ -6,6 +6,7 @@ once it is empty, as a scaled-in instance does.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -60,11 +61,11 @@ def drain(host: DrainHost, name: str) -> None:
     host.tell_dispatcher(ev.InstanceDraining(name))
 
 
-def end_drained(host: DrainHost, now: float) -> list[str]:
-    """What drained and is empty now goes; its ids."""
+def end_drained(host: DrainHost, now: float, names: Collection[str]) -> list[str]:
+    """What of these drained and is empty now goes; its ids."""
     cluster, handoff, gone = host.cluster, host.handoff, []
-    fleet = fleet_of(host, now) if cluster.draining else {}
-    for name in sorted(cluster.draining):
+    fleet = fleet_of(host, now) if names else {}
+    for name in sorted(names):
         instance, state = cluster.get(name), fleet.get(name)
         busy = state is not None and state.running + state.waiting > 0
         if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
@@ -80,6 +81,7 @@ class Presence:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._leaving: set[str] = set()  # what a scaler drains is the scaler's to end: it may come back in another role
         self._joins: list[tuple[float, str]] = []  # when, of which model; those that serve requests from the gateway
 
     def start(self) -> None:
@@ -104,13 +106,15 @@ class Presence:
         if instance is None or instance.id in self._host.cluster.draining:
             return
         drain(self._host, instance.id)
+        self._leaving.add(instance.id)
         self._expect(instance.spec.model)
         self._look()
 
     def _look(self) -> None:
         host, now = self._host, self._host.heap.now
-        end_drained(host, now)
-        if host.cluster.draining:
+        self._leaving &= host.cluster.draining
+        self._leaving.difference_update(end_drained(host, now, self._leaving))
+        if self._leaving:
             host.heap.push(now + LOOK_S, Kind.TICK, self._look)
 
     def _expect(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""A recorded scale-out of real weights, to look at: `make screenshots PAGES=scale-out` (needs `make torch`).
+"""A recorded scale-out of real weights, to look at: `make screenshots PAGES=scale-out` (the target installs PyTorch).
 
 A small random model on the PyTorch executor with one warm engine beside it; more requests than one engine takes, until
 the scaler has weights moved from the first engine's memory to the warm one and that has served.
