@@ -68,6 +68,8 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
     if len(set(labels)) != len(labels):
         raise ConfigError("two policies have the same label", field="policies")
     notes = [*notes, *fleets.notes]
+    if fleets.notes and (wrong := next((name for name in ("rates", "knee") if spec.get(name)), None)):
+        raise ConfigError("the fleet of then came and went with the traffic's own times", field=wrong)
     model = next((asked for asked in map(_model_today, [raw, *policies]) if asked is not None), None)
     if model is not None:
         notes = [*notes, *with_kv_today(spec, model)]
