@@ -63,7 +63,7 @@ bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch
 reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction.md
 	$(PY) -m benchmarks.reproduce
 
-fidelity: $(DEV) ## the simulator against two real vLLM servers (28 minutes; FIDELITY_ARGS=--recorded needs none)
+fidelity: $(DEV) ## the simulator against two real vLLM servers (33 minutes; FIDELITY_ARGS=--recorded needs none)
 	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
 
 screenshots: $(TORCH_DEV) ## pictures of the running console into docs/ (PAGES="fleet login": only those)

