@@ -175,15 +175,20 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     )
     bench = SimpleNamespace(stack=None, dropped=0)
     report = fidelity.measure(bench, PROFILE, arguments)
-    assert len(ran) == 2 + 2 * 2 * 2  # calibrations; loads, policies, runs
+    load = ["round_robin", *["round_robin", "slackline"] * 2, "round_robin"]  # the policies in turn, calibrated around
+    assert [policy for policy, _ in ran] == load * 2
+    sizes = [size for _, size in ran]
+    assert len(set(sizes[1:5])) == len(set(sizes[7:11])) == 1
+    assert len({*sizes[:2], sizes[5], *sizes[6:8], sizes[11]}) > 2  # calibrations have arrivals of their own
     assert set(report["by_model"]) == {fidelity.FIGURE, "refitted, always as fitted", "profiled"}
     assert [each["times_knee"] for each in report["by_model"]["profiled"]] == [0.7, 0.7, 1.0, 1.0]
     assert worst(report["by_model"]["profiled"])["attainment_error_points"] == 0
-    assert len(report["machine_speed"]["series"]) == 2
+    assert [len(of["series"]) for of in report["machine_speed"]] == [2, 2]
+    assert len(report["latency"]["refitted"]) == 2
     json.dumps(report)
     arguments.resume = True
     assert fidelity.measure(bench, PROFILE, arguments)["by_model"] == report["by_model"]
-    assert len(ran) == 10
+    assert len(ran) == 12
 
 
 def test_answers_that_were_read_at_one_moment_are_counted():
