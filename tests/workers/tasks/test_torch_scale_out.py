@@ -142,20 +142,26 @@ def test_a_new_process_gets_its_weights_from_the_engine_that_serves(policy, jobs
     assert 0 < start.load_s <= start.ready_s
 
 
-def test_a_source_that_dies_in_the_middle_is_followed_by_the_disk(policy, jobs):
+@pytest.mark.parametrize("then", ["engine", "disk"])
+def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, then):
     first = serving(policy, jobs, folder())
-    with dying_source(folder()) as url:
+    dying = DyingSource(folder())
+    with dying as url:
         instance_register(actor=SYSTEM, id="a-dying", model=policy.model, url=url, backend="reference")
         jobs.until(lambda: Instance.objects.get(pk="a-dying").observed_state == "ready")
         new = instance_wish(actor=SYSTEM, model=policy.model, spec={**spec(folder()), "weights": "absent"})
-        sources = [{"kind": "engine", "url": url}, {"kind": "disk"}]
-        weights_load_order(actor=SYSTEM, instance_id=new.pk, sources=sources)
+        after = {"kind": "engine", "url": first.url} if then == "engine" else {"kind": "disk"}
+        weights_load_order(actor=SYSTEM, instance_id=new.pk, sources=[{"kind": "engine", "url": url}, after])
         action = jobs.ended(new.pk)
+        assert dying.ended() == DIED
+    size = sum(path.stat().st_size for path in folder().glob("*.safetensors"))
+    assert 0 < dying.sent < size / 2
     assert action.state == "done", action.error
-    (cut, read) = action.attempts
-    assert (cut["kind"], read["kind"], read["error"]) == ("engine", "disk", "")
-    assert "broke off" in cut["error"]
-    assert action.decision.reason == "from_disk"
+    (cut, good) = action.attempts
+    assert (cut["kind"], good["kind"], good["error"]) == ("engine", then, "")
+    assert "the transfer broke off" in cut["error"]
+    assert cut["bytes"] == 0  # nothing of it is kept
+    assert action.decision.reason == f"from_{then}"
     assert [each["error"] for each in action.decision.outcome["attempts"]] == [cut["error"], ""]
     states = Transfer.objects.filter(action=action).order_by("attempt").values_list("state", flat=True)
     assert list(states) == ["failed", "done"]
@@ -227,7 +233,8 @@ def test_a_receiver_without_memory_says_so_and_stays_warm(policy, jobs):
     assert text(new) == text(first)
 
 
-DYING = """
+DIED = 9
+DYING = f"""
 import os, sys
 from workers.engine import torch_transfer
 from workers.engine.config import parse
@@ -235,25 +242,27 @@ from workers.engine.server import run
 
 whole = torch_transfer.WeightMemory.send
 
-def some(self, host, port, timeout_s):
+def some(self, meeting):
     self._memory = dict(list(self._memory.items())[:3])
-    whole(self, host, port, timeout_s)
-    os._exit(9)
+    print("sent", whole(self, meeting), flush=True)
+    os._exit({DIED})
 
 torch_transfer.WeightMemory.send = some
 run(parse(sys.argv[1:]))
 """
 
 
-class dying_source:
-    """A real engine that is gone after the third tensor it sends."""
+class DyingSource:
+    """A real engine that is gone after the third tensor it sent. `sent`: bytes, once it has `ended`."""
 
     def __init__(self, path: Path) -> None:
         options = ("--executor", "torch", "--model", str(path), "--served-model-name", "mid", "--threads", "1")
         sized = ("--kv-cache-gib", "0.01", "--profile", "constant:5ms", "--port", "0")
+        self.sent = 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", DYING, *options, *sized],
             env={**os.environ, "FLEET_TOKEN": TOKEN},
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -265,8 +274,16 @@ class dying_source:
                 return line.split("listening on ")[1].strip()
         raise RuntimeError("it did not start")
 
+    def ended(self) -> int:
+        """The code it exited with, by itself."""
+        code = self._process.wait(30)
+        assert self._process.stdout is not None
+        self.sent = sum(int(line.split()[1]) for line in self._process.stdout if line.startswith("sent "))
+        return code
+
     def __exit__(self, *failure: object) -> None:
         self._process.kill()
         self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
