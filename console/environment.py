@@ -12,6 +12,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
+from controller.core.errors import ConfigError
+from workers.environment import given
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -19,20 +22,17 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 class Environment:
     """Each reader names the variable in its error. An empty value counts as not set.
 
-    A secret may come from a file instead: NAME_FILE holds the path.
+    Any may come from a file instead: NAME_FILE holds the path (`workers.environment`).
     """
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = os.environ if values is None else values
 
     def text(self, name: str, default: str) -> str:
-        path = self._values.get(f"{name}_FILE")
-        if path:
-            try:
-                return Path(path).read_text(encoding="utf-8").strip()
-            except (OSError, ValueError) as error:
-                raise ImproperlyConfigured(f"{name}_FILE={path!r}: expected a readable text file ({error})") from None
-        return self._values.get(name) or default
+        try:
+            return given(self._values, name) or default
+        except ConfigError as error:
+            raise ImproperlyConfigured(str(error)) from None
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         value = self.text(name, default)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import orjson
 
 from controller.core.links import LinkReport, report_from_json
 from workers.backends.base import BACKENDS, Capabilities, EngineError, Promise, UpstreamCall
 from workers.backends.vllm import VllmBackend
+from workers.environment import given
 
 LONGEST_S = 86_400.0  # a day: the engine's bound on any of these
 
@@ -57,7 +59,13 @@ class ReferenceBackend(VllmBackend):
 
 def _fleet() -> dict[str, str]:
     """What the engine wants to hear before it stops or gives up KV, from where it has it itself."""
-    return {"token": os.environ.get("FLEET_TOKEN", "")}
+    return {"token": _token(os.environ.get("FLEET_TOKEN_FILE", ""), os.environ.get("FLEET_TOKEN", ""))}
+
+
+@lru_cache(maxsize=8)
+def _token(path: str, value: str) -> str:
+    """Read once, for it is told with every batch of KV to free, from the gateway's event loop."""
+    return given({"FLEET_TOKEN_FILE": path, "FLEET_TOKEN": value}, "FLEET_TOKEN")
 
 
 def _promised(promise: Promise | None) -> Iterator[tuple[bytes, float]]:

@@ -19,6 +19,7 @@ from workers.engine.preemption import add_scheduler_options, preemption_config
 from workers.engine.profiles import Profile, load_profile
 from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights import KINDS as SOURCES
+from workers.environment import given
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
@@ -86,7 +87,8 @@ def parse(argv: Sequence[str] | None = None) -> ServerConfig:
     try:
         return _config(args)
     except ConfigError as error:
-        option = f"--{error.field.replace('_', '-')}: " if error.field else ""
+        name = error.field or ""
+        option = f"--{name.replace('_', '-')}: " if name and not name.isupper() else ""  # a variable names itself
         parser.error(f"{option}{error}")
 
 
@@ -120,7 +122,7 @@ def _name(args: argparse.Namespace, model: ModelOptions | None, profile: Profile
 
 
 def _kv_config(args: argparse.Namespace) -> KvConfig:
-    token = os.environ.get("FLEET_TOKEN", "")
+    token = given(os.environ, "FLEET_TOKEN")
     if args.role != Role.COLLOCATED and not token:
         raise ConfigError(f"{args.role} moves KV between engines: set FLEET_TOKEN, the same for all of a fleet", "role")
     if min(args.kv_layers, args.kv_token_bytes) < 1:

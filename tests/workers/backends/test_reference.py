@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,7 +111,7 @@ async def test_it_sleeps_and_wakes_with_the_fleets_token(monkeypatch: pytest.Mon
             assert (await backend.telemetry(0.0)).awake
 
 
-async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch):
+async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
         async with aiohttp.ClientSession() as session:
             backend = ReferenceBackend(InstanceSpec("e", "tiny", url=engine.url), session, Limits(telemetry_s=30.0))
@@ -118,4 +119,8 @@ async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(EngineError, match="403"):
                 await backend.free_kv(["r"])
             monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+            await backend.free_kv(["r"])
+            (tmp_path / "token").write_text(f"{FLEET['token']}\n")
+            monkeypatch.setenv("FLEET_TOKEN_FILE", str(tmp_path / "token"))
+            monkeypatch.delenv("FLEET_TOKEN")
             await backend.free_kv(["r"])

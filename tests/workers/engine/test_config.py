@@ -46,6 +46,17 @@ def test_a_wrong_option_is_named(options, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+def test_the_fleets_token_may_come_from_a_file(tmp_path, monkeypatch, capsys):
+    (tmp_path / "token").write_text("fleet-secret\n")
+    monkeypatch.delenv("FLEET_TOKEN", raising=False)
+    monkeypatch.setenv("FLEET_TOKEN_FILE", str(tmp_path / "token"))
+    assert parse(["--port", "1", "--role", "prefill"]).kv.token == "fleet-secret"
+    monkeypatch.setenv("FLEET_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(SystemExit):
+        parse(["--port", "1"])
+    assert "error: FLEET_TOKEN_FILE=" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "reached_at"),
     [
