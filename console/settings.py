@@ -1,4 +1,4 @@
-"""Settings of every Django process. The environment is read here and nowhere else.
+"""Settings of every Django process, read from the environment here; NAME_FILE may hold NAME (`workers.environment`).
 
 SLACKLINE_ROLE says which process this is: `console` (default: ASGI, pooled connections, all apps), `gateway`, `worker`
 and `beat` (the ORM and our models alone, plain persistent connections), `manage` (all apps, plain connections).

@@ -23,6 +23,8 @@ from typing import Any
 
 import aiohttp
 
+from workers.environment import given
+
 log = logging.getLogger("demo-load")
 
 WAVE_PERIOD_S = 180.0
@@ -167,9 +169,9 @@ KINDS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m workers.demo_load", description=__doc__)
-    parser.add_argument("--url", default=os.environ.get("GATEWAY_URL", "http://127.0.0.1:8080"))
+    parser.add_argument("--url", default=given(os.environ, "GATEWAY_URL") or "http://127.0.0.1:8080")
     parser.add_argument(
-        "--credentials", type=Path, default=Path(os.environ.get("DATA_DIR", ".data"), "credentials.json")
+        "--credentials", type=Path, default=Path(given(os.environ, "DATA_DIR") or ".data", "credentials.json")
     )
     parser.add_argument("--low", type=float, default=1.0, help="requests a second, calm (%(default)s)")
     parser.add_argument("--high", type=float, default=4.0, help="requests a second, busy (%(default)s)")

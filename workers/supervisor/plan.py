@@ -27,13 +27,12 @@ def environment(
     settings: Settings, database_url: str, redis_url: str, secrets: Mapping[str, str], base: Mapping[str, str]
 ) -> dict[str, str]:
     """What every process of ours is told. Deadlines, keys and ports travel here, never in command lines."""
-    return {**told(settings, secrets, base), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
+    return _decided({"DATABASE_URL": database_url, "REDIS_URL": redis_url}, told(settings, secrets, base))
 
 
 def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
     """All of `environment` that is known before the servers run."""
-    return {
-        **base,
+    ours = {
         **LEAN,
         "DATA_DIR": str(settings.data_dir),
         "GATEWAY_PORT": str(settings.gateway_port),
@@ -44,6 +43,13 @@ def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
     }
+    return _decided(ours, base)
+
+
+def _decided(values: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with these by value: the file that one of them was read from, or that is not meant, must not win again."""
+    files = {f"{name}_FILE" for name in values}
+    return {**{name: value for name, value in base.items() if name not in files}, **values}
 
 
 def refused(env: Mapping[str, str]) -> str:

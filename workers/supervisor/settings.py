@@ -1,4 +1,7 @@
-"""What `make up` can be told, by environment variable. The supervisor loads no Django: this is its one place."""
+"""What `make up` can be told, by environment variable. The supervisor loads no Django: this is its one place.
+
+What it has decided it hands down by value (`plan.told`), so that everything it starts goes by the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.core.errors import ConfigError
+from workers.environment import given
 
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
@@ -48,19 +52,19 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
             f"GATEWAY_PORT and CONSOLE_PORT are both {gateway}: give them different ports", "GATEWAY_PORT"
         )
     return Settings(
-        data_dir=Path(environ.get("DATA_DIR") or ".data").expanduser().resolve(),
+        data_dir=Path(given(environ, "DATA_DIR") or ".data").expanduser().resolve(),
         gateway_port=gateway,
         console_port=console,
-        database_url=environ.get("DATABASE_URL") or None,
-        redis_url=environ.get("REDIS_URL") or None,
+        database_url=given(environ, "DATABASE_URL") or None,
+        redis_url=given(environ, "REDIS_URL") or None,
         demo_load=_flag(environ, "DEMO_LOAD", default=True),
     )
 
 
 def kept_secret(name: str, data_dir: Path, environ: Mapping[str, str]) -> str:
     """Made once and kept in the data folder, readable by its owner only: what it protects survives a restart."""
-    if environ.get(name):
-        return environ[name]
+    if said := given(environ, name):
+        return said
     path = data_dir / name.lower()
     if not path.exists():
         path.touch(mode=0o600)
@@ -69,14 +73,14 @@ def kept_secret(name: str, data_dir: Path, environ: Mapping[str, str]) -> str:
 
 
 def _port(environ: Mapping[str, str], name: str, default: int) -> int:
-    raw = environ.get(name) or str(default)
+    raw = given(environ, name) or str(default)
     if not raw.isdecimal() or not 0 < int(raw) < 65536:
         raise ConfigError(f"{name} is {raw!r}: a port is a number from 1 to 65535", name)
     return int(raw)
 
 
 def _flag(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
-    raw = environ.get(name, "").strip().lower()
+    raw = given(environ, name).strip().lower()
     if not raw:
         return default
     if raw not in _TRUE | _FALSE:

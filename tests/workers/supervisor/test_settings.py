@@ -2,7 +2,10 @@
 
 import pytest
 
+from console.environment import Environment
 from controller.core.errors import ConfigError
+from workers.environment import given
+from workers.supervisor import plan
 from workers.supervisor.settings import SECRETS, kept_secret, settings_from
 
 
@@ -27,6 +30,7 @@ def test_all_by_environment(tmp_path):
         ({"CONSOLE_PORT": "70000"}, "CONSOLE_PORT"),
         ({"GATEWAY_PORT": "8000"}, "GATEWAY_PORT"),  # the console's
         ({"DEMO_LOAD": "maybe"}, "DEMO_LOAD"),
+        ({"DATABASE_URL_FILE": "/nowhere"}, "DATABASE_URL_FILE"),
     ],
 )
 def test_nonsense_is_refused_by_name(environ, field):
@@ -42,3 +46,27 @@ def test_a_secret_is_made_once_for_its_owner_only(tmp_path, name):
     assert kept_secret(name, tmp_path, {}) == first
     assert (tmp_path / name.lower()).stat().st_mode & 0o077 == 0
     assert kept_secret(name, tmp_path, {name: "given"}) == "given"
+
+
+def test_all_processes_go_by_the_same_files(tmp_path):
+    """Mounted secrets: what the supervisor reads, what Django reads and what an engine reads is one value."""
+    said = {
+        "DATABASE_URL": "postgresql://slackline:secret@db:5432/slackline",
+        "GATEWAY_PORT": "18080",
+        "SECRET_KEY": "k" * 40,
+        "FLEET_TOKEN": "from-a-file",
+    }
+    environ = {"REDIS_URL": "redis://cache:6379/0", "FLEET_TOKEN": "another", "LOG_LEVEL_FILE": "/kept/as/it/is"}
+    for name, value in said.items():
+        (tmp_path / name).write_text(f"{value}\n")
+        environ[f"{name}_FILE"] = str(tmp_path / name)
+    settings = settings_from(environ)
+    assert (settings.database_url, settings.gateway_port) == (said["DATABASE_URL"], 18080)
+    secrets = {name: kept_secret(name, tmp_path, environ) for name in SECRETS}
+    before = plan.told(settings, secrets, environ)
+    after = plan.environment(settings, settings.database_url, "redis://cache:6379/0", secrets, environ)
+    for env in (before, after):
+        assert {name: Environment(env).text(name, "") for name in said} == said
+        assert {name: given(env, name) for name in said} == said
+    assert [name for name in after if name.endswith("_FILE")] == ["LOG_LEVEL_FILE"]
+    assert not [path for name in SECRETS if (path := tmp_path / name.lower()).exists()], "made beside what is given"
