@@ -10,9 +10,12 @@ from benchmarks.reproduce.claims import Claim, Plot, Section, Table, Value
 HEAD = """# Reproduction
 
 Written by `make reproduce` (one paper alone: `python -m benchmarks.reproduce --paper NAME`); do not edit by hand.
-Everything runs in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted latency
-profiles and virtual time. A figure here is a comparison of policies under a paper's own workload, not of machines.
-*reached* is "-" where a baseline could only be built from another paper's description of it.
+All but Kairos runs in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
+latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
+(`benchmarks/reproduce/kairos_stages.py`), because its decode step costs what its longest sequence costs. A figure here
+is a comparison of policies under a paper's own workload, not of machines.
+*reached* is "-" where a baseline could only be built from another paper's description of it, and where the paper gives
+nothing to compare with.
 
 """
 MARKS = {True: "yes", False: "**no**", None: "-"}

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce.kairos import PAPER, gains, knee, reproduce
+from benchmarks.reproduce.kairos import reproduce
+from benchmarks.reproduce.kairos_gains import (
+    GAINS,
+    claims,
+    crossing,
+    equal_loads,
+    gains,
+    knee,
+    table_of_gains,
+    times_knee,
+)
 from benchmarks.reproduce.kairos_setting import (
     ANCHORS,
     DISTSERVE,
@@ -95,9 +105,45 @@ def test_knee_and_gains():
     assert gains(curves, "throughput")[2.0] == pytest.approx(25.0)
 
 
+def made(ttft, throughput=20.0):
+    """All four figures of a policy at one load."""
+    of = figures(ttft, throughput)
+    of.tpot = of.e2e = ttft
+    return [of]
+
+
+def test_loads_are_equal_multiples_of_each_distserves_own_ninety_per_cent_point():
+    assert crossing({1.0: 95.0, 2.0: 100.0, 3.0: 80.0}) == pytest.approx(2.5)
+    assert times_knee(3.0) == pytest.approx(1.04, abs=0.005)  # 100 % at QPS 2.8, 76.1 at 3.0
+    assert times_knee(2.0) == pytest.approx(0.693, abs=0.001)
+    curves = {DISTSERVE: {2.0: made(100), 3.0: made(80)}}
+    at = equal_loads(curves)
+    assert at["ttft"] == at["tpot"] == at["e2e"] == pytest.approx(2.5 * times_knee(3.0), abs=1e-3)
+    assert at["throughput"] == pytest.approx(2.5 * times_knee(2.0), abs=1e-3)
+    assert equal_loads({DISTSERVE: {2.0: made(100), 3.0: made(95)}}) == {}
+
+
+def test_a_gain_is_judged_at_the_normalised_load_and_not_where_it_is_largest():
+    at = dict.fromkeys(GAINS, 2.6)
+    curves = {
+        DISTSERVE: {2.0: made(100), 2.6: made(90), 4.0: made(10)},
+        KAIROS: {2.0: made(100), 2.6: made(98, 30.0), 4.0: made(90)},
+    }
+    judged, largest = claims(curves, at, (1,))[:2]
+    assert (judged.theirs, judged.ours, judged.reached) == (23.9, 8.0, False)
+    assert "still at 90.0 %: 10.0 points are all there is to gain" in judged.reason
+    assert (largest.ours, largest.reached, largest.setting.endswith("QPS 4")) == (80.0, None, True)
+    speed = claims(curves, at, (1,))[6]
+    assert (speed.figure, speed.ours, speed.reached) == ("Figure 6", 50.0, True)
+    assert table_of_gains(curves, at).rows[0][-5:] == [2.6, 8.0, None, 80.0, 4.0]
+    assert all(claim.reached is None for claim in claims(curves, {}, (1,)))
+
+
 @pytest.mark.slow
 def test_a_quick_reproduction_has_every_claim():
     section = reproduce(lambda line: None, True)
-    assert [claim.figure for claim in section.claims] == ["Figure 4", "Figure 5", "Figure 3", "Figure 6"]
-    assert all(claim.ours is not None and math.isfinite(claim.ours) for claim in section.claims)
-    assert len(section.plots) == len(PAPER) == 4
+    figures = ["Figure 4", "Figure 5", "Figure 3", "Figure 6"]
+    assert [claim.figure for claim in section.claims] == [each for each in figures for _ in ("judged", "largest")]
+    assert all(math.isfinite(claim.ours) for claim in section.claims if claim.ours is not None)
+    assert {claim.reached for claim in section.claims[1::2]} == {None}
+    assert len(section.plots) == len(GAINS) == 4
