@@ -102,7 +102,7 @@ def waiting_for(health: dict[str, Any]) -> str:
 
 def welcome(settings: Settings) -> None:
     credentials = _credentials(settings)
-    gateway, console = f"http://{HOST}:{settings.gateway_port}", f"http://{HOST}:{settings.console_port}"
+    gateway, console = settings.gateway_url, settings.console_url
     body = {"model": credentials.get("model", "demo"), "prompt": "Hello", "max_tokens": 16}
     key = credentials.get("api_key", "(make one: POST /api/v1/api-keys)")
     write(

@@ -37,8 +37,8 @@ def told(settings: Settings, secrets: Mapping[str, str], base: Mapping[str, str]
         "DATA_DIR": str(settings.data_dir),
         "GATEWAY_PORT": str(settings.gateway_port),
         "CONSOLE_PORT": str(settings.console_port),
-        "GATEWAY_URL": f"http://{HOST}:{settings.gateway_port}",
-        "CONSOLE_URL": f"http://{HOST}:{settings.console_port}",
+        "GATEWAY_URL": settings.gateway_url,
+        "CONSOLE_URL": settings.console_url,
         **secrets,
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "CELERY_SKIP_CHECKS": "1",  # the checks load every page of the console into worker and beat
@@ -85,7 +85,8 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
 
 def when_ready(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     """Started once an engine can serve: traffic before that would show an outage that is none."""
-    return [_spec(settings, env, "demo-load", ("workers.demo_load",), 3.0)] if settings.demo_load else []
+    load = ("workers.demo_load", "--url", settings.own_gateway_url)
+    return [_spec(settings, env, "demo-load", load, 3.0)] if settings.demo_load else []
 
 
 def migrate(env: Mapping[str, str], log: Path) -> Spec:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from controller.core.errors import ConfigError
 from workers.environment import given
+from workers.supervisor.ports import HOST
 
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
@@ -22,7 +23,8 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`database_url`, `redis_url` None: the embedded servers in `data_dir`."""
+    """`database_url`, `redis_url` None: the embedded servers in `data_dir`. `gateway_at`, `console_at`: where people
+    reach them, if not on the ports of this machine, as behind a proxy; None: there."""
 
     data_dir: Path
     gateway_port: int = GATEWAY_PORT
@@ -30,6 +32,20 @@ class Settings:
     database_url: str | None = None
     redis_url: str | None = None
     demo_load: bool = True
+    gateway_at: str | None = None
+    console_at: str | None = None
+
+    @property
+    def gateway_url(self) -> str:
+        return self.gateway_at or self.own_gateway_url
+
+    @property
+    def own_gateway_url(self) -> str:
+        return f"http://{HOST}:{self.gateway_port}"
+
+    @property
+    def console_url(self) -> str:
+        return self.console_at or f"http://{HOST}:{self.console_port}"
 
     @property
     def logs(self) -> Path:
@@ -58,6 +74,8 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         database_url=given(environ, "DATABASE_URL") or None,
         redis_url=given(environ, "REDIS_URL") or None,
         demo_load=_flag(environ, "DEMO_LOAD", default=True),
+        gateway_at=given(environ, "GATEWAY_URL").rstrip("/") or None,
+        console_at=given(environ, "CONSOLE_URL").rstrip("/") or None,
     )
 
 

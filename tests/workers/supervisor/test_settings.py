@@ -5,7 +5,7 @@ import pytest
 from console.environment import Environment
 from controller.core.errors import ConfigError
 from workers.environment import given
-from workers.supervisor import plan
+from workers.supervisor import announce, plan
 from workers.supervisor.settings import SECRETS, kept_secret, settings_from
 
 
@@ -15,6 +15,7 @@ def test_defaults(tmp_path, monkeypatch):
     assert (settings.gateway_port, settings.console_port, settings.demo_load) == (8080, 8000, True)
     assert settings.data_dir == tmp_path / ".data"
     assert settings.database_url is None
+    assert (settings.gateway_url, settings.console_url) == ("http://127.0.0.1:8080", "http://127.0.0.1:8000")
 
 
 def test_all_by_environment(tmp_path):
@@ -70,3 +71,16 @@ def test_all_processes_go_by_the_same_files(tmp_path):
         assert {name: given(env, name) for name in said} == said
     assert [name for name in after if name.endswith("_FILE")] == ["LOG_LEVEL_FILE"]
     assert not [path for name in SECRETS if (path := tmp_path / name.lower()).exists()], "made beside what is given"
+
+
+def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):
+    environ = {"CONSOLE_URL": "https://slackline.example/", "GATEWAY_URL": "https://llm.example", "GATEWAY_PORT": "81"}
+    settings = settings_from({**environ, "DATA_DIR": str(tmp_path)})
+    told = plan.told(settings, {}, environ)
+    assert (told["CONSOLE_URL"], told["GATEWAY_URL"]) == ("https://slackline.example", "https://llm.example")
+    announce.welcome(settings)
+    said = capsys.readouterr().out
+    assert "https://slackline.example    login" in said
+    assert "curl https://llm.example/v1/completions" in said
+    (load,) = plan.when_ready(settings, told)
+    assert load.argv[-2:] == ("--url", "http://127.0.0.1:81"), "the demo load goes past the proxy"
