@@ -33,8 +33,8 @@ class SglangSleepClient(SleepClient):
         awake = self._get("/ready", CALL_S, (200, 503)).status_code == 200
         return SleepState(awake, 1 if info.on(KEEPS_WEIGHTS) else 2, requests=load.running + load.waiting)
 
-    def sleep(self, level: int) -> None:
-        """Paused first, which ends what still runs: a release while anything does would end the server."""
+    def check_able(self, level: int) -> None:
+        """Its memory saver is on, and keeps a copy of the weights or none as the level wants."""
         info = self._info()
         if not info.on("enable_memory_saver"):
             raise NoSleepMode("SGLang cannot sleep because it was started without --enable-memory-saver")
@@ -43,6 +43,10 @@ class SglangSleepClient(SleepClient):
             raise NoSleepMode(
                 f"SGLang cannot sleep at level {level} because it was started {was} a copy of its weights"
             )
+
+    def sleep(self, level: int) -> None:
+        """Paused first, which ends what still runs: a release while anything does would end the server."""
+        self.check_able(level)
         self._call("/pause_generation", {}, {"mode": "abort"}, CALL_S)
         try:
             self._tell_it("/release_memory_occupation", {"tags": ["kv_cache", "weights", "cuda_graph"]})

@@ -17,13 +17,14 @@ from workers.weights import EngineAway, EngineRefuses
 
 CALL_S = 2.0
 RELOAD_S = 900.0  # the longest read from a disk that is waited for
+INFO_S = 4.0  # the first one gathers what is installed there
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 _BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class NoSleepMode(EngineRefuses):
-    """404: the verb does not exist there."""
+    """It would not sleep, whatever it answered: the verb does not exist there, or does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,28 @@ class SleepClient:
         if not answer.ok:
             raise EngineAway(f"status {answer.status_code} at {self._url}/metrics")
         return parse_state(answer.text)
+
+    def check_able(self, level: int) -> None:
+        """Raises NoSleepMode where the server was started without sleep mode.
+
+        Such a one answers `/sleep` with 200 and says that it sleeps, in its gauge too, but is paused and keeps its
+        memory: a vLLM 0.33 on CPUs does. Only how it was started tells it (`/server_info`, of its development mode).
+        """
+        try:
+            answer = requests.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
+        except requests.RequestException as error:
+            raise EngineAway(f"{type(error).__name__} at {self._url}/server_info") from error
+        if answer.status_code == 404:
+            raise _no_dev_mode("/server_info")
+        if not answer.ok:
+            raise EngineAway(f"status {answer.status_code} at {self._url}/server_info")
+        on = _sleep_mode(answer)
+        if on is None:
+            raise EngineRefuses("its /server_info does not say whether sleep mode is on")
+        if not on:
+            raise NoSleepMode(
+                "it was started without --enable-sleep-mode: it would say that it sleeps and keep its memory"
+            )
 
     def sleep(self, level: int) -> None:
         """What still runs there is aborted, KV cache and prefix cache are lost."""
@@ -84,7 +107,7 @@ class SleepClient:
         except requests.RequestException as error:
             raise EngineAway(f"{type(error).__name__} at {self._url}{path}") from error
         if answer.status_code == 404:
-            raise NoSleepMode(f"status 404 at {path}: start the server with VLLM_SERVER_DEV_MODE=1 and sleep mode on")
+            raise _no_dev_mode(path)
         if not answer.ok:
             busy = answer.status_code == 409
             raise EngineRefuses(f"status {answer.status_code} at {path}: {answer.text[:300]}", busy=busy)
@@ -106,6 +129,22 @@ class ReferenceSleepClient(SleepClient):
         self, path: str, query: Mapping[str, Any], body: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         return super()._call(path, query, {**(body or {}), "token": self._token}, timeout_s)
+
+    def check_able(self, level: int) -> None:
+        """Every one is: what it says of its sleep is what it did with its memory."""
+
+
+def _no_dev_mode(path: str) -> NoSleepMode:
+    return NoSleepMode(f"status 404 at {path}: start the server with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode")
+
+
+def _sleep_mode(answer: requests.Response) -> bool | None:
+    """None: it does not say."""
+    try:
+        on = answer.json()["vllm_config"]["model_config"]["enable_sleep_mode"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return on if isinstance(on, bool) else None
 
 
 def parse_state(text: str) -> SleepState:

@@ -99,9 +99,14 @@ def _left_at(action: Action, engine: SleepClient) -> int:
 
 def _sleep(action: Action, engine: SleepClient) -> Look:
     said, level = engine.look(), int(action.params["level"])
-    if not said.awake and said.level:  # without a level it is merely paused
-        if said.level != level:
-            return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+    asleep = not said.awake and said.level > 0  # without a level it is merely paused
+    if asleep and said.level != level:
+        return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+    if not action.params.get("able"):  # before its traffic is let go, and before its word is taken for it
+        engine.check_able(level)
+        able = {**action.params, "able": True}
+        return Next() if action_keep(action=action, release=False, params=able, error="") else None
+    if asleep:
         aborted = action.params.get("aborted", 0)
         return Done({"level": level, "asleep_s": round(_age(action), 3), "aborted": aborted})
     settled = action.tries or _age(action) >= SETTLE_S  # before that a gateway may not know yet, and send

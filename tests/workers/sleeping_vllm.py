@@ -3,7 +3,8 @@
 From vLLM's own source (serve/dev, v1/engine/core.py, v1/executor/abstract.py): `/health` is 200 in any state; requests
 to a sleeper wait; a second `/sleep` with weights asleep does nothing (but the gauge tells the new level); `/wake_up`
 with a tag that is not asleep does nothing at all; scheduling goes on only when everything is resident; after level 2
-the weights' memory holds garbage until `reload_weights`; every verb is 404 without development mode.
+the weights' memory holds garbage until `reload_weights`; every verb is 404 without development mode. Without sleep mode
+(seen on a real one on CPUs) `/sleep` is answered as ever and the gauge follows, but memory stays as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ TAGS = {"weights", "kv_cache"}
 class SleepingVllm:
     """`with SleepingVllm() as vllm: vllm.url`. `verbs`: what it was told, in order."""
 
-    def __init__(self, *, dev_mode: bool = True, reload_s: float = 0.0, wake_s: float = 0.0, sleep_s: float = 0.0):
+    def __init__(
+        self,
+        *,
+        dev_mode: bool = True,
+        sleep_mode: bool | None = True,
+        reload_s: float = 0.0,
+        wake_s: float = 0.0,
+        sleep_s: float = 0.0,
+    ):
+        self.sleep_mode = sleep_mode  # how it was started; None: a version that does not say
         self.dev_mode, self.reload_s, self.wake_s, self.sleep_s = dev_mode, reload_s, wake_s, sleep_s
         self.verbs: list[str] = []
         self.bodies: list[bytes] = []
@@ -78,7 +88,7 @@ class SleepingVllm:
                 self._resident.clear()
                 if level and "weights" not in self.asleep:
                     self.asleep |= TAGS
-                    self.prefix_cached, self.garbage = 0, self.garbage or level == 2
+                    self.prefix_cached, self.garbage = 0, self.garbage or (level == 2 and bool(self.sleep_mode))
                 self.gauge = LEVELS.get(level, "paused")
         return {"status": "sleeping", "level": level}
 
@@ -117,6 +127,9 @@ class SleepingVllm:
             return _answer(handler, 200, self._metrics(), "text/plain")
         if path == "/is_sleeping" and self.dev_mode:
             return _answer(handler, 200, json.dumps({"is_sleeping": self.paused or bool(self.asleep)}))
+        if path == "/server_info" and self.dev_mode:
+            model = {} if self.sleep_mode is None else {"enable_sleep_mode": self.sleep_mode}
+            return _answer(handler, 200, json.dumps({"vllm_config": {"model_config": model}}))
         return _answer(handler, 404, '{"detail":"Not Found"}')
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:

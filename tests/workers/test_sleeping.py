@@ -77,6 +77,35 @@ def test_without_development_mode_it_serves_on(row, vllm):
     assert "v1" not in gateway_snapshot().draining
 
 
+def test_without_sleep_mode_it_is_told_nothing_and_serves_on(row, vllm):
+    vllm.sleep_mode, vllm.running = False, 3  # refused before its traffic has ended
+    sleep_order(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.kind, decision.reason) == ("instance_sleep_failed", "no_sleep_mode")
+    assert "--enable-sleep-mode" in decision.outcome["error"]
+    assert (vllm.verbs, vllm.gauge, answer(vllm)) == ([], "awake", "good")
+    assert (Instance.objects.get(pk="v1").weights, "v1" in gateway_snapshot().draining) == ("present", False)
+
+
+def test_one_without_sleep_mode_that_says_it_sleeps_is_not_believed(row, vllm):
+    vllm.sleep_mode = False
+    vllm.sleep(1)  # told by somebody else: merely paused, and its gauge says asleep
+    assert vllm.gauge == "weights_offloaded"
+    sleep_order(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.kind, decision.reason) == ("instance_sleep_failed", "no_sleep_mode")
+    row.refresh_from_db()
+    assert (row.weights, row.sleep_level) == ("asleep", 1)  # it serves nobody until it is woken
+
+
+def test_one_that_does_not_say_how_it_was_started_is_left_alone(row, vllm):
+    vllm.sleep_mode = None
+    sleep_order(actor=OLGA, instance_id="v1")
+    (decision,) = looks()
+    assert (decision.reason, vllm.verbs) == ("engine_refused", [])
+    assert "whether sleep mode is on" in decision.outcome["error"]
+
+
 def test_one_that_is_told_and_stays_awake_is_given_up(vllm, row):
     vllm.deaf = True
     sleep_order(actor=OLGA, instance_id="v1")
