@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from controller.core.steps import (
     EngineAction,
@@ -40,6 +40,7 @@ class Instance:
         self.engine = settings.build_engine()
         self.latency = LatencyModel(settings.latency)
         self.kv_bytes_per_token = settings.kv_bytes_per_token
+        self._by_longest = settings.decode_by == "longest"
         self.up_at = up_at
         self.up = True
         self.down_at: float | None = None
@@ -53,8 +54,7 @@ class Instance:
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
         self._pausing = isinstance(self.engine.batching, Pausing)
-        self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
-        self._single = not self._steady  # steps run one by one
+        self._whole = bool(getattr(self.engine.batching, "steady", False))  # each step decodes all that can
         self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
         self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
         self._step: Step | None = None
@@ -73,7 +73,7 @@ class Instance:
         for event in events:
             if isinstance(event, Landed):
                 self.tracks[event.seq.id] = Track(counted=event.seq.output_tokens)
-                if self._steady and not self._pausing:
+                if self._whole:
                     self._landing.add(event.seq)
         actions = self.engine.handle(events, now).actions
         if actions and type(actions[-1]) is Start:
@@ -92,32 +92,28 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        self._track(step, started, now)
+        self._track(step, started)
         self.step_ends.extend(ends)
         if self.watch is not None:
             self.watch(self.id, step, len(ends), self._started, now)
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
-    def _track(self, step: Step, started: Sequence[Seq], at: float) -> None:
-        """Whose tokens the next entries of `step_ends` are; of an engine that runs step by step, whose come `at`. One
-        that was aborted in the step has none."""
-        if self._single:
-            tracks = self.tracks
-            for seq in (*started, *step.decodes):
-                if (track := tracks.get(seq.id)) is not None:
-                    track.times.append(at)
-        elif self._pausing:
+    def _track(self, step: Step, started: Sequence[Seq]) -> None:
+        """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
+        decodes: Iterable[Seq]
+        if not self._whole:
             flowing = set(step.decodes)
-            for seq in flowing - self._flowing:
-                if seq.state is not SeqState.FINISHED:
-                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            decodes = flowing - self._flowing
             flowing.update(started)
             self._flowing = flowing
         elif self._landing:
-            for seq in self._landing.intersection(step.decodes):
-                if seq.state is not SeqState.FINISHED:
-                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
-            self._landing.difference_update(step.decodes)
+            decodes = self._landing.intersection(step.decodes)
+            self._landing.difference_update(decodes)
+        else:
+            return
+        for seq in decodes:
+            if seq.state is not SeqState.FINISHED:
+                self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
 
     def token_times(self, seq: Seq) -> array[float]:
         """Of a sequence that ended; forgets it."""
@@ -178,7 +174,7 @@ class Instance:
                 squares += chunk.length * (chunk.length + 2 * chunk.start)
                 if chunk.last and chunk.seq.keep_kv:
                     self.ending.append(chunk.seq)
-            seconds = self.latency.step(tokens, squares, len(step.decodes), step.context_sum)
+            seconds = self.latency.step(tokens, squares, len(step.decodes), self._context(step))
             self._ends = [self._after(now, seconds)]
         else:
             self._ends = self._decode_ends(step, now)
@@ -187,7 +183,7 @@ class Instance:
     def _decode_ends(self, step: Step, now: float) -> list[float]:
         """The same additions in the same order as one step after the other, so that results are equal to the bit."""
         if not self._leaps:
-            return [self._after(now, self.latency.decode(len(step.decodes), step.context_sum))]
+            return [self._after(now, self.latency.decode(len(step.decodes), self._context(step)))]
         repeats = min(self.engine.repeats(), MOST_STEPS)
         decodes, ends = self._planned
         done = bisect_right(ends, now)
@@ -198,7 +194,8 @@ class Instance:
         return ends
 
     def _extrapolated(self, step: Step, now: float, repeats: int) -> list[float]:
-        batch, context = len(step.decodes), step.context_sum
+        batch, context = len(step.decodes), self._context(step)
+        grows = 1 if self._by_longest else batch
         k = self.latency.coefficients
         a, b, c = k.decode_a, k.decode_b, k.decode_c * batch
         ends, at = [], now
@@ -206,8 +203,12 @@ class Instance:
         for _ in range(repeats):
             at = at + (a + b * context + c) if after is None else after(at, a + b * context + c)
             ends.append(at)
-            context += batch
+            context += grows
         return ends
+
+    def _context(self, step: Step) -> int:
+        """Tokens that the time of its decodes grows with."""
+        return max((seq.tokens for seq in step.decodes), default=0) if self._by_longest else step.context_sum
 
     def _after(self, now: float, seconds: float) -> float:
         return now + seconds if self.speed is None else self.speed.after(now, seconds)
@@ -218,7 +219,7 @@ class Instance:
         if not done or done == len(self._ends) or self._step is None:
             return
         step, at = self._step, self._ends[done - 1]
-        self._track(step, (), at)
+        self._track(step, ())
         if self.watch is not None:
             self.watch(self.id, step, done, self._started, at)
         self.step_ends.extend(self._ends[:done])
