@@ -19,7 +19,7 @@ from controller.core.steps import (
     StepDone,
 )
 from controller.engine import EngineConfig, EngineScheduler
-from controller.policies.batching import BATCHINGS
+from controller.policies.batching import BATCHINGS, Batching
 
 
 def make_seq(name: str, prompt: int | list[int] = 8, max_tokens: int = 4, **fields: object) -> Seq:
@@ -36,13 +36,14 @@ def next_token(seq: Seq) -> int:
 
 
 class Driver:
-    def __init__(self, batching: str = "chunked_prefill", **config: object) -> None:
+    def __init__(self, batching: str | Batching = "chunked_prefill", **config: object) -> None:
         config.setdefault("kv_blocks", 64)
         config.setdefault("block_size", 4)
         config.setdefault("max_model_len", 64)
         config.setdefault("max_num_batched_tokens", 64)
         config.setdefault("max_num_seqs", 8)
-        self.scheduler = EngineScheduler(EngineConfig(**config), BATCHINGS[batching]())  # type: ignore[arg-type]
+        policy = BATCHINGS[batching]() if isinstance(batching, str) else batching
+        self.scheduler = EngineScheduler(EngineConfig(**config), policy)  # type: ignore[arg-type]
         self.now = 0.0
         self.step: Step | None = None
         self.steps: list[Step] = []

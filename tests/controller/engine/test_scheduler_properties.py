@@ -36,7 +36,7 @@ def test_no_request_is_lost_doubled_or_invented(script, batching, policy, kv_blo
         max_num_seqs=4,
         scheduling_policy=policy,
     )
-    seqs, aborts = _play(driver, script)
+    seqs, aborts = play(driver, script)
     driver.run()
     assert set(driver.ended) == {seq.id for seq in seqs}
     for seq in seqs:
@@ -53,7 +53,7 @@ def test_no_request_is_lost_doubled_or_invented(script, batching, policy, kv_blo
         assert all(step.tokens <= budget for step in driver.steps)
 
 
-def _play(driver, script):
+def play(driver, script):
     seqs, due = [], []
     tick = 0
     for serial, item in enumerate(script):
