@@ -67,7 +67,7 @@ def _nothing_is_kept(played):
 )
 @settings(max_examples=20, deadline=None)
 def test_each_request_ends_once_whatever_breaks(policy, overrides, some, hang_ups, failures):
-    """Clients hang up, engines die with what they have and come back: the driver checks every answer (turbulence.py)."""
+    """Clients hang up, engines die with what they have and come back: turbulence.py checks every answer."""
     played = Turbulence(policy, overrides)
     for number, asked in enumerate(some):
         played.arrives(f"r{number}", **asked)

@@ -1,4 +1,4 @@
-"""A driver of a dispatcher that keeps books: engines of fixed speed, clients that hang up, engines that fail and return.
+"""A driver of a dispatcher that keeps books: engines of fixed speed, clients that hang up, engines that fail.
 
 Whatever a dispatcher answers is checked against what it was told: it may send only what has come, has not ended and is
 nowhere else, and only to an instance that is there.
