@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Role
+from controller.services.instances import ONE_SIDED
 from controller.services.role_switches import SWITCHED
 
 STAGES = {
@@ -21,6 +22,12 @@ ROUTED = "What runs there ends where it is. Gateways know within a second; it ca
 TOLD = (
     "Nothing new is sent there until what runs there has ended and its engine has switched; its prefix cache is lost. "
     "The action role_switch ends with a decision; what it could not switch serves on as before."
+)
+
+
+NOT_KNOWN = (
+    "A vLLM server must have been started with a KV connector for both sides (kv_both). Its spec does not say that it "
+    "was (kv_role), so the scaler leaves its role alone."
 )
 
 
@@ -60,8 +67,8 @@ def _prospect(
             if feeding
             else f"No instance of {row.model.name} only prefills yet: nothing comes to it until one does."
         )
-    if role != Role.COLLOCATED and row.backend == "vllm":
-        effects.append("A vLLM server must have been started with a KV connector for both sides (kv_both).")
+    if role != Role.COLLOCATED and row.backend == "vllm" and not row.kv_role:
+        effects.append(NOT_KNOWN)
     effects += _scaling(row, role, counts, policies)
     return Prospect(role, effects)
 
@@ -75,6 +82,8 @@ def _engine_cannot(row: Instance, role: Role, handover: bool) -> str:
         return "It is stopped, or about to be: a stopped instance stays as it was."
     if role != Role.COLLOCATED and not handover:
         return f"A {row.backend} engine cannot hand requests over."
+    if ONE_SIDED.get(row.kv_role) == role:
+        return f"It was started with kv_role {row.kv_role}: it cannot {role}."
     if row.backend in SWITCHED and Role.COLLOCATED in (row.role, role):
         return (
             f"SGLang cannot switch from {row.role} to {role} while it runs: its switch knows prefill and decode only."

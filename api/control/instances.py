@@ -79,7 +79,11 @@ class _InstanceFields(serializers.Serializer):
     unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
     )
-    spec = JsonObjectField(required=False, help_text="What the provisioner and the engine need to know.")
+    spec = JsonObjectField(
+        required=False,
+        help_text="What provisioner and engine need to know. Of a vLLM server `kv_role`, as it was started: with "
+        "`kv_both` the scaler may turn it from prefill to decode and back.",
+    )
 
 
 class InstanceInput(_InstanceFields):

@@ -14,6 +14,14 @@ class Role(models.TextChoices):
     DECODE = "decode", "Decode"
 
 
+class KvRole(models.TextChoices):
+    """vLLM's `kv_role`: the sides of a KV transfer that a server was started for."""
+
+    BOTH = "kv_both", "Both sides"
+    PRODUCER = "kv_producer", "Gives KV"
+    CONSUMER = "kv_consumer", "Takes KV"
+
+
 class ServedModel(Versioned):
     """A model under its public name. Without a tokenizer prompt tokens are estimated from characters."""
 
@@ -180,7 +188,8 @@ class Instance(Versioned):
     """A serving engine. `desired_state` is the wish, `observed_state` what its provisioner last saw.
 
     `generation` rises with each change of the wish, `observed_generation` follows when it has been acted upon.
-    `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...).
+    `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...), or what one
+    must know of a server that somebody else started (`kv_role`).
     """
 
     class Desired(models.TextChoices):
@@ -267,6 +276,11 @@ class Instance(Versioned):
         """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
         `tp` its latencies are of, and what other engines do with theirs is their own business."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
+
+    @property
+    def kv_role(self) -> str:
+        """What a vLLM server was started with, as whoever registered it said; "": not known."""
+        return str(self.spec.get("kv_role", "")) if self.backend == "vllm" else ""
 
     @property
     def shown_state(self) -> str:

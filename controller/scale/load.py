@@ -26,14 +26,14 @@ LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 @dataclass(frozen=True, slots=True)
 class Member:
     """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop; `turns`:
-    though not ours it may be given another role, for its engine says itself what it can."""
+    it can serve the other stage of requests, whoever runs it."""
 
     id: str
     state: str  # starting | ready | draining
     utilisation: float = 0.0
     outstanding: int = 0
     fixed: bool = False
-    turns: bool = False
+    turns: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacit
 
 class Row(NamedTuple):
     """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop; `turns`:
-    it may change its role all the same."""
+    it can serve the other stage of requests, whoever runs it."""
 
     id: str
     desired: str
     observed: str
     fixed: bool
-    turns: bool = False
+    turns: bool = True
 
 
 def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:

@@ -3,8 +3,10 @@
 HyperFlexis sec. 6 sizes prefill and decode apart and reassigns workers across roles when their demand diverges, which
 avoids starting one instance while another is stopped. The paper gives no rule. Ours: when a stage's scaler asks for an
 instance, the other stage gives one that it could have spared (`spare`, the test for giving it up at all) all through
-its own hold, `sustain_s`: a moment's calm at one stage while work has yet to reach it must not move an instance. It is
-drained and changes its role when it is empty; otherwise a new instance is started. Cost: O(instances).
+its own hold, `sustain_s`: a moment's calm at one stage while work has yet to reach it must not move an instance. If it
+can spare none a new instance is started. Only what can serve the other stage is given (`Member.turns`), whoever runs
+it. What runs there ends there: where a role is routing the new one holds at once, an engine that must be told is
+emptied first. Cost: O(instances).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from controller.scale.load import FleetObservation, Member
 
 
 class SwitchRole(NamedTuple):
-    """Drain the instance and bring it back in `role`."""
+    """From now on only requests of `role`'s stage are sent to the instance; what it has it finishes."""
 
     instance_id: str
     role: str
@@ -28,15 +30,15 @@ def spare(config: ScalingConfig, seen: FleetObservation) -> Member | None:
     """The instance that a stage can do without: the one with least to do, if the rest stays below `upper`.
 
     None while one of its instances starts or drains (the last change has not shown yet), at the minimum, on stale
-    telemetry, and where all are somebody else's and do not turn.
+    telemetry, and where none can serve the other stage.
     """
     ready = seen.having("ready")
     if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
         return None
     if seen.load * len(ready) / (len(ready) - 1) > config.upper:
         return None
-    ours = [member for member in ready if member.turns or not member.fixed]
-    return min(ours, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
+    able = [member for member in ready if member.turns]
+    return min(able, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 
 def spare_since(before: float | None, config: ScalingConfig, seen: FleetObservation, now: float) -> float | None:

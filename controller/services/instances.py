@@ -16,7 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
-from controller.models.fleet import Role, Weights
+from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_raise
@@ -34,6 +34,7 @@ _OBSERVED = (
     "updated_at",
 )
 EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
+ONE_SIDED: dict[str, str] = {KvRole.PRODUCER: Role.DECODE, KvRole.CONSUMER: Role.PREFILL}  # what each cannot become
 PLACED_BY = {"device_kind", "tp", "host"}
 
 
@@ -268,6 +269,8 @@ def _check(row: Instance) -> None:
         raise ValidationError({"spec": "weights must be present or absent."})
     if row.spec.get("executor") == "torch" and not (isinstance(row.spec.get("folder"), str) and row.spec["folder"]):
         raise ValidationError({"spec": "executor torch needs folder, where the model's config and safetensors lie."})
+    if "kv_role" in row.spec and (row.backend != "vllm" or row.kv_role not in KvRole.values):
+        raise ValidationError({"spec": f"kv_role is a vLLM server's, and one of {', '.join(KvRole.values)}."})
     _check_role(row, row.role)
 
 
@@ -276,3 +279,5 @@ def _check_role(row: Instance, role: str) -> None:
         raise ValidationError(
             {"role": f"{row} has {row.ranks} tensor-parallel ranks with a part of the KV each, which cannot be moved."}
         )
+    if ONE_SIDED.get(row.kv_role) == role:
+        raise ValidationError({"role": f"{row} was started with kv_role {row.kv_role} and cannot {role}."})

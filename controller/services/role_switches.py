@@ -1,7 +1,8 @@
-"""Roles that an engine must be told of (SGLang's P/D switch): ordered here, carried out by `workers.role_switches`.
+"""Other roles for instances: at once where a role is routing, by an order where the engine must be told of it.
 
-While an order is open gateways send nothing new there; its end is the instance's new role, or its old one with the
-reason on the Decision. An engine that broke while it switched is out of the fleet until somebody starts it again.
+SGLang must be told (its P/D switch): ordered here, carried out by `workers.role_switches`. While an order is open
+gateways send nothing new there; its end is the instance's new role, or its old one with the reason on the Decision. An
+engine that broke while it switched is out of the fleet until somebody starts it again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 
 from controller.models import Action, Decision, Instance, ServedModel
-from controller.models.fleet import Role, Weights
+from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
 from controller.services.actions import Kind, State, action_end, action_order
 from controller.services.actors import Actor
@@ -21,6 +22,7 @@ from controller.services.config import config_raise
 from controller.services.instances import instance_observe, instance_set_role, instance_stop
 
 SWITCHED = ("sglang",)  # backends whose engines must be told
+ROUTED = ("reference",)  # backends whose engines take either stage of a request at any time
 
 
 def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
@@ -46,6 +48,14 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
         change.audit(actor, "instance", "role_switch_ordered", row, inputs)
         config_raise()
     return action
+
+
+def takes_both(row: Instance) -> bool:
+    """The scaler may give it the other stage's role. An engine that must be told says itself whether it can. A vLLM
+    server's API does not say for which sides of a KV transfer it was started, so its registration must (`kv_role`)."""
+    if row.backend == "vllm":
+        return row.kv_role == KvRole.BOTH
+    return row.backend in SWITCHED or row.backend in ROUTED
 
 
 def roles_ordered(model: ServedModel) -> dict[str, str]:

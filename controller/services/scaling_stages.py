@@ -15,7 +15,7 @@ from controller.scale.observation import Row, observe
 from controller.scale.warm import WarmInstance, wanted
 from controller.selectors.topology import room_for
 from controller.services.actions import LOADABLE, Kind
-from controller.services.role_switches import SWITCHED, roles_ordered
+from controller.services.role_switches import roles_ordered, takes_both
 from controller.services.scaling_policies import scaling_config
 from controller.services.sleeping import failed_lately, sleepable
 
@@ -53,7 +53,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     makeable = pattern is not None and room != 0
     startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
     able = sleepable(serving) - turning.keys() if policy.sleep_level else set()
-    turns = {row.pk for row in serving if row.backend in SWITCHED}
+    turns = {row.pk for row in serving if takes_both(row)}
     turns -= failed_lately([row for row in serving if row.pk in turns], Kind.ROLE_SWITCH)
     known = [
         Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, able), row.pk in turns) for row in serving

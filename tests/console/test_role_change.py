@@ -72,6 +72,15 @@ def test_what_the_scaler_will_make_of_it_is_said():
 def test_a_vllm_server_must_have_been_started_for_it():
     said = of(instance("a", backend="vllm"), instance("b", "decode"))[Role.PREFILL].effects
     assert any("kv_both" in each for each in said)
+    known = of(instance("a", backend="vllm", spec={"kv_role": "kv_both"}), instance("b", "decode"))[Role.PREFILL]
+    assert (known.refused, any("kv_both" in each for each in known.effects)) == ("", False)
+
+
+def test_a_vllm_server_started_for_one_side_is_refused_the_other():
+    giver = instance("a", "prefill", backend="vllm", spec={"kv_role": "kv_producer"})
+    found = of(giver, instance("b", "prefill"), instance("c", "decode"))
+    assert "kv_producer: it cannot decode" in found[Role.DECODE].refused
+    assert found[Role.COLLOCATED].refused == ""
 
 
 def test_an_engine_that_must_be_told_is_emptied_first_and_never_becomes_collocated():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from controller.models import Instance, ServedModel
-from controller.models.fleet import Role
+from controller.models.fleet import KvRole, Role
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_register
 
@@ -23,6 +24,9 @@ class Command(BaseCommand):
         parser.add_argument("--model", required=True, help="public name of the model they serve")
         parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang", "reference"))
         parser.add_argument("--role", default="collocated", choices=Role.values, help="the stage they serve")
+        parser.add_argument(
+            "--kv-role", choices=KvRole.values, help="a vLLM's own: with kv_both the scaler may turn it"
+        )
         parser.add_argument("--max-num-seqs", type=int, default=32)
         parser.add_argument("--device-kind", default="", help="what they run on: the profile of that kind applies")
 
@@ -38,5 +42,9 @@ class Command(BaseCommand):
                 self.stdout.write(f"{name} is registered already")
                 continue
             given = {key: options[key] for key in ("backend", "role", "max_num_seqs", "device_kind")}
-            instance_register(actor=SYSTEM, id=name, model=served, url=url, **given)
+            spec = {"kv_role": options["kv_role"]} if options["kv_role"] else {}
+            try:
+                instance_register(actor=SYSTEM, id=name, model=served, url=url, spec=spec, **given)
+            except ValidationError as error:
+                raise CommandError(f"{name}: {' '.join(error.messages)}") from error
             self.stdout.write(f"registered {name} at {url}")

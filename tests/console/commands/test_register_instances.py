@@ -43,3 +43,11 @@ def test_without_an_address_it_says_how(item):
     served_model(name="demo")
     with pytest.raises(CommandError, match="NAME=URL"):
         register(item, model="demo")
+
+
+def test_a_vllm_server_is_registered_with_the_sides_it_was_started_for():
+    served_model(name="demo")
+    register("v-1=http://v-1:8000", model="demo", role="prefill", kv_role="kv_both")
+    assert Instance.objects.get(pk="v-1").kv_role == "kv_both"
+    with pytest.raises(CommandError, match="v-2: v-2 was started with kv_role kv_producer and cannot decode"):
+        register("v-2=http://v-2:8000", model="demo", role="decode", kv_role="kv_producer")

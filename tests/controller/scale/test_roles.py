@@ -35,8 +35,20 @@ def test_what_waits_before_the_stage_counts_too():
     assert spare(DECODE, fleet(0.1, 0.1, wait_over_slo=2.0)) is None
 
 
-def test_others_instances_are_not_ours_to_give():
-    members = (Member("a", "ready", fixed=True), Member("b", "ready", fixed=True))
+def test_only_what_can_serve_the_other_stage_is_given_whoever_runs_it():
+    """Load 0.2, so two of three suffice: 0.2 x 3 / 2 = 0.3. The idlest cannot turn; of those that can `b` has less."""
+    members = (
+        Member("a", "ready", 0.0, 0, turns=False),
+        Member("b", "ready", 0.2, 2, fixed=True),
+        Member("c", "ready", 0.4, 4),
+    )
+    assert spare(DECODE, FleetObservation(members, age_s=0.1)).id == "b"
+    none_turns = tuple(replace(member, turns=False) for member in members)
+    assert spare(DECODE, FleetObservation(none_turns, age_s=0.1)) is None
+
+
+def test_ours_that_cannot_turn_is_not_given_though_it_may_be_stopped():
+    members = (Member("a", "ready", turns=False), Member("b", "ready", turns=False))
     assert spare(DECODE, FleetObservation(members, age_s=0.1)) is None
 
 

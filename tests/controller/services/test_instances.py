@@ -158,6 +158,29 @@ def test_a_part_of_the_kv_cannot_be_moved_so_such_an_engine_takes_both_stages():
     assert instance_set_role(actor=ACTOR, instance_id=emulated.pk, role="prefill").role == "prefill"
 
 
+@pytest.mark.parametrize(("kv_role", "cannot"), [("kv_producer", "decode"), ("kv_consumer", "prefill")])
+def test_a_vllm_server_of_one_side_gets_no_role_of_the_other(kv_role, cannot):
+    model, spec = factories.served_model(), {"kv_role": kv_role}
+    with pytest.raises(ValidationError, match=f"cannot {cannot}"):
+        instance_register(actor=ACTOR, id="v", model=model, url="http://v:1", role=cannot, spec=spec)
+    row = instance_register(actor=ACTOR, id="v", model=model, url="http://v:1", spec=spec)
+    with pytest.raises(ValidationError, match=f"started with kv_role {kv_role}"):
+        instance_set_role(actor=ACTOR, instance_id="v", role=cannot)
+    changed = instance_update(
+        actor=ACTOR, instance_id="v", version=row.version, changes={"spec": {"kv_role": "kv_both"}}
+    )
+    assert changed.kv_role == "kv_both"
+    assert instance_set_role(actor=ACTOR, instance_id="v", role=cannot).role == cannot
+
+
+@pytest.mark.parametrize(("backend", "kv_role"), [("vllm", "both"), ("vllm", None), ("reference", "kv_both")])
+def test_a_kv_role_that_says_nothing_is_refused(backend, kv_role):
+    fields = {"backend": backend, "spec": {"kv_role": kv_role}}
+    with pytest.raises(ValidationError, match="kv_producer") as refused:
+        instance_register(actor=ACTOR, id="v", model=factories.served_model(), url="http://v:1", **fields)
+    assert list(refused.value.message_dict) == ["spec"]
+
+
 def test_weights_of_several_ranks_come_from_their_disk():
     """Neither side of such a pair is asked, and the plan says why."""
     model = factories.served_model()

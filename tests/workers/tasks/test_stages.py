@@ -9,6 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Decision, Instance, InstanceInterval, ScalerState
+from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe, instance_wish
@@ -166,10 +167,48 @@ def test_one_whose_engine_would_not_switch_is_left_alone_for_a_while(stages):
     assert turning() == {"d1", "d2", "d3"}
 
 
-def test_other_servers_of_others_stay_what_they_are(stages):
+DIVERGED = {**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35}
+AS_REGISTERED = {"p1": "prefill", "d1": "decode", "d2": "decode", "d3": "decode"}
+
+
+@pytest.mark.parametrize(("backend", "spec"), [("reference", {}), ("vllm", {"kv_role": "kv_both"})])
+def test_servers_of_others_that_take_either_stage_turn_by_routing(stages, backend, spec):
+    """Nothing is started and no engine is told: the row's role is all, and gateways hear of it."""
+    prefill, decode = stages
+    Instance.objects.update(backend=backend, provisioner="static", spec=spec)
+    tick(decode, fleet(**DIVERGED))
+    decision = tick(prefill, fleet(**DIVERGED))
+    assert (decision.kind, decision.reason) == ("scale_out", "load_above_upper")
+    assert decision.outcome == {"switched": {"instance": "d2", "from": "decode"}}
+    assert roles() == {**AS_REGISTERED, "d2": "prefill"}
+    change = Decision.objects.get(kind="role_change")
+    assert (change.reason, change.inputs["instance"], change.inputs["to"]) == ("demand_diverged", "d2", "prefill")
+    assert not Action.objects.exists()
+    sent_to = {each.id: each.role for each in gateway_snapshot().instances}
+    assert (sent_to["d2"], gateway_snapshot().draining) == ("prefill", ())
+
+
+@pytest.mark.parametrize("spec", [{}, {"kv_role": "kv_producer"}, {"kv_role": "kv_consumer"}])
+def test_a_vllm_server_that_is_not_known_to_take_both_stages_stays_what_it_is(stages, spec):
+    prefill, decode = stages
+    Instance.objects.update(backend="vllm", provisioner="static", spec=spec)
+    tick(decode, fleet(**DIVERGED))
+    assert tick(prefill, fleet(**DIVERGED)).reason == "nothing_to_start"
+    assert roles() == AS_REGISTERED
+
+
+def test_one_that_may_be_put_to_sleep_is_not_therefore_one_that_turns(stages):
     prefill, decode = stages
     Instance.objects.update(backend="vllm", provisioner="static")
-    messages = fleet(**{**CALM_DECODE, "d1": 0.35, "d2": 0.32, "d3": 0.35})
-    tick(decode, messages)
-    assert tick(prefill, messages).reason == "nothing_to_start"
-    assert roles() == {"p1": "prefill", "d1": "decode", "d2": "decode", "d3": "decode"}
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"sleep_level": 1})
+    tick(decode, fleet(**DIVERGED))
+    assert tick(prefill, fleet(**DIVERGED)).reason == "nothing_to_start"
+    assert roles() == AS_REGISTERED
+
+
+def test_of_several_the_one_that_takes_both_stages_is_given_though_another_has_less_to_do(stages):
+    prefill, decode = stages
+    Instance.objects.update(backend="vllm", provisioner="static")
+    Instance.objects.filter(pk="d3").update(spec={"kv_role": "kv_both"})
+    tick(decode, fleet(**DIVERGED))
+    assert tick(prefill, fleet(**DIVERGED)).outcome == {"switched": {"instance": "d3", "from": "decode"}}
