@@ -1,17 +1,17 @@
-"""The combined set `slackline` inside the engines: what each runs, by what it is there for.
+"""The combined set `slackline` inside the engines: what each runs, with which options, by what it is there for.
 
-The dispatcher of that name stands in front. Measured on the home workload of each paper: docs/reproduction.md, section
-Combined.
+The dispatcher of that name stands in front. Measured with these options on the home workload of each paper:
+docs/reproduction.md, section Combined. Engine and simulator build what they run from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from controller.core.types import Role
+from controller.core.types import LatencyCoefficients, Role
 
 EngineKind = Literal["continuous", "preemptive_prefill"]
 BY_STAGE = "slackline"  # as the name of a scheduler: the one of this file, by role
@@ -19,27 +19,59 @@ BY_STAGE = "slackline"  # as the name of a scheduler: the one of this file, by r
 SCHEDULERS: Mapping[str, str] = MappingProxyType(
     {"continuous": "continuous", "preemptive": "preemptive_prefill", BY_STAGE: BY_STAGE}
 )
+LEAST_S = 1e-9
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """A scheduler and its batching policy, by their names."""
+    """A scheduler and its batching policy, by their names. `options` are the policy's; `profiled` names those that the
+    engine's latency profile gives, by the coefficient they are (controller.core.types.LatencyCoefficients)."""
 
     engine_kind: EngineKind
     batching: str
+    options: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    profiled: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+
+    def options_for(self, latency: LatencyCoefficients | None, batch_tokens: int) -> dict[str, Any]:
+        """Of an engine with that profile (None: nobody knows it, and the policy's own defaults stay) whose step takes
+        `batch_tokens`."""
+        found = dict(self.options)
+        if self.engine_kind == "preemptive_prefill":
+            found["batch_tokens"] = batch_tokens
+        if latency is not None:
+            found |= {name: _said(latency, coefficient) for name, coefficient in self.profiled.items()}
+        return found
+
+
+def _said(latency: LatencyCoefficients, coefficient: str) -> float:
+    """Policies divide by the seconds of a prompt token, which a constant profile has none of."""
+    value: float = getattr(latency, coefficient)
+    return max(value, LEAST_S) if coefficient == "prefill_b" else value
+
+
+def _own(*names: str) -> Mapping[str, str]:
+    return MappingProxyType({name: name for name in names})
 
 
 _COLLOCATED = EnginePart("continuous", "chunked_prefill")
-_WITH_DEADLINES = EnginePart("continuous", "calm")
-_PREFILL = EnginePart("preemptive_prefill", "slo_aware_batching")
-_DECODE = EnginePart("continuous", "kairos_decode")
+_WITH_DEADLINES = EnginePart(
+    "continuous",
+    "calm",
+    MappingProxyType({"rectangles": True, "slots": 96}),
+    MappingProxyType({"prefill_s": "prefill_b"}),
+)
+_PREFILL = EnginePart("preemptive_prefill", "slo_aware_batching", profiled=_own("prefill_a", "prefill_b", "prefill_c"))
+_DECODE = EnginePart("continuous", "kairos_decode", profiled=_own("decode_a", "decode_b", "decode_c"))
 
 
 def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
     """`deadlines`: end-to-end deadlines or workflows are promised there, beside (or instead of) TTFT and TPOT.
 
     Prefill: slack-aware EDF, left at operators (FlowPrefill). Decode: slack-guided batches (Kairos, Alg. 3).
-    Collocated: continuous batching in the gateway's order, or CALM (Concord, eq. 4.1) where whole answers count.
+    Collocated: continuous batching in the gateway's order, or CALM (Concord, eq. 4.1, packed by bandwidth) where whole
+    answers count: 96 sequences a step, the best of Concord's sweep, so an engine needs more `max_num_seqs` than that
+    for those that wait with their KV.
     """
     if role is Role.PREFILL:
         return _PREFILL

@@ -12,7 +12,8 @@ from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
-from controller.policies.batching import BATCHINGS, Batching, selects
+from controller.policies.batching import Batching, selects
+from controller.policies.batching.options import build
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.policies.by_stage import BY_STAGE, EngineKind, EnginePart, engine_part
 from controller.predict.boundaries import ComposedBoundaries, shape
@@ -22,6 +23,7 @@ from controller.simulator.machine_speed import MachineSpeed
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
 BATCHING = "chunked_prefill"  # where none is named
+DECODE_BY = ("sum", "longest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,9 @@ class InstanceSettings:
     give the operators that its boundaries are composed from. "slackline" is what an engine runs under
     `--scheduler slackline`: scheduler and batching by `role` and `deadlines` (policies.by_stage).
 
-    `batching` None: chunked_prefill, or what the kind says. `from_s`, `until_s`: the second of the run at which it
-    joins and the one at which it begins to drain (None: it stays).
+    `batching` None: chunked_prefill, or what the kind says. `decode_by`: what a decode step's time grows with, the
+    "sum" of its sequences' tokens (eq. 2) or the "longest" of them alone (Kairos, sec. 2.2). `from_s`, `until_s`: the
+    second of the run at which it joins and the one at which it begins to drain (None: it stays).
     """
 
     latency: LatencyCoefficients
@@ -59,6 +62,7 @@ class InstanceSettings:
     preemption: Mapping[str, Any] = field(default_factory=dict)
     model_shape: str = "llama3-8b"
     all_reduce_share: float = 0.0
+    decode_by: str = "sum"
     from_s: float = 0.0
     until_s: float | None = None
 
@@ -70,6 +74,9 @@ class InstanceSettings:
             raise ConfigError(
                 "a decode instance is a continuous engine: the other takes over no KV", field="engine_kind"
             )
+        if self.decode_by not in DECODE_BY:
+            valid = ", ".join(DECODE_BY)
+            raise ConfigError(f"unknown decode_by {self.decode_by!r}; valid: {valid}", field="decode_by")
         for name in ("tensor_parallel", "kv_bytes_per_token"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
@@ -144,27 +151,14 @@ class InstanceSettings:
         return ComposedBoundaries(kind, operators, self.latency, self.all_reduce_share)
 
     def build_batching(self) -> Batching:
-        kind, name = self.part.engine_kind, self.part.batching
-        policy = BATCHINGS[name]
-        config_type = getattr(policy, "Config", None)
-        if config_type is None:
-            raise ConfigError(f"batching {name!r} has no Config", field="batching")
-        valid = set(getattr(config_type, "__dataclass_fields__", {}))
-        unknown = sorted(set(self.batching_settings) - valid)
-        if unknown:
-            names = ", ".join(sorted(valid)) or "none"
-            raise ConfigError(
-                f"batching {name} has no setting {unknown[0]!r}; valid: {names}",
-                field=f"batching_settings.{unknown[0]}",
-            )
+        """With what the profile that is believed says, where the scheduler predicts by one."""
+        part, believed = self.part, self.believed or self.latency
         given = dict(self.batching_settings)
-        if kind == "preemptive_prefill" and {"prefill_a", "prefill_b", "prefill_c"} <= valid:
-            believed = self.believed or self.latency
+        if self.engine_kind == BY_STAGE:
+            given = part.options_for(believed, self.max_num_batched_tokens) | given
+        elif part.engine_kind == "preemptive_prefill" and part.batching == SloAwareBatching.name:
             given = {each: getattr(believed, each) for each in ("prefill_a", "prefill_b", "prefill_c")} | given
-            if self.engine_kind == BY_STAGE:  # as the engine has it
-                given.setdefault("batch_tokens", self.max_num_batched_tokens)
-        built: Batching = policy(config_type(**given))
-        return built
+        return build(part.batching, given, "batching_settings")
 
     def spec(self, instance_id: str) -> InstanceSpec:
         return InstanceSpec(

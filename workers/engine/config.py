@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,11 @@ from controller.core.errors import ConfigError
 from controller.core.types import Role
 from controller.engine import EngineConfig, PreemptionConfig
 from controller.policies.batching import BATCHINGS, Batching
+from controller.policies.batching.options import build as build_batching
+from controller.policies.by_stage import EnginePart
 from workers.engine.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
-from workers.engine.preemption import add_scheduler_options, preemption_config
+from workers.engine.preemption import add_scheduler_options, choose_by_stage, preemption_config
 from workers.engine.profiles import Profile, load_profile
 from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
 from workers.engine.weights import KINDS as SOURCES
@@ -67,6 +70,7 @@ class ServerConfig:
     shutdown_timeout: float
     kv: KvConfig
     weights: WeightConfig
+    batching_options: Mapping[str, Any] = field(default_factory=dict)  # as given: what no measurement changes
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
@@ -95,8 +99,9 @@ def parse(argv: Sequence[str] | None = None) -> ServerConfig:
 def _config(args: argparse.Namespace) -> ServerConfig:
     model = model_options(args)
     profile = None if model and not args.profile else load_profile(args.profile or DEFAULT_PROFILE)
+    part = choose_by_stage(args)
     preemption = preemption_config(args)
-    batching = args.batching or (PREEMPTIVE_BATCHING if preemption else DEFAULT_BATCHING)
+    engine, given = _engine_config(args, model, profile), _options(args.batching_options)
     return ServerConfig(
         host=args.host,
         port=args.port,
@@ -104,8 +109,9 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         role=Role(args.role),
         seed=args.seed,
         profile=profile,
-        engine=_engine_config(args, model, profile),
-        batching=_batching(batching, args.long_prefill_token_threshold),
+        engine=engine,
+        batching=_batching(args, part, profile, engine, given),
+        batching_options=given,
         preemption=preemption,
         startup_delay=args.startup_delay,
         shutdown_timeout=args.shutdown_timeout,
@@ -151,15 +157,43 @@ def _weight_config(args: argparse.Namespace) -> WeightConfig:
     return WeightConfig(args.weights == "present", load_s, args.emulated_weight_bytes, args.kv_timeout)
 
 
-def _batching(name: str, threshold: int | None) -> Batching:
-    policy = BATCHINGS[name]
-    if threshold is None:
-        return policy()
-    if "long_prefill_tokens" not in policy.Config.__dataclass_fields__:
-        raise ConfigError(f"{name} batching does not cut prompts", "long_prefill_token_threshold")
-    if threshold < 1:
-        raise ConfigError(f"must be at least 1, got {threshold}", "long_prefill_token_threshold")
-    return policy(policy.Config(long_prefill_tokens=threshold))
+def _options(text: str) -> dict[str, Any]:
+    """Of `--batching-options`."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"is not JSON: {error}", "batching_options") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f'must be an object such as {{"slots": 96}}, is {text}', "batching_options")
+    return found
+
+
+def _batching(
+    args: argparse.Namespace,
+    part: EnginePart | None,
+    profile: Profile | None,
+    engine: EngineConfig,
+    given: Mapping[str, Any],
+) -> Batching:
+    """The policy with what the combined set gives it, and over that what was given."""
+    name = args.batching or (PREEMPTIVE_BATCHING if args.scheduler == "preemptive" else DEFAULT_BATCHING)
+    options: dict[str, Any] = {}
+    if part is not None:
+        options = part.options_for(profile.coefficients if profile else None, engine.max_num_batched_tokens)
+    threshold = args.long_prefill_token_threshold
+    if threshold is not None:
+        if "long_prefill_tokens" not in BATCHINGS[name].Config.__dataclass_fields__:
+            raise ConfigError(f"{name} batching does not cut prompts", "long_prefill_token_threshold")
+        if threshold < 1:
+            raise ConfigError(f"must be at least 1, got {threshold}", "long_prefill_token_threshold")
+        if "long_prefill_tokens" in given:
+            raise ConfigError("--batching-options says it too", "long_prefill_token_threshold")
+        options["long_prefill_tokens"] = threshold
+    try:
+        return build_batching(name, options | given, "batching_options")
+    except ConfigError as error:
+        where = (error.field or "").removeprefix("batching_options").lstrip(".")
+        raise ConfigError(f"{where}: {error}" if where else str(error), "batching_options") from error
 
 
 def _engine_config(args: argparse.Namespace, model: ModelOptions | None, profile: Profile | None) -> EngineConfig:
@@ -210,6 +244,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--scheduling-policy", default="priority", choices=["priority", "fcfs"])
     add("--long-prefill-token-threshold", type=int, help="largest prefill chunk of one prompt (the token budget)")
     add("--batching", choices=list(BATCHINGS), help=f"({DEFAULT_BATCHING})")
+    add("--batching-options", default="{}", help='settings of the batching policy, as JSON: {"slots": 96}')
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--advertise-host", default="", help="where other engines reach this one (--host, or this host's name)")

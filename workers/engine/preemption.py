@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import Batching
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
-from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
+from controller.policies.by_stage import BY_STAGE, NOTHING, SCHEDULERS, EnginePart, engine_part
 from controller.predict.boundaries import BOUNDARIES
 
 BATCHING = SloAwareBatching.name
@@ -30,7 +33,6 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
     """None for the continuous scheduler. Predicted times are filled in by `build_scheduler`."""
-    _choose_by_stage(args)
     if args.scheduler == "continuous":
         for name in ("boundary", "chunk_tokens"):
             if getattr(args, name) is not None:
@@ -41,17 +43,18 @@ def preemption_config(args: argparse.Namespace) -> PreemptionConfig | None:
     return PreemptionConfig(boundary=args.boundary or "operator", chunk_tokens=args.chunk_tokens)
 
 
-def _choose_by_stage(args: argparse.Namespace) -> None:
-    """Puts what the combined set runs in this role in the place of its name."""
+def choose_by_stage(args: argparse.Namespace) -> EnginePart | None:
+    """What the combined set runs in this role, put in the place of its name. None: it was not asked for."""
     if args.scheduler != BY_STAGE:
         if args.deadlines:
             raise ConfigError(f"needs --scheduler {BY_STAGE}", "deadlines")
-        return
+        return None
     if args.batching is not None:
         raise ConfigError(f"--scheduler {BY_STAGE} chooses it by --role", "batching")
     part = engine_part(Role(args.role), args.deadlines)
     args.scheduler = next(name for name, kind in SCHEDULERS.items() if kind == part.engine_kind)
     args.batching = part.batching
+    return part
 
 
 def build_scheduler(
@@ -59,21 +62,26 @@ def build_scheduler(
     batching: Batching,
     preemption: PreemptionConfig | None,
     latency: LatencyCoefficients | None,
+    given: Mapping[str, Any] = NOTHING,
 ) -> EngineScheduler:
-    """`latency` is what the preemptive scheduler believes steps take; the continuous one does not ask."""
+    """`latency` is what the preemptive scheduler believes steps take, but for the options `given` to its batching; the
+    continuous one does not ask."""
     if preemption is None:
         return EngineScheduler(config, batching)
     if latency is None:
         raise ConfigError("the preemptive scheduler needs a latency profile", "profile")
-    rules = SloAwareBatching.Config(
-        prefill_a=latency.prefill_a,
-        prefill_b=max(latency.prefill_b, 1e-9),
-        prefill_c=latency.prefill_c,
-        batch_tokens=config.max_num_batched_tokens,
-    )
-    believed = PreemptionConfig(
+    if not isinstance(batching, SloAwareBatching):
+        raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {batching.name}", "batching")
+    believed = {
+        "prefill_a": latency.prefill_a,
+        "prefill_b": max(latency.prefill_b, 1e-9),
+        "prefill_c": latency.prefill_c,
+        "batch_tokens": config.max_num_batched_tokens,
+    }
+    rules = replace(batching.config, **{name: value for name, value in believed.items() if name not in given})
+    margins = PreemptionConfig(
         preemption.boundary,
         preemption.chunk_tokens,
         *(latency.decode_a, latency.decode_b, latency.decode_c, preemption.decode_margin_s),
     )
-    return PreemptivePrefill(config, SloAwareBatching(rules), believed)
+    return PreemptivePrefill(config, SloAwareBatching(rules), margins)

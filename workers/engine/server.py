@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
 def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine, Handover | None]:
     timer = LoopTimer(loop)
     latency = config.profile.coefficients if config.profile else None
-    scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency)
+    scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency, config.batching_options)
     engine = Engine(config.model, scheduler, timer.now)
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)

@@ -1,5 +1,6 @@
 """`engine_kind: slackline` simulates what an engine started with `--scheduler slackline` runs."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from workers.engine.preemption import build_scheduler
 
 ROLES = ("collocated", "prefill", "decode")
 BY_STAGE = replace(SMALL, engine_kind="slackline")
+CALM_OF_THE_SET = {"rectangles": True, "slots": 96, "prefill_s": FAST.prefill_b}
+DECODE_OF_THE_SET = {name: getattr(FAST, name) for name in ("decode_a", "decode_b", "decode_c")}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -25,7 +28,7 @@ def test_it_is_what_serves(role, deadlines, monkeypatch):
     options = ["--port", "1", "--role", role, "--scheduler", "slackline", "--max-num-batched-tokens", "3000"]
     live = parse([*options, "--deadlines"] if deadlines else options)
     latency = live.profile.coefficients
-    serving = build_scheduler(live.engine, live.batching, live.preemption, latency)
+    serving = build_scheduler(live.engine, live.batching, live.preemption, latency, live.batching_options)
     settings = InstanceSettings(
         LatencyCoefficients(*latency), role=role, engine_kind="slackline", deadlines=deadlines,
         max_num_batched_tokens=3000,
@@ -41,7 +44,10 @@ def test_it_is_what_serves(role, deadlines, monkeypatch):
 
 @pytest.mark.parametrize(
     ("deadlines", "parts"),
-    [(False, {"batching": "chunked_prefill"}), (True, {"batching": "calm"})],
+    [
+        (False, {"batching": "chunked_prefill"}),
+        (True, {"batching": "calm", "batching_settings": CALM_OF_THE_SET}),
+    ],
 )
 def test_collocated_engines_run_what_the_parts_run(deadlines, parts):
     demands = some_demands(60, rate=60.0, seed=5)
@@ -60,10 +66,35 @@ def test_stages_apart_run_what_the_parts_run():
             SMALL, role="prefill", engine_kind="preemptive_prefill", batching="slo_aware_batching",
             batching_settings=rules,
         ),
-        replace(SMALL, role="decode", batching="kairos_decode"),
+        replace(SMALL, role="decode", batching="kairos_decode", batching_settings=DECODE_OF_THE_SET),
     )  # fmt: skip
     chosen = tuple(replace(BY_STAGE, role=each.role) for each in by_hand)
     assert facts(simulate(demands, instances=chosen)) == facts(simulate(demands, instances=by_hand))
+
+
+def test_what_is_given_goes_before_what_the_set_says(monkeypatch):
+    monkeypatch.setenv("FLEET_TOKEN", "t")
+    given = {"slots": 32, "preemption": {"threshold": 0.5}}
+    options = ["--port", "1", "--scheduler", "slackline", "--deadlines", "--batching-options", json.dumps(given)]
+    live = parse(options)
+    simulated = InstanceSettings(
+        LatencyCoefficients(*live.profile.coefficients), engine_kind="slackline", deadlines=True,
+        batching_settings=given,
+    ).build_engine()  # fmt: skip
+    assert live.batching.config == simulated.batching.config
+    assert (live.batching.config.slots, live.batching.config.rectangles) == (32, True)
+    assert live.batching.config.preemption.threshold == 0.5
+
+
+def test_what_is_given_goes_before_the_profile(monkeypatch):
+    monkeypatch.setenv("FLEET_TOKEN", "t")
+    options = ["--port", "1", "--role", "prefill", "--scheduler", "slackline", "--batching-options", '{"prefill_b": 1}']
+    live = parse(options)
+    serving = build_scheduler(
+        live.engine, live.batching, live.preemption, live.profile.coefficients, live.batching_options
+    )
+    assert serving.batching.config.prefill_b == 1
+    assert serving.batching.config.prefill_a == live.profile.coefficients.prefill_a
 
 
 @pytest.mark.parametrize(
@@ -74,6 +105,9 @@ def test_stages_apart_run_what_the_parts_run():
         ({"engine_kind": "slackline", "deadlines": "yes"}, "deadlines"),
         ({"engine_kind": "slackline", "preemption": {"boundary": "layer"}}, "preemption"),
         ({"engine_kind": "slackline", "batching_settings": {"slots": 4}}, "batching_settings.slots"),
+        ({"batching": "calm", "batching_settings": {"slots": 0}}, "batching_settings.slots"),
+        ({"batching": "calm", "batching_settings": {"slots": "4"}}, "batching_settings.slots"),
+        ({"decode_by": "mean"}, "decode_by"),
     ],
 )
 def test_a_setting_without_effect_is_refused(changes, field):

@@ -28,6 +28,20 @@ def test_the_role_chooses(options, batching, preemptive):
         assert config.preemption.boundary == "operator"
 
 
+def test_the_profile_gives_what_the_policies_predict_by():
+    decode = parse(["--port", "1", "--scheduler", "slackline", "--role", "decode"])
+    latency = decode.profile.coefficients
+    assert (decode.batching.config.decode_a, decode.batching.config.decode_b) == (latency.decode_a, latency.decode_b)
+    deadlines = parse(["--port", "1", "--scheduler", "slackline", "--deadlines"]).batching.config
+    assert (deadlines.prefill_s, deadlines.rectangles, deadlines.slots) == (latency.prefill_b, True, 96)
+
+
+def test_a_profile_without_a_time_for_tokens_starts_too():
+    options = ["--port", "1", "--scheduler", "slackline", "--profile", "constant:5ms"]
+    for more in (["--deadlines"], ["--role", "prefill"], ["--role", "decode"]):
+        parse([*options, *more])
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

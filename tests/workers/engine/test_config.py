@@ -26,6 +26,13 @@ def test_the_prefill_threshold_reaches_the_policy():
     assert config.batching.config.long_prefill_tokens == 100
 
 
+def test_the_options_of_a_batching_policy_reach_it():
+    given = '{"slots": 12, "cutoffs": [0.8, 0.9], "cutoff": 1}'
+    config = parse(["--port", "1", "--batching", "calm", "--batching-options", given])
+    found = config.batching.config
+    assert (found.slots, tuple(found.cutoffs), found.cutoff, found.frame_steps) == (12, (0.8, 0.9), 1, 50)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -38,6 +45,20 @@ def test_the_prefill_threshold_reaches_the_policy():
         (["--kv-blocks", "-3"], "--kv-blocks: "),
         (["--long-prefill-token-threshold", "0"], "--long-prefill-token-threshold: "),
         (["--batching", "iteration_level", "--long-prefill-token-threshold", "9"], "does not cut prompts"),
+        (["--batching-options", "slots=3"], "--batching-options: is not JSON"),
+        (["--batching-options", "[96]"], "--batching-options: must be an object"),
+        (["--batching-options", '{"slots": 96}'], "--batching-options: slots: batching chunked_prefill has no setting"),
+        (["--batching", "calm", "--batching-options", '{"slots": 0}'], "--batching-options: slots: slots must be"),
+        (["--batching", "calm", "--batching-options", '{"slots": "9"}'], "slots must be a whole number, is '9'"),
+        (["--batching", "calm", "--batching-options", '{"rectangles": 1}'], "rectangles must be true or false"),
+        (
+            ["--batching", "calm", "--batching-options", '{"preemption": {"threshold": "x"}}'],
+            "--batching-options: preemption.threshold: threshold must be a number",
+        ),
+        (
+            ["--long-prefill-token-threshold", "9", "--batching-options", '{"long_prefill_tokens": 8}'],
+            "--long-prefill-token-threshold: --batching-options says it too",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(options, complaint, capsys):
