@@ -21,6 +21,7 @@ from controller.core.types import Outcome, Targets
 from controller.simulator.demand import Demand
 from controller.simulator.mixes import PATIENT_S
 from controller.simulator.results import ProgramRecord
+from controller.simulator.stage_deadlines import accumulated_shares, checked_rule, stage_due
 from controller.simulator.stage_pace import StagePace
 
 
@@ -89,19 +90,6 @@ def stage_seconds(stage: Stage, speeds: Speeds) -> float:
     return longest_call_s(stage, speeds) + stage.tool_s
 
 
-def accumulated_shares(seconds: Sequence[float]) -> list[float]:
-    """phi(s): the share of all time that is over when stage s ends. The last one is 1."""
-    whole = math.fsum(seconds)
-    if not whole > 0:
-        raise ConfigError("a pattern's stages must take time", field="seconds")
-    shares, so_far = [], 0.0
-    for each in seconds:
-        so_far += each
-        shares.append(so_far / whole)
-    shares[-1] = 1.0
-    return shares
-
-
 class Foresight(Protocol):
     """What a request analyser believes. Deterministic for a program or call."""
 
@@ -144,13 +132,15 @@ class _Open:
 @dataclass(slots=True)
 class Programs:
     """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1).
-    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long."""
+    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long.
+    `stage_deadlines`: the rule by which a stage has its part of the deadline (stage_deadlines.py)."""
 
     programs: Sequence[Program]
     foresight: Foresight
     speeds: Speeds = field(default_factory=Speeds)
     count: str = "tokens"
     pace: StagePace | None = None
+    stage_deadlines: str = "accumulated"
     records: list[ProgramRecord] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
 
@@ -159,6 +149,7 @@ class Programs:
             raise ConfigError(f"unknown count {self.count!r}; valid: requests, tokens", field="count")
         if len({program.id for program in self.programs}) != len(self.programs):
             raise ConfigError("two programs have the same id", field="programs")
+        checked_rule(self.stage_deadlines)
 
     def first(self) -> list[Demand]:
         """Calls of the first stages, with which the workload begins."""
@@ -251,7 +242,7 @@ class Programs:
             )
         else:
             whole, share = math.fsum(opened.seconds), opened.shares[stage]
-            due = program.at + share * deadline
+            due = stage_due(self.stage_deadlines, opened.seconds, stage, program.at, at, deadline)
             end, later_s = program.at + deadline, (1.0 - share) * whole
             latest = end - math.fsum(opened.least[stage + 1 :]) * self.foresight.optimism
             worth = opened.tokens if self.count == "tokens" else 1.0

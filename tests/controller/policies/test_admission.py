@@ -18,6 +18,7 @@ def test_h8_a_predictor_without_error_answers_yes_or_no():
     assert exact.judge(REQUEST, COST, worker, 0.0, 0.5).probability == 1.0
     assert exact.judge(REQUEST, COST, worker, 0.0, 0.6).probability == 0.0
     assert exact.hopeless_at(REQUEST, COST) == pytest.approx(0.55)
+    assert [exact.hopeless_at(REQUEST, COST) - now for now in (0.5, 0.6)] == pytest.approx([0.05, -0.05])
 
 
 def test_probability_never_falls_in_time_left():

@@ -13,8 +13,9 @@ from controller.simulator import Simulation, SimulationSettings
 from controller.simulator.concord_mix import KINDS, ConcordMix
 from controller.simulator.foresight import Blind, Noisy, Oracle
 from controller.simulator.mixes import PATIENT_S
-from controller.simulator.programs import Call, Program, Programs, Speeds, Stage, accumulated_shares
+from controller.simulator.programs import Call, Program, Programs, Speeds, Stage
 from controller.simulator.report import report
+from controller.simulator.stage_deadlines import STAGE_DEADLINES, accumulated_shares, stage_due
 from controller.simulator.stage_pace import StagePace
 from tests.controller.simulator.runs import SMALL, facts
 
@@ -48,23 +49,40 @@ def test_c6_stage_deadlines_are_amortised_by_accumulated_share():
     assert [20 * share for share in shares] == pytest.approx([4, 10, 20])
 
 
-def test_c6_a_late_stage_leaves_the_next_deadline_where_it_was():
+@pytest.mark.parametrize("rule", STAGE_DEADLINES)
+def test_c6_on_the_patterns_own_times_the_rules_agree(rule):
+    ends = [4.0, 10.0, 20.0]
+    found = [stage_due(rule, [2.0, 3.0, 5.0], stage, 0.0, began, 20.0) for stage, began in enumerate([0.0, 4.0, 10.0])]
+    assert found == pytest.approx(ends)
+
+
+class Pattern(Oracle):
+    def seconds(self, program, speeds):
+        return [2.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "second"), [("accumulated", 10.0), ("own_share", 12.0), ("share_of_rest", 11.25)], ids=STAGE_DEADLINES
+)
+def test_c6_a_late_stage_and_what_is_left_for_the_next(rule, second):
     """Stage 1 ends at 6 instead of 4: phi keeps 10 for the second stage, so 4 s are left of it."""
-
-    class Pattern(Oracle):
-        def seconds(self, program, speeds):
-            return [2.0, 3.0, 5.0]
-
     calls = Stage((Call(10, 10),))
-    driver = Programs([program(stages=(calls, calls, calls), deadline=20.0)], Pattern())
+    asked = [program(stages=(calls, calls, calls), deadline=20.0)]
+    driver = Programs(asked, Pattern(), stage_deadlines=rule)
     (first,) = driver.first()
     assert first.estimate.due == pytest.approx(4.0)
     assert first.targets.deadline_s == pytest.approx(4.0)
-    (second,) = driver.ended(first, Outcome.OK, False, 0, 6.0)
-    assert (second.at, second.estimate.due) == (6.0, pytest.approx(10.0))
-    assert second.targets.deadline_s == pytest.approx(4.0)
-    assert second.estimate.latest == pytest.approx(20.0 - 5.0)  # what the stages to come need
-    assert second.estimate.likely_latest == second.estimate.latest
+    (next_,) = driver.ended(first, Outcome.OK, False, 0, 6.0)
+    assert (next_.at, next_.estimate.due) == (6.0, pytest.approx(second))
+    assert next_.targets.deadline_s == pytest.approx(second - 6.0)
+    assert next_.estimate.latest == pytest.approx(20.0 - 5.0)  # what the stages to come need
+    assert next_.estimate.likely_latest == next_.estimate.latest
+
+
+@pytest.mark.parametrize("rule", STAGE_DEADLINES)
+def test_no_stage_is_due_after_the_deadline(rule):
+    assert stage_due(rule, [2.0, 3.0, 5.0], 2, 1.0, 19.0, 20.0) <= 21.0
+    assert stage_due(rule, [2.0, 3.0, 0.0], 2, 1.0, 5.0, 20.0) <= 21.0
 
 
 def test_stages_are_released_when_all_calls_and_the_tool_have_ended():

@@ -107,6 +107,8 @@ def test_c7_adversaries_of_edf_and_sjf():
     assert serve(lambda job, now: (job["due"],), jobs) == 9
     assert serve(lambda job, now: (job["left"],), jobs) == 9
     assert serve(by_calm, jobs) == 100
+    printed = {name: {**job, "due": 11} if name != "A" else job for name, job in jobs.items()}
+    assert serve(lambda job, now: (job["due"], job["at"]), printed) == 101, "no adversary with T + delta for every B"
 
 
 def queued(name, tokens=20, prompt=50, due=100.0, **fields):

@@ -1,0 +1,58 @@
+"""By when each stage of a program should have ended: its part of the end-to-end deadline.
+
+"Concord: SLO-Aware Optimization and Stateful Orchestration for LLM Systems", sec. 4.1 and its alternatives in App. A.
+On the pattern's own times all three give the same points in time; they differ once a stage ends early or late (worked
+example C6):
+
+- `accumulated` (the paper's phi): the share of all time that is over when the stage ends, of the whole deadline. A late
+  stage leaves later deadlines where they were.
+- `own_share`: the stage's share of all time, from when the stage began. A late stage moves later ones by its delay,
+  the last one beyond the deadline, where it is cut.
+- `share_of_rest`: the stage's share of the time of the stages still to come, of what is left of the deadline. A delay
+  is spread over all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from controller.core.errors import ConfigError, UnknownName
+
+STAGE_DEADLINES = ("accumulated", "own_share", "share_of_rest")
+
+
+def checked_rule(rule: str) -> str:
+    if rule not in STAGE_DEADLINES:
+        valid = ", ".join(STAGE_DEADLINES)
+        raise UnknownName(f"unknown rule {rule!r} of stage deadlines; valid: {valid}", field="stage_deadlines")
+    return rule
+
+
+def accumulated_shares(seconds: Sequence[float]) -> list[float]:
+    """phi(s): the share of all time that is over when stage s ends. The last one is 1."""
+    whole = math.fsum(seconds)
+    if not whole > 0:
+        raise ConfigError("a pattern's stages must take time", field="seconds")
+    shares, so_far = [], 0.0
+    for each in seconds:
+        so_far += each
+        shares.append(so_far / whole)
+    shares[-1] = 1.0
+    return shares
+
+
+def stage_due(
+    rule: str, seconds: Sequence[float], stage: int, arrived: float, began: float, deadline_s: float
+) -> float:
+    """When stage number `stage` (from 0), which begins at `began`, should end; a time on the clock of `arrived`.
+
+    `seconds`: what each stage is believed to take. `deadline_s`: of the whole program, after `arrived`.
+    """
+    end = arrived + deadline_s
+    if rule == "accumulated":
+        return arrived + accumulated_shares(seconds)[stage] * deadline_s
+    if rule == "own_share":
+        return min(end, began + seconds[stage] / math.fsum(seconds) * deadline_s)
+    rest = math.fsum(seconds[stage:])
+    return began + (seconds[stage] / rest if rest > 0 else 1.0) * (end - began)
