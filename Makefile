@@ -57,8 +57,8 @@ tokenizers: $(TOKENIZERS) ## optional: prompts counted by the tokenizers of mode
 
 bench-preempt bench-scaleout: $(TORCH)
 
-bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-overhead, bench-vllm ...)
-	$(PY) -m benchmarks.bench_$(subst -,_,$*)
+bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-vllm ...; BENCH_ARGS="...")
+	$(PY) -m benchmarks.bench_$(subst -,_,$*) $(BENCH_ARGS)
 
 reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction.md
 	$(PY) -m benchmarks.reproduce

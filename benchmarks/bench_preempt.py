@@ -10,14 +10,14 @@ that both see the same machine. Measured over predicted shows what the mechanism
 prefill with checks at every operator and without any, in pairs of alternating order; the median of the pairs' ratios.
 
 Prints a table, then one line of JSON with `blocking_ms` by boundary and `throughput_cost_pct`. The model is random, of
-Llama-3-8B's proportions; on the CPU with one thread, so that the driver has a core of its own.
+Llama-3-8B's proportions (`--shape llama-8b`: of its size), on the CPU with one thread, so that the driver has a core of
+its own, or on a GPU (`--device cuda`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import queue
 import random
 import statistics
@@ -25,17 +25,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.machine import keep, machine_name
+from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, write_random
 from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from workers.engine.torch_batch import segments_of
 from workers.engine.torch_config import read_config
 from workers.engine.torch_executor import TorchExecutor
-from workers.engine.torch_random import main as make_model
 from workers.engine.torch_serving import load_program
 from workers.engine.torch_task import Boundary, Program, Task
 
@@ -284,8 +285,7 @@ def table(by_boundary: dict[str, dict[str, float]]) -> str:
 
 
 def build(args: argparse.Namespace, folder: Path) -> Program:
-    shape = ("--layers", str(args.layers), "--hidden", str(args.hidden), "--heads", "8", "--kv-heads", "2")
-    make_model([str(folder), *shape, "--vocabulary", "4096", "--context", str(args.tokens + 1), "--dtype", args.dtype])
+    write_random(folder, args.shape, args.tokens + 1, args.dtype)
     blocks = -(-args.tokens // BLOCK_SIZE)
     return load_program(
         *(folder, read_config(folder)),
@@ -293,7 +293,7 @@ def build(args: argparse.Namespace, folder: Path) -> Program:
         dtype=args.dtype,
         blocks=blocks,
         block_size=BLOCK_SIZE,
-        threads=args.threads,
+        threads=args.threads if args.device == "cpu" else None,
     )
 
 
@@ -310,25 +310,24 @@ def run(args: argparse.Namespace, program: Program) -> dict[str, Any]:
         "ratio_to_operator": ratios(found),
         "operator_ms": measurement.operator_ms(),
         "within_2_pct": cost <= THROUGHPUT_BAR_PCT,
-        "setting": vars(args),
-        "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
+        "setting": {key: value for key, value in vars(args).items() if key != "keep"},
+        "shape": asdict(SHAPES[args.shape]),
+        "machine": f"{machine_name(device_words(args.device))}, torch {torch.__version__}",
     }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_preempt", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--layers", type=int, default=6, help="at least two")
-    add("--hidden", type=int, default=384)
+    add_shape_options(parser, "thin")
     add("--tokens", type=int, default=768, help="of the prompt that is preempted")
     add("--chunk-tokens", type=int, default=192)
     add("--signals", type=int, default=200, help="for each boundary")
     add("--pairs", type=int, default=PAIRS, help="alternations of the throughput measurement")
-    add("--device", default="cpu", choices=["cpu", "cuda"])
-    add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     add("--threads", type=int, default=1, help="of one operator, on the CPU")
     add("--seed", type=int, default=1)
-    return parser.parse_args(argv)
+    add("--keep", action="store_true", help="write the JSON to docs/measurements/preempt/MACHINE.json as well")
+    return checked(parser, parser.parse_args(argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -340,6 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{kind} / operator: measured {row['measured']}, predicted {row['predicted']} (paper, layer: 3.5 to 4.2)")
     print(f"throughput with checks: {result['throughput_cost_pct']:+.2f} % of the prefill time")
     print(json.dumps(result))
+    if args.keep:
+        keep("preempt", result, device_words(args.device))
     return 0
 
 

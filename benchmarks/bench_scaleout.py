@@ -3,41 +3,46 @@
 One engine serves a random model of at least 1 GB; a second one is warm (process up, weights absent). A request waits at
 the warm engine while its weights come from disk (page cache dropped for the files), from a copy in host memory, and
 from the serving engine's memory (torch.distributed, every tensor's digest checked). `first_served_s` is from the order
-to load to that request's first token; `load_s` is the load alone: meeting, room, transfer, digests. The medium's own
-bandwidth is one raw TCP stream of the same size on the same loopback, in the same round, once while the source answers
-as it does during the move (`link_share` is against this one) and once while it is idle. The source's TPOT is taken
-alone and during the move. All weights are removed between rounds; sources take turns; reported are medians.
+to load to that request's first token; `load_s` is the load alone: meeting, room, transfer, digests. The source answers
+throughout; its TPOT is taken alone and during each load. All weights are removed between rounds; sources take turns;
+reported are medians.
 
-Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `link_share`, ratios against disk.
+The medium's own bandwidth is taken in the same round, once while the source answers as it does during the move
+(`link_share` is against this one) and once while it is idle: one raw TCP stream of the same size on the same loopback,
+or with `--device cuda` a copy from one device's memory to the other's. There each engine has a device of its own; with
+one device the engines share it and nothing moves between them, since NCCL joins no two processes on one device.
+
+Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `ratios` between sources, `link_share`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import secrets
-import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
+from benchmarks.machine import keep
+from benchmarks.medium import device_copy, raw_stream
+from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
 
 SOURCES = ("disk", "host", "engine")
-SHAPE = ("--layers", "9", "--hidden", "2048", "--heads", "16", "--kv-heads", "4", "--vocabulary", "8192")
-PIECE = 16 << 20
 PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
+CONTEXT = 8192
 
 
 class Fleet:
@@ -74,52 +79,75 @@ def _ok(response: requests.Response) -> requests.Response:
     return response
 
 
-def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float]:
+class Answering:
+    """The source answers one request behind the other while the block runs; `answers`: each one's token times."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.answers: list[list[float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.answers.append([])
+            self._fleet.first_token_at(self._fleet.source, LONG_ANSWER, self.answers[-1])
+
+    def __enter__(self) -> Answering:
+        """Returns when tokens come: what follows happens beside them."""
+        self._thread.start()
+        while self._thread.is_alive() and (not self.answers or len(self.answers[0]) < 3):
+            time.sleep(0.01)
+        if not self._thread.is_alive():
+            raise RuntimeError(f"{self._fleet.source.url} does not answer; its log: {self._fleet.source.log}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def tpot_ms(answers: Sequence[Sequence[float]], began: float, ended: float) -> float | None:
+    """Mean time between tokens of the same answer, of those within `began` to `ended`; None if there are none."""
+    gaps = [
+        later - sooner for times in answers for sooner, later in pairwise(times) if began <= sooner and later <= ended
+    ]
+    return 1e3 * statistics.fmean(gaps) if gaps else None
+
+
+def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float | None]:
     if kind == "host":
         fleet.fill()
     fleet.empty(keep_copy=kind == "host")
     if kind == "disk":
         forget(folder)
-    busy: list[float] = []
-    answering = threading.Thread(target=fleet.first_token_at, args=(fleet.source, LONG_ANSWER, busy))
-    answering.start()
-    while len(busy) < 3:  # the source answers: what follows happens beside it
-        time.sleep(0.01)
     served: list[float] = []
-    began = time.monotonic()
-    waiting = threading.Thread(target=fleet.first_token_at, args=(fleet.warm, 1, served))
-    waiting.start()
-    said = fleet.load({"kind": kind, "url": fleet.source.url})
-    ended = time.monotonic()
-    waiting.join()
-    answering.join()
+    with Answering(fleet) as answering:
+        began = time.monotonic()
+        waiting = threading.Thread(target=fleet.first_token_at, args=(fleet.warm, 1, served))
+        waiting.start()
+        said = fleet.load({"kind": kind, "url": fleet.source.url})
+        ended = time.monotonic()
+        waiting.join()
     (attempt,) = said["attempts"]
-    during = [at for at in busy if began <= at <= ended]
     return {
         "load_s": attempt["seconds"],
         "first_served_s": served[0] - began,
         "bytes": attempt["bytes"],
-        "source_tpot_ms": 1e3 * (during[-1] - during[0]) / (len(during) - 1) if len(during) > 1 else float("nan"),
+        "source_tpot_ms": tpot_ms(answering.answers, began, ended),
     }
 
 
 def while_answering(fleet: Fleet, measure: Callable[[], float]) -> float:
-    """What is measured while the source answers a request."""
-    busy: list[float] = []
-    answering = threading.Thread(target=fleet.first_token_at, args=(fleet.source, LONG_ANSWER, busy))
-    answering.start()
-    while len(busy) < 3:
-        time.sleep(0.01)
-    try:
+    """What is measured while the source answers requests."""
+    with Answering(fleet):
         return measure()
-    finally:
-        answering.join()
 
 
 def tpot_alone(fleet: Fleet) -> float:
     times: list[float] = []
     fleet.first_token_at(fleet.source, 20, times)
-    return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
+    return tpot_ms([times], times[0], times[-1]) or 0.0
 
 
 def forget(folder: Path) -> None:
@@ -131,109 +159,124 @@ def forget(folder: Path) -> None:
         os.close(handle)
 
 
-def raw_stream(size: int) -> float:
-    """GB/s of one TCP stream of `size` bytes over loopback, process to process."""
-    server = socket.create_server(("127.0.0.1", 0))
-    process = multiprocessing.get_context("spawn").Process(target=_pour, args=(server.getsockname()[1], size))
-    process.start()
-    taken, _ = server.accept()
-    room, got = memoryview(bytearray(PIECE)), 0
-    began = time.monotonic()
-    while count := taken.recv_into(room):
-        got += count
-    seconds = time.monotonic() - began
-    process.join()
-    server.close()
-    if got != size:
-        raise RuntimeError(f"the raw stream brought {got} of {size} bytes")
-    return size / seconds / 1e9
-
-
-def _pour(port: int, size: int) -> None:
-    with socket.create_connection(("127.0.0.1", port)) as target:
-        block = memoryview(bytes(PIECE))
-        for left in range(size, 0, -PIECE):
-            target.sendall(block[: min(left, PIECE)])
-
-
-def made(folder: Path) -> int:
-    """A random model in `folder`; bytes of its weights."""
-    from workers.engine.torch_random import main as make
-
-    make([str(folder), *SHAPE, "--dtype", "bfloat16"])
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def engines(model: Path, logs: Path) -> Iterator[Any]:
-    common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--threads", "1")
-    options = (*common, "--kv-cache-gib", "0.1", "--profile", "constant:50ms", "--kv-timeout", "120")
+def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> Iterator[Any]:
+    """The serving and the warm engine; `apart`: each on a device of its own."""
+    common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
+    threads = ("--threads", "1") if args.device == "cpu" else ()
+    options = (*common, *threads, "--kv-cache-gib", "0.1", "--profile", "constant:50ms", "--kv-timeout", "120")
+    first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in "01")
     with (
-        reference_engines(1, logs / "source", *options) as [source],
-        reference_engines(1, logs / "warm", *options, "--weights", "absent") as [warm],
+        reference_engines(1, logs / "source", *options, environment=first) as [source],
+        reference_engines(1, logs / "warm", *options, "--weights", "absent", environment=second) as [warm],
     ):
         yield source, warm
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+    add_shape_options(parser, "half-billion")
+    parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
+    return checked(parser, parser.parse_args(argv), cpu_dtype="bfloat16")
+
+
+def main() -> None:
+    args = parse()
     stop_on_sigterm()
     token = os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
-    rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in SOURCES}
+    on_cuda, count = args.device == "cuda", devices(args.device)
+    sources = SOURCES[:2] if on_cuda and count < 2 else SOURCES
+    if sources != SOURCES:
+        note("--device cuda: one device only, so no weights move from engine to engine")
+    rounds: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in sources}
     raw: list[float] = []
     idle: list[float] = []
     with tempfile.TemporaryDirectory(prefix="bench-scaleout-") as name:
         folder = Path(name)
-        size = made(folder / "model")
+        size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
         note(f"a model of {size / 1e9:.2f} GB")
-        for source, warm in engines(folder / "model", folder / "logs"):
+
+        def medium() -> float:
+            return device_copy(size, "cuda:0", "cuda:1") if on_cuda else raw_stream(size)
+
+        for source, warm in engines(args, folder / "model", folder / "logs", on_cuda and count > 1):
             fleet = Fleet(source, warm, token, "big")
             alone = tpot_alone(fleet)
             for turn in range(args.rounds):
-                for kind in SOURCES[turn % 3 :] + SOURCES[: turn % 3]:
+                at = turn % len(sources)
+                for kind in sources[at:] + sources[:at]:
                     rounds[kind].append(one_round(fleet, kind, folder / "model"))
                     note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
-                idle.append(raw_stream(size))
-                raw.append(while_answering(fleet, lambda: raw_stream(size)))
-    _report(rounds, raw, idle, alone, size)
+                if "engine" in sources:
+                    idle.append(medium())
+                    raw.append(while_answering(fleet, medium))
+    result = summary(rounds, raw, idle, alone, size)
+    result |= {"shape": args.shape, "device": device_words(args.device) or "cpu", "dtype": args.dtype}
+    result |= {"python": sys.version.split()[0]}
+    print(table(result))
+    print(json.dumps(result))
+    if args.keep:
+        keep("scaleout", result, device_words(args.device))
 
 
-def _report(
-    rounds: dict[str, list[dict[str, float]]], raw: list[float], idle: list[float], alone: float, size: int
-) -> None:
-    def middle(kind: str, key: str) -> float:
-        return round(statistics.median(each[key] for each in rounds[kind]), 4)
+def summary(
+    rounds: Mapping[str, Sequence[Mapping[str, float | None]]],
+    raw: Sequence[float],
+    idle: Sequence[float],
+    alone: float,
+    size: int,
+) -> dict[str, Any]:
+    """What is reported. `raw`, `idle`: GB/s of the medium while the source answers and while it is idle; `alone`: its
+    TPOT, ms; `size`: bytes of the model. Shares of the medium are None where no weights moved over it."""
 
-    load = {kind: middle(kind, "load_s") for kind in SOURCES}
-    first = {kind: middle(kind, "first_served_s") for kind in SOURCES}
-    busy = {kind: middle(kind, "source_tpot_ms") for kind in SOURCES}
-    link = statistics.median(raw)
-    share = size / load["engine"] / 1e9 / link
-    print(f"{size / 1e9:.2f} GB, {len(raw)} rounds; one raw TCP stream {link:.2f} GB/s; TPOT alone {alone:.1f} ms")
-    print(f"{'source':8} {'load s':>8} {'GB/s':>6} {'first served s':>15} {'disk / this':>12} {'source TPOT ms':>15}")
-    for kind in SOURCES:
-        print(
-            f"{kind:8} {load[kind]:8.3f} {size / load[kind] / 1e9:6.2f} {first[kind]:15.3f} "
-            f"{load['disk'] / load[kind]:11.2f}x {busy[kind]:15.1f}"
-        )
-    share_idle = size / load["engine"] / 1e9 / statistics.median(idle)
-    print(
-        f"engine to engine: {100 * share:.0f} % of the raw stream, {100 * share_idle:.0f} % of one on an idle machine"
-    )
-    answer = {
+    def middle(kind: str, key: str) -> float | None:
+        values = [each[key] for each in rounds[kind]]
+        known = [value for value in values if value is not None]
+        return round(statistics.median(known), 4) if known else None
+
+    load = {kind: middle(kind, "load_s") for kind in rounds}
+    first = {kind: middle(kind, "first_served_s") for kind in rounds}
+    moved = load.get("engine")
+    links = {name: statistics.median(found) if found else None for name, found in (("answering", raw), ("idle", idle))}
+
+    def share(link: float | None) -> float | None:
+        return round(size / moved / 1e9 / link, 3) if moved and link else None
+
+    return {
         "first_served_s": first,
         "load_s": load,
-        "link_share": round(share, 3),
-        "link_share_idle": round(share_idle, 3),
-        "raw_gb_per_s": {"answering": round(link, 3), "idle": round(statistics.median(idle), 3)},
-        "faster_than_disk": {kind: round(load["disk"] / load[kind], 2) for kind in SOURCES},
-        "source_tpot_ms": {"alone": round(alone, 2), **busy},
+        "ratios": {"first_served_s": ratios(first), "load_s": ratios(load)},
+        "link_share": share(links["answering"]),
+        "link_share_idle": share(links["idle"]),
+        "raw_gb_per_s": {name: link and round(link, 3) for name, link in links.items()},
+        "source_tpot_ms": {"alone": round(alone, 2), **{kind: middle(kind, "source_tpot_ms") for kind in rounds}},
         "bytes": size,
-        "rounds": len(raw),
-        "python": sys.version.split()[0],
+        "rounds": min(map(len, rounds.values())),
     }
-    print(json.dumps(answer))
+
+
+def ratios(seconds: Mapping[str, float | None]) -> dict[str, float]:
+    """How many times as long the first of a pair takes as the second, for every pair: `disk/engine` 2.5."""
+    pairs = combinations([(kind, value) for kind, value in seconds.items() if value], 2)
+    return {f"{kind}/{other}": round(value / less, 2) for (kind, value), (other, less) in pairs}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    size, load, first, tpot = (result[key] for key in ("bytes", "load_s", "first_served_s", "source_tpot_ms"))
+    lines = [f"{size / 1e9:.2f} GB, {result['rounds']} rounds; TPOT of the source alone {tpot['alone']:.1f} ms"]
+    lines.append(f"{'source':8} {'load s':>8} {'GB/s':>6} {'first served s':>15} {'source TPOT ms':>15}")
+    for kind in load:
+        busy = "-" if tpot[kind] is None else f"{tpot[kind]:.1f}"
+        lines.append(f"{kind:8} {load[kind]:8.3f} {size / load[kind] / 1e9:6.2f} {first[kind]:15.3f} {busy:>15}")
+    for key, of in (("first_served_s", "first served"), ("load_s", "load")):
+        said = ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in result["ratios"][key].items())
+        lines.append(f"{of}: {said}")
+    if result["link_share"] is not None:
+        lines.append(
+            f"engine to engine: {100 * result['link_share']:.0f} % of the bare medium beside an engine that answers "
+            f"({result['raw_gb_per_s']['answering']:.2f} GB/s), {100 * result['link_share_idle']:.0f} % of it idle"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

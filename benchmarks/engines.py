@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -196,13 +196,15 @@ def vllm_servers(
 
 
 @contextlib.contextmanager
-def reference_engines(count: int, logs: Path, *arguments: str) -> Iterator[list[Engine]]:
+def reference_engines(
+    count: int, logs: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Engine]]:
     """`count` reference engines (`python -m workers.engine`) with further command line arguments."""
 
     def start(index: int) -> Engine:
         port = free_port()
         command = [sys.executable, "-m", "workers.engine", "--port", str(port), *arguments]
-        return spawn(f"reference-{index}", command, port, logs, {})
+        return spawn(f"reference-{index}", command, port, logs, dict(environment or {}))
 
     with running(start(index) for index in range(count)) as engines:
         yield engines

@@ -1,0 +1,93 @@
+"""Shapes of the random models that benchmarks run, by name, and where they run (`--shape`, `--device`)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.core.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Llama-style transformer. `feed_forward`: width of the feed-forward layers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    feed_forward: int
+
+    @property
+    def parameters(self) -> int:
+        """Of the attention, the feed-forward layers, both embeddings and the norms."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head
+        layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
+
+    def options(self, context: int, dtype: str) -> tuple[str, ...]:
+        """For `workers.engine.torch_random`."""
+        return (
+            *("--layers", str(self.layers), "--hidden", str(self.hidden), "--intermediate", str(self.feed_forward)),
+            *("--heads", str(self.heads), "--kv-heads", str(self.kv_heads), "--vocabulary", str(self.vocabulary)),
+            *("--context", str(context), "--dtype", dtype),
+        )
+
+
+# All of Llama-3's proportions: feed-forward 3.5 times the width, four query heads to one of KV.
+SHAPES = {
+    "tiny": Shape(layers=2, hidden=64, heads=4, kv_heads=2, vocabulary=1024, feed_forward=224),
+    "thin": Shape(layers=6, hidden=384, heads=8, kv_heads=2, vocabulary=4096, feed_forward=1344),
+    "half-billion": Shape(layers=9, hidden=2048, heads=16, kv_heads=4, vocabulary=8192, feed_forward=7168),
+    "llama-8b": Shape(layers=32, hidden=4096, heads=32, kv_heads=8, vocabulary=128_256, feed_forward=14_336),
+}
+
+
+def add_shape_options(parser: argparse.ArgumentParser, shape: str) -> None:
+    sizes = ", ".join(f"{name} {found.parameters / 1e9:.3g}e9" for name, found in SHAPES.items())
+    parser.add_argument("--shape", default=shape, choices=SHAPES, help=f"parameters: {sizes} (%(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (%(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (bfloat16 on CUDA)")
+
+
+def devices(device: str) -> int:
+    """How many of this kind this machine has; for CPUs 1. Raises ConfigError naming the option when there is none."""
+    import torch
+
+    if device == "cpu":
+        return 1
+    if not torch.cuda.is_available():
+        raise ConfigError(f"PyTorch {torch.__version__} finds no CUDA device here", field="device")
+    return torch.cuda.device_count()
+
+
+def device_words(device: str) -> str:
+    """The accelerator's own name, such as `NVIDIA H100 80GB HBM3`; "" for the CPU."""
+    import torch
+
+    return str(torch.cuda.get_device_name(0)) if device == "cuda" else ""
+
+
+def checked(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, cpu_dtype: str = "float32"
+) -> argparse.Namespace:
+    """Fills in `dtype`; ends the program with the option's name where the device is not there."""
+    try:
+        devices(args.device)
+    except ConfigError as error:
+        parser.error(f"--{error.field}: {error}")
+    args.dtype = args.dtype or ("bfloat16" if args.device == "cuda" else cpu_dtype)
+    return args
+
+
+def write_random(folder: Path, shape: str, context: int, dtype: str) -> int:
+    """A random model in `folder`; bytes of its weight files."""
+    from workers.engine.torch_random import main as make
+
+    make([str(folder), *SHAPES[shape].options(context, dtype)])
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
