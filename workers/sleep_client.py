@@ -58,7 +58,7 @@ class SleepClient:
         """Raises NoSleepMode where the server was started without sleep mode.
 
         Such a one answers `/sleep` with 200 and says that it sleeps, in its gauge too, but is paused and keeps its
-        memory: a vLLM 0.33 on CPUs does. Only how it was started tells it (`/server_info`, of its development mode).
+        memory: a vLLM 0.32 on CPUs does. Only how it was started tells it (`/server_info`, of its development mode).
         """
         try:
             answer = requests.get(f"{self._url}/server_info", params={"config_format": "json"}, timeout=INFO_S)
