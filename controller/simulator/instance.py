@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from controller.core.steps import (
     EngineAction,
@@ -54,7 +54,8 @@ class Instance:
         self.step_ends: array[float] = array("d")
         self._leaps = leaps
         self._pausing = isinstance(self.engine.batching, Pausing)
-        self._whole = bool(getattr(self.engine.batching, "steady", False))  # each step decodes all that can
+        self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
+        self._single = not self._steady  # steps run one by one
         self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
         self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
         self._step: Step | None = None
@@ -73,7 +74,7 @@ class Instance:
         for event in events:
             if isinstance(event, Landed):
                 self.tracks[event.seq.id] = Track(counted=event.seq.output_tokens)
-                if self._whole:
+                if self._steady and not self._pausing:
                     self._landing.add(event.seq)
         actions = self.engine.handle(events, now).actions
         if actions and type(actions[-1]) is Start:
@@ -92,28 +93,32 @@ class Instance:
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        self._track(step, started)
+        self._track(step, started, now)
         self.step_ends.extend(ends)
         if self.watch is not None:
             self.watch(self.id, step, len(ends), self._started, now)
         return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
 
-    def _track(self, step: Step, started: Sequence[Seq]) -> None:
-        """Whose tokens the next entries of `step_ends` are. One that was aborted in the step has none."""
-        decodes: Iterable[Seq]
-        if not self._whole:
+    def _track(self, step: Step, started: Sequence[Seq], at: float) -> None:
+        """Whose tokens the next entries of `step_ends` are; of an engine that runs step by step, whose come `at`. One
+        that was aborted in the step has none."""
+        if self._single:
+            tracks = self.tracks
+            for seq in (*started, *step.decodes):
+                if (track := tracks.get(seq.id)) is not None:
+                    track.times.append(at)
+        elif self._pausing:
             flowing = set(step.decodes)
-            decodes = flowing - self._flowing
+            for seq in flowing - self._flowing:
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
             flowing.update(started)
             self._flowing = flowing
         elif self._landing:
-            decodes = self._landing.intersection(step.decodes)
-            self._landing.difference_update(decodes)
-        else:
-            return
-        for seq in decodes:
-            if seq.state is not SeqState.FINISHED:
-                self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            for seq in self._landing.intersection(step.decodes):
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            self._landing.difference_update(step.decodes)
 
     def token_times(self, seq: Seq) -> array[float]:
         """Of a sequence that ended; forgets it."""
@@ -219,7 +224,7 @@ class Instance:
         if not done or done == len(self._ends) or self._step is None:
             return
         step, at = self._step, self._ends[done - 1]
-        self._track(step, ())
+        self._track(step, (), at)
         if self.watch is not None:
             self.watch(self.id, step, done, self._started, at)
         self.step_ends.extend(self._ends[:done])

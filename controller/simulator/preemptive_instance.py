@@ -49,7 +49,6 @@ class PreemptiveInstance(Instance):
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
         super().__init__(instance_id, settings, up_at, leaps=False)
-        self._whole = False
         self.boundaries: ComposedBoundaries = settings.build_boundaries()
         self._work: Work | None = None
         self._suspended: dict[int, Work] = {}
@@ -61,7 +60,7 @@ class PreemptiveInstance(Instance):
         for action in reply.actions:
             match action:
                 case Start(step):
-                    seconds = self.latency.step(*sums(step), len(step.decodes), self._context(step))
+                    seconds = self.latency.step(*sums(step), len(step.decodes), step.context_sum)
                     self._go(Work(step, seconds, seconds), now)
                     self.ending += [chunk.seq for chunk in step.chunks if chunk.last and chunk.seq.keep_kv]
                 case Resume(step_id):
@@ -93,7 +92,8 @@ class PreemptiveInstance(Instance):
         first = [seq for seq in started if seq.output_tokens == 0]
         for seq in started:
             self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
-        self._track(step, started)
+        for seq in (*started, *step.decodes):
+            self.tracks[seq.id].times.append(now)
         self.step_ends.append(now)
         if self.watch is not None:
             self.watch(self.id, step, 1, work.since, now)  # of a suspended step the last part

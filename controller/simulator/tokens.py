@@ -1,7 +1,7 @@
 """When each token was sampled, without an object a token.
 
-An instance keeps one array of step end times, and a sequence only the spans of steps in which it decoded: one in a
-steady batching policy, unless it was preempted; more where the policy leaves some out.
+In a steady batching policy every running sequence that decodes gets one token in each step. So an instance keeps one
+array of step end times, and a sequence only the spans of steps in which it decoded (one, unless it was preempted).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from array import array
 class Track:
     """Tokens of one sequence: spans of (first step, tokens), and the open span's first step."""
 
-    __slots__ = ("counted", "open_at", "spans")
+    __slots__ = ("counted", "open_at", "spans", "times")
 
     def __init__(self, counted: int = 0) -> None:
         """`counted`: tokens that it had before it came here; they are in nobody's spans."""
         self.spans: list[tuple[int, int]] = []
         self.open_at = -1
         self.counted = counted
+        self.times: array[float] = array("d")  # of each token, instead of spans, where steps run one by one
 
     def begin(self, step: int, tokens_before: int) -> None:
-        """In `step` it gets the first token, or the next one after a preemption or after steps without it."""
+        """A prefill completed in `step`: the first token, or the next one after a preemption."""
         if self.open_at >= 0:
             self.spans.append((self.open_at, tokens_before - self.counted))
             self.counted = tokens_before
@@ -29,6 +30,8 @@ class Track:
 
     def collect(self, step_ends: array[float], tokens: int) -> array[float]:
         """End times of the first `tokens` tokens."""
+        if self.times:
+            return self.times[:tokens]
         found: array[float] = array("d")
         for start, count in self.spans:
             found.extend(step_ends[start : start + count])

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 PROFILED_RUNS = 100
-Means = npt.NDArray[np.float64]
 
 
 class Profile(Protocol):
@@ -26,29 +22,28 @@ class StepTable:
     def __init__(self, profile: Callable[[int, int], float], bucket: int = 1) -> None:
         self.profile = profile
         self.bucket = bucket
-        self._means = np.full((0, 0), np.nan)  # by batch and bucket of lengths
-        self._counts: dict[tuple[int, int], int] = {}
+        self._rows: list[dict[int, tuple[float, int]]] = []
 
-    def means(self, batch: int, length: int) -> Means:
-        """What was observed, by batch and bucket of lengths, up to these at least; not a number where nothing was."""
-        rows, columns = self._means.shape
-        wanted = batch + 1, length // self.bucket + 1
-        if wanted[0] > rows or wanted[1] > columns:
-            grown = np.full((max(rows, wanted[0]), max(columns, wanted[1])), np.nan)
-            grown[:rows, :columns] = self._means
-            self._means = grown
-        return self._means
+    def rows(self, batch: int) -> Sequence[Mapping[int, tuple[float, int]]]:
+        """`row` by size of the batch, to `batch` at least; the table's own list."""
+        while len(self._rows) <= batch:
+            self._rows.append({})
+        return self._rows
+
+    def row(self, batch: int) -> Mapping[int, tuple[float, int]]:
+        """(mean, count) by bucket of what was observed of steps of `batch`."""
+        return self.rows(batch)[batch]
 
     def seconds(self, batch: int, length: int) -> float:
-        key = batch, length // self.bucket
-        return float(self._means[key]) if key in self._counts else self.profile(batch, length)
+        entry = self.row(batch).get(length // self.bucket)
+        return entry[0] if entry is not None else self.profile(batch, length)
 
     def observe(self, batch: int, length: int, seconds: float) -> None:
         """One more sample of a step of `batch` sequences, the longest of `length` tokens."""
-        mean, key = self.seconds(batch, length), (batch, length // self.bucket)
-        count = self._counts.get(key, PROFILED_RUNS)
-        self.means(batch, length)[key] = mean + (seconds - mean) / (count + 1)
-        self._counts[key] = count + 1
+        self.rows(batch)
+        row, key = self._rows[batch], length // self.bucket
+        mean, count = row.get(key, (self.profile(batch, length), PROFILED_RUNS))
+        row[key] = (mean + (seconds - mean) / (count + 1), count + 1)
 
 
 class Active(NamedTuple):

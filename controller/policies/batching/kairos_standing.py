@@ -1,25 +1,28 @@
 """Kairos' choice of decodes for an engine that asks in every step of 30 ms: `kairos_choice.choose`, bit for bit.
 
-A test holds one to the other. What is known of the decoding sequences is kept in columns, ascending by length, then id,
-and Alg. 3 asks whole columns: nearly always the shortest join one after the other, and then nobody. A step moves on
-only those that ran in it; as these are nearly always the shortest, few ever overtake another.
+A test holds one to the other. What is known of the decoding sequences is kept in columns, ascending by length, then id.
+A step moves on only those that ran in it; as these are nearly always the shortest, few ever overtake another. The scan
+ends where only longer ones follow, which would be refused for the same reason.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from controller.core.steps import Seq
 from controller.policies.batching.base import Grant
-from controller.policies.batching.kairos_choice import Means, Profile, StepTable
+from controller.policies.batching.kairos_choice import Profile, StepTable
 
-Column = npt.NDArray[np.float64]
-Index = npt.NDArray[np.intp]
+
+class Known(NamedTuple):
+    """Of one size of batch: (mean, count) by bucket of what was observed, and the profile's parts."""
+
+    row: Mapping[int, tuple[float, int]]
+    base: float
+    slope: float
+    fixed: float
 
 
 class Standing:
@@ -30,11 +33,14 @@ class Standing:
         self.prompting: list[Seq] = []
         self._table = table
         self._profile = profile
-        self._parts = np.empty((0, 3))  # of the profile, by size of the batch
+        self._known: list[Known] = []  # by size of the batch
         self._running: list[Seq] = []
         self._decoding: set[Seq] = set()
         self._grants: list[Grant] = []
-        self._columns = np.empty((4, 0))  # lengths, outputs, TPOTs, first token times
+        self._lengths: list[int] = []
+        self._outputs: list[int] = []
+        self._tpots: list[float] = []
+        self._firsts: list[float] = []
         self._chosen: list[Grant] = []
         self._ahead = 0  # so many of the chosen are the shortest that there are
 
@@ -56,94 +62,98 @@ class Standing:
         """A step ran so often: each of `decodes` has as many tokens more."""
         chosen, ahead = self._chosen, self._ahead
         if ahead == len(decodes) == len(chosen) and ahead and decodes[0] is chosen[0].seq:
-            self._columns[:2, :ahead] += repeats
-            lengths = self._columns[0]
-            if ahead < len(lengths) and lengths[ahead - 1] >= lengths[ahead]:
-                begin = int(lengths[:ahead].searchsorted(lengths[ahead]))
-                self._sort(begin, ahead + int(lengths[ahead:].searchsorted(lengths[ahead - 1], "right")))
+            self._lengths[:ahead] = [length + repeats for length in self._lengths[:ahead]]
+            self._outputs[:ahead] = [output + repeats for output in self._outputs[:ahead]]
+            while 0 < ahead < len(self._lengths) and self._lengths[ahead - 1] >= self._lengths[ahead]:
+                ahead -= 1
+                self._move_back(ahead)
             return
-        seqs = [grant.seq for grant in self._grants]
-        self._columns[0] = [seq.tokens for seq in seqs]
-        self._columns[1] = [seq.output_tokens for seq in seqs]
-        self._sort(0, len(seqs))
+        self._lengths = [grant.seq.tokens for grant in self._grants]
+        self._outputs = [grant.seq.output_tokens for grant in self._grants]
+        self._sort()
 
     # ---- the choice -----------------------------------------------------------------------------------------------
 
     def choose(self, now: float, reserve: str) -> list[Grant]:
         """Alg. 3 on what `update` saw: a token for each that decodes in this step, ascending by length."""
-        count = len(self._grants)
-        if not count:
+        if not self._grants:
             self._chosen = []
             return []
-        lengths, outputs, tpots, firsts = self._columns
-        means = self._table.means(count + 1, int(lengths[-1]))
-        buckets = (lengths // self._table.bucket).astype(np.intp)
-        reserved = self._steps(count if reserve == "active" else 1, lengths, buckets, means)
-        least = float((tpots * outputs - (now - firsts) - reserved).min())  # eq. 2
-        batches = np.arange(1, count + 1)
-        steps = self._steps(batches, lengths, buckets, means)
-        rates = batches / steps
-        joins = steps <= least
-        joins[1:] &= rates[1:] > rates[:-1]
-        ahead = count if joins.all() else int(joins.argmin())
-        joined = self._grants[:ahead]
-        if ahead < count:
-            joined += self._later(ahead, least, float(rates[ahead - 1]) if ahead else 0.0, lengths, buckets, means)
-        self._ahead = ahead if joined else count
+        known, bucket = self._known_upto(len(self._grants) + 1), self._table.bucket
+        least = self._least(now, known[len(self._grants) if reserve == "active" else 1])
+        joined: list[Grant] = []
+        ahead, throughput = -1, 0.0
+        count, (row, base, slope, fixed) = 1, known[1]
+        for grant, length in zip(self._grants, self._lengths, strict=True):
+            at = length // bucket
+            entry = row.get(at)
+            step = base + slope * length + fixed if entry is None else entry[0]
+            if step <= least and count / step > throughput:
+                joined.append(grant)
+                throughput = count / step
+                count += 1
+                row, base, slope, fixed = known[count]
+                continue
+            ahead = len(joined) if ahead < 0 else ahead
+            if entry is None and not any(
+                each > at and seen[0] <= least and count / seen[0] > throughput for each, seen in row.items()
+            ):
+                break  # what follows is longer: the profile refuses it too, and what was observed
+        self._ahead = ahead if joined and ahead >= 0 else len(self._grants)
         self._chosen = joined or list(self._grants)
         return self._chosen
 
-    def _later(
-        self,
-        refused: int,
-        least: float,
-        throughput: float,
-        lengths: Column,
-        buckets: Index,
-        means: Means,
-    ) -> list[Grant]:
-        """Who joins behind the first that was refused: what was observed may be faster for a longer one."""
-        joined: list[Grant] = []
-        at, batch = refused + 1, refused + 1
-        while at < len(self._grants):
-            steps = self._steps(batch, lengths[at:], buckets[at:], means)
-            fitting = np.flatnonzero((steps <= least) & (batch / steps > throughput))
-            if not fitting.size:
-                break
-            at += int(fitting[0])
-            joined.append(self._grants[at])
-            throughput = batch / float(steps[fitting[0]])
-            at, batch = at + 1, batch + 1
-        return joined
+    def _known_upto(self, batch: int) -> list[Known]:
+        rows = self._table.rows(batch)
+        for size in range(len(self._known), batch + 1):
+            self._known.append(Known(rows[size], *self._profile.parts(size)))
+        return self._known
 
-    def _steps(self, batch: int | Index, lengths: Column, buckets: Index, means: Means) -> Column:
-        """Seconds of a step of `batch`, of one size or one for each of `lengths`, as `StepTable.seconds` has them."""
-        if len(self._parts) < len(means):
-            self._parts = np.array([self._profile.parts(size) for size in range(len(means))])
-        base, slope, fixed = self._parts[batch].T
-        seen = means[batch, buckets]
-        seconds: Column = np.where(np.isnan(seen), base + slope * lengths + fixed, seen)
-        return seconds
+    def _least(self, now: float, reserved: Known) -> float:
+        """The smallest slack (eq. 2)."""
+        row, base, slope, fixed = reserved
+        columns = zip(self._tpots, self._outputs, self._firsts, self._lengths, strict=True)
+        slacks = [
+            tpot_s * output - (now - first_at) - (base + slope * length + fixed)
+            for tpot_s, output, first_at, length in columns
+        ]
+        for bucket, (mean, _) in row.items():
+            low = bisect_left(self._lengths, bucket * self._table.bucket)
+            for at in range(low, bisect_left(self._lengths, (bucket + 1) * self._table.bucket, low)):
+                slacks[at] = self._tpots[at] * self._outputs[at] - (now - self._firsts[at]) - mean
+        return min(slacks)
 
     # ---- the columns ----------------------------------------------------------------------------------------------
 
-    def _sort(self, begin: int, end: int) -> None:
-        """By length, then id, as they are now; only those from `begin` up to `end` are out of order."""
-        lengths = self._columns[0].tolist()
-        order = sorted(range(begin, end), key=lambda at: (lengths[at], self._grants[at].seq.id))
-        self._grants[begin:end] = [self._grants[at] for at in order]
-        self._columns[:, begin:end] = self._columns[:, order]
+    def _sort(self) -> None:
+        """By length, then id, as they are now."""
+        keys = [(length, grant.seq.id) for length, grant in zip(self._lengths, self._grants, strict=True)]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for column in self._columns():
+            column[:] = [column[at] for at in order]
+
+    def _move_back(self, at: int) -> None:
+        """Behind those that it has overtaken; from the next one on all are in order."""
+        length, name = self._lengths[at], self._grants[at].seq.id
+        to = bisect_left(self._lengths, length, at + 1)
+        while to < len(self._lengths) and self._lengths[to] == length and self._grants[to].seq.id < name:
+            to += 1
+        for column in self._columns():
+            column.insert(to - 1, column.pop(at))
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self._grants, self._lengths, self._outputs, self._tpots, self._firsts
 
     def _insert(self, seq: Seq) -> None:
-        length = seq.tokens
+        length, first_at = seq.tokens, seq.first_token_at or 0.0
         at = bisect_left(self._grants, (length, seq.id), key=lambda grant: (grant.seq.tokens, grant.seq.id))
-        values: Any = (length, seq.output_tokens, seq.tpot_s, seq.first_token_at or 0.0)
-        self._grants.insert(at, Grant(seq, 1))
-        self._columns = np.insert(self._columns, at, values, axis=1)
+        values = Grant(seq, 1), length, seq.output_tokens, seq.tpot_s, first_at
+        for column, value in zip(self._columns(), values, strict=True):
+            column.insert(at, value)
         self._decoding.add(seq)
 
     def _remove(self, seq: Seq) -> None:
         at = next(at for at, grant in enumerate(self._grants) if grant.seq is seq)
-        del self._grants[at]
-        self._columns = np.delete(self._columns, at, axis=1)
+        for column in self._columns():
+            del column[at]
         self._decoding.remove(seq)
