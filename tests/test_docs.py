@@ -16,6 +16,7 @@ import controller.policies.routing  # noqa: F401  (importing registers the polic
 from api.openai.instruments import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
+from controller.core.process_spec import SAYABLE
 from controller.dispatch import MIGRATIONS, POLICY_SETS
 from controller.dispatch.config import DispatchConfig
 from controller.dispatch.pacing import PACINGS
@@ -174,3 +175,10 @@ def test_screenshots_that_are_shown_are_committed():
     pictures = {path.relative_to(ROOT).as_posix() for path in shown if SCREENSHOTS in path.as_posix()}
     assert pictures
     assert pictures - committed == set()
+
+
+def test_what_a_spec_may_say_is_listed():
+    text = OPERATIONS.read_text()
+    first = text.index("An instance of provisioner `process` takes from its `spec`")
+    listed = text[first : text.index("The control API refuses", first)]
+    assert set(re.findall(r"`([a-z_]{2,})`", listed)) - {"spec", "process", "true"} == set(SAYABLE)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
+from controller.core.process_spec import refusal
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
@@ -125,7 +127,7 @@ def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Ma
             version=version,
             changes=changes,
             editable=EDITABLE,
-            check=_check,
+            check=partial(_check, new_spec="spec" in changes),
         )
         if row.version != version and PLACED_BY & changes.keys():
             devices_move(row=row)
@@ -258,13 +260,15 @@ def _interval_close(row: Instance, at: datetime) -> None:
     row.intervals.filter(ended_at__isnull=True).update(ended_at=at)
 
 
-def _check(row: Instance) -> None:
+def _check(row: Instance, new_spec: bool = True) -> None:
     if row.url and not row.url.startswith(("http://", "https://")):
         raise ValidationError({"url": "Must start with http:// or https://."})
     if row.provisioner == "static" and not row.url:
         raise ValidationError({"url": "A static instance needs its url."})
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
+    if new_spec and row.provisioner == "process" and (wrong := refusal(row.spec)):
+        raise ValidationError({"spec": wrong})
     if row.spec.get("weights") not in (None, Weights.PRESENT, Weights.ABSENT):
         raise ValidationError({"spec": "weights must be present or absent."})
     if row.spec.get("executor") == "torch" and not (isinstance(row.spec.get("folder"), str) and row.spec["folder"]):

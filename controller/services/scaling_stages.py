@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from controller.core.messages import FleetMessage
+from controller.core.process_spec import SAYABLE
 from controller.models import Instance, ScalingPolicy
 from controller.models.fleet import Weights
 from controller.scale import ScalingConfig
@@ -146,7 +147,7 @@ def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
     """Arguments of instance_wish for another instance of the same kind. Without a pattern the scaler does not ask."""
     if pattern is None:
         raise ValueError("no instance to take as the pattern")
-    spec = {name: value for name, value in pattern.spec.items() if name not in NOT_COPIED}
+    spec = {name: value for name, value in pattern.spec.items() if name in SAYABLE and name not in NOT_COPIED}
     return {
         **{name: getattr(pattern, name) for name in ("backend", "provisioner", "role", "host", "device_kind", "tp")},
         "max_num_seqs": pattern.max_num_seqs,

@@ -16,25 +16,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from controller.core.process_spec import FLAGS, OPTIONS
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
 WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
-# What a wish may say and the reference engine understands; anything else is the wisher's own note.
-OPTIONS = (
-    *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
-    *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
-    *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
-    *("weights", "emulated_load_s", "emulated_weight_bytes"),
-)
-FLAGS = ("deadlines",)  # the same, of options without a value
 BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
 
 
 def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
-    """Command line of the reference engine for the options of a wish."""
+    """Command line of the reference engine for the options of a wish; anything else in it is the wisher's own note."""
     argv = [sys.executable, "-m", "workers.engine", "--host", HOST, "--port", str(port)]
     capacity = options.get("kv_capacity_tokens")
     if isinstance(capacity, int) and "kv_blocks" not in options:

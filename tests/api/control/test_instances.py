@@ -5,6 +5,7 @@ from django.utils import timezone
 
 from api.control.instances import BACKENDS, PROVISIONERS
 from controller.models import Action, Decision, Instance, InstanceInterval
+from controller.services.scaling_stages import like
 from tests import factories
 from tests.api.control.conftest import ROOT
 from workers.backends.registry import BACKENDS as ADAPTERS
@@ -86,6 +87,38 @@ def test_what_is_wrong_is_named(operator, change, field):
     assert answer.status_code == 400, answer.data
     assert field in answer.data["error"]["fields"], answer.data
     assert not Instance.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"profile": "demo", "kv_leese": 9, "note": "x"},
+            "unknown: kv_leese, note; an engine started here",
+        ),
+        ({"max_num_seqs": 4}, "max_num_seqs is not said here but by the instance's own max_num_seqs"),
+        ({"tensor_parallel": 2}, "tensor_parallel is not said here but by the instance's own tp"),
+    ],
+)
+def test_what_would_not_reach_an_engine_is_refused(operator, spec, said):
+    """Of one that is started here; an endpoint that somebody else runs may have any note."""
+    model = factories.served_model().name
+    body = {"model": model, "backend": "reference", "provisioner": "process"}
+    refused = operator.post("/instances", {**body, "spec": spec})
+    assert refused.status_code == 400
+    assert said in str(refused.data["error"]["fields"]["spec"])
+    row = operator.post("/instances", {**body, "spec": {"profile": "demo"}}).data
+    patched = operator.patch(f"/instances/{row['id']}", {"spec": spec, "version": row["version"]})
+    assert (patched.status_code, said in str(patched.data)) == (400, True)
+    noted = {**body, "id": "theirs", "provisioner": "static", "url": "http://theirs", "spec": {"note": "x"}}
+    assert operator.post("/instances", noted).status_code == 201
+
+
+def test_an_instance_from_before_names_were_checked_is_edited_and_copied(operator):
+    row = factories.instance(provisioner="process", backend="reference", spec={"profile": "demo", "note": "x"})
+    changed = operator.patch(f"/instances/{row.pk}", {"unit_cost": 2.0, "version": row.version})
+    assert changed.status_code == 200, changed.data
+    assert like(row)["spec"] == {"profile": "demo"}
 
 
 def test_half_a_surrogate_pair_is_refused(operator):

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from controller.core.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
 from workers.engine.config import build_parser
 from workers.provisioners import ProcessProvisioner
-from workers.supervisor.engines import FLAGS, OPTIONS, EngineFolder, engine_argv
+from workers.supervisor.engines import EngineFolder, engine_argv
 
 FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
 
@@ -42,6 +43,12 @@ def test_notes_of_the_wisher_do_not_reach_the_command_line():
     assert "for the reader" not in argv
     assert argv[argv.index("--kv-blocks") + 1] == "200"
     assert argv[argv.index("--max-num-seqs") + 1] == "2"
+
+
+def test_all_that_a_spec_may_say_reaches_the_engine_or_its_start():
+    known = {action.dest for action in build_parser()._actions}
+    assert set(SAYABLE) - known == {"folder", "kv_capacity_tokens", "start_after"}
+    assert refusal(SAYABLE) == ""
 
 
 def test_an_option_without_a_value_is_named_alone():
