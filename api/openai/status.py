@@ -199,7 +199,7 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
     for said in decisions(gateway):
         who = {"tenant": said["tenant"], "slo_class": said["slo_class"]}
         what = {"kind": said["kind"], "reason": said["reason"]}
-        yield "decisions_total", "Dispatcher decisions.", who | what, said["count"]
+        yield "decisions_total", "Decisions about requests.", who | what, said["count"]
     for model, state in gateway.tokenizers.states().items():
         yield (
             "tokenizer_ready",

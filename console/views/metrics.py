@@ -62,7 +62,7 @@ class FleetCollector(Collector):
         """By gateway: each begins at 0 when it starts, so their sum would seem to be reset by any of them."""
         names = ["gateway", "tenant", "slo_class", "kind", "reason"]
         total = CounterMetricFamily(
-            "slackline_decisions", "Dispatcher decisions as gateways publish them", labels=names
+            "slackline_decisions", "Decisions about requests as gateways publish them", labels=names
         )
         for fleet in fleets:
             for said in fleet.get("decisions", ()):
