@@ -7,7 +7,10 @@ ended; and the same with the decode engine chosen when the prefill is sent. KV r
 size over TCP. Two kinds of requests: long documents with a tight TPOT, and short prompts with
 long answers and a loose one. The simulator runs the same arrivals on the same settings.
 
-Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `by_mode` (there
+The gateway and the simulator run the policy set `slackline` as it is; only one-shot placement exchanges its Migrator.
+
+Prints a table, then one line of JSON: `attainment` by mode (live, median over seeds), `simulated`, `kv_bytes` and
+`kv_gb_per_s` by mode (over all seeds), and `by_mode` (there
 `kv_early_share`: of the KV bytes, those that moved before their prefill had ended; `kv_gb_per_s` is of whole pulls, the
 wait for the prefill included where they overlap with it).
 """
@@ -30,6 +33,7 @@ from typing import Any
 
 from benchmarks.engines import ROOT, Engine, reference_engines, stop_on_sigterm
 from benchmarks.loadgen import gateway_target, run_plan
+from benchmarks.machine import keep
 from benchmarks.scoring import Score, score
 from benchmarks.stack import ClassSpec, Fleet, Stack
 from benchmarks.trials import Bench, note, wait_idle
@@ -43,6 +47,7 @@ from controller.simulator.report import report
 from controller.simulator.runner import run_once
 from workers.engine.profiles import load_profile
 
+POLICY = "slackline"
 PROFILE = "qwen2.5-7b-a100"
 MODEL = "qwen2.5-7b"
 KV_TOKENS, SEQS, CONTEXT = 262_144, 64, 8192
@@ -61,18 +66,19 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage;
-    `overlap`: before its prefill has ended."""
+    """`roles`: of the four engines; `chunk`: token budget of a step; `migration`: who places the decode stage (None:
+    as the policy set does); `overlap`: before its prefill has ended."""
 
     name: str
     roles: tuple[str, ...]
     chunk: int
-    migration: str = "tpot_budget"
+    migration: str | None = None
     overlap: bool = True
 
     @property
     def overrides(self) -> dict[str, Any]:
-        return {"migration": {"name": self.migration}, "migrator": {"overlap": self.overlap}}
+        placement = {"migration": {"name": self.migration}} if self.migration else {}
+        return {**placement, "migrator": {"overlap": self.overlap}}
 
 
 APART = ("prefill", "prefill", "decode", "decode")
@@ -110,7 +116,7 @@ def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> Expe
     raw = {
         "name": mode.name,
         "instances": [{**engine, "count": mode.roles.count(role), "role": role} for role in dict.fromkeys(mode.roles)],
-        "policies": [{"name": "slackline", "overrides": mode.overrides}],
+        "policies": [{"name": POLICY, "overrides": mode.overrides}],
         "workload": {"kind": "tasks", "per_task": per_task, "tasks": [_as_json(task) for task in TASKS]},
         "settings": settings,
     }
@@ -168,7 +174,7 @@ def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: P
 def _once(stack: Stack, mode: Mode, rate: float, per_task: int, seed: int) -> Score:
     wait_idle(stack.fleet.urls)
     plan = burst(TASKS, rate, seed, per_task)
-    with stack.gateway("slackline", mode.overrides) as gateway:
+    with stack.gateway(POLICY, mode.overrides) as gateway:
         return score(run_plan(plan, _target(stack, gateway)), TASKS)
 
 
@@ -188,6 +194,7 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--link", type=float, default=1.0, help="GB/s a port in the simulator (%(default)s)")
+    parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/pd as well")
     args = parser.parse_args()
     stop_on_sigterm()
     os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
@@ -199,28 +206,29 @@ def main() -> None:
         note(f"{mode.name} ...")
         with tempfile.TemporaryDirectory(prefix="bench-pd-") as folder:
             found = live(mode, args.rate, args.per_task, seeds, Path(folder))
-        by_mode[mode.name] = _summary(found) | {
-            "simulated": simulated(mode, args.rate, args.per_task, seeds, args.link)
-        }
-    _show(by_mode, args.rate)
-    print(
-        json.dumps(
-            {
-                "attainment": {name: each["attainment"] for name, each in by_mode.items()},
-                "simulated": {name: each["simulated"] for name, each in by_mode.items()},
-                "by_mode": by_mode,
-                "rate": args.rate,
-                "per_task": args.per_task,
-                "seeds": seeds,
-                "collocated_chunk": chunk,
-                "collocated_sweep": swept,
-                "kv_bytes_per_token": LAYERS * LAYER_TOKEN_BYTES,
-            }
-        )
-    )
+        by_mode[mode.name] = summary(found) | {"simulated": simulated(mode, args.rate, args.per_task, seeds, args.link)}
+    result = answer(by_mode) | {
+        "policy": POLICY,
+        "rate": args.rate,
+        "per_task": args.per_task,
+        "seeds": seeds,
+        "collocated_chunk": chunk,
+        "collocated_sweep": swept,
+        "kv_bytes_per_token": LAYERS * LAYER_TOKEN_BYTES,
+    }
+    print(table(by_mode, args.rate))
+    print(json.dumps(result))
+    if args.keep:
+        keep("pd", result)
 
 
-def _summary(found: dict[str, Any]) -> dict[str, Any]:
+def answer(by_mode: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The figures asked for most, by mode, and everything about each."""
+    keys = ("attainment", "simulated", "kv_bytes", "kv_gb_per_s")
+    return {key: {name: each[key] for name, each in by_mode.items()} for key in keys} | {"by_mode": by_mode}
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
     scores: list[Score] = found["scores"]
     seconds = found.get("kv_receiving_seconds", 0.0)
     received = found.get("kv_received_bytes", 0.0)
@@ -244,20 +252,21 @@ def _middle(by_task: Any) -> float:
     return statistics.median(value for value in values if value is not None and math.isfinite(value))
 
 
-def _show(by_mode: dict[str, dict[str, Any]], rate: float) -> None:
-    print(f"{rate:g} requests/s over four engines ({PROFILE}, emulated)")
-    print(
-        f"{'mode':18} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>10} {'GB/s each':>10} "
-        f"{'early':>6}"
-    )
+def table(by_mode: dict[str, dict[str, Any]], rate: float) -> str:
+    lines = [
+        f"{rate:g} requests/s over four engines ({PROFILE}, emulated)",
+        f"{'mode':18} {'attained':>9} {'spread':>14} {'simulated':>10} {'E2E s':>7} {'KV moved':>11} {'GB/s each':>10} "
+        f"{'early':>6}",
+    ]
     for name, each in by_mode.items():
         spread = f"{each['spread'][0]:.3f}-{each['spread'][1]:.3f}"
         speed = f"{each['kv_gb_per_s']:.2f}" if each["kv_gb_per_s"] else "-"
         early = f"{each['kv_early_share']:.0%}" if each["kv_early_share"] is not None else "-"
-        print(
+        lines.append(
             f"{name:18} {each['attainment']:9.3f} {spread:>14} {each['simulated']:10.3f} {each['e2e_mean_s']:7.2f} "
-            f"{each['kv_bytes'] / 1e9:7.2f} GB {speed:>10} {early:>6}"
+            f"{each['kv_bytes'] / 1e9:8.2f} GB {speed:>10} {early:>6}"
         )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
