@@ -4,71 +4,87 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from console.sentences import SENTENCES, say
 from console.words import REASONS, SOURCES
+from controller.dispatch.transfers import MigratorConfig, State
+from controller.services.sleeping import LEVELS
+from tests.console.reason_search import Source, read
+from workers.engine.weights import KINDS as WEIGHT_SOURCES
 
 ROOT = Path(__file__).parents[2]
-DECIDE = ("controller/dispatch", "controller/scale", "controller/services", "api/openai", "workers")
-# Who takes a reason, and at which position.
-TAKES = {
-    "Decision": 1, "refuse": 2, "Mark": 2, "_mark": 3, "Replace": 1, "StopWanted": 1, "_Verdict": 0, "_start": 0,
-    "_drain": 1, "_decide": 2, "_give_up": 1, "Choice": 1,
+PARTS = (
+    "controller/core",
+    "controller/dispatch",
+    "controller/scale",
+    "controller/services",
+    "api",
+    "workers",
+    "console",
+)
+# An engine's own words (why a text ended, why a request waits) are no reasons of ours, but for those about moved KV;
+# nor are OpenAI's, or what a timeline marks.
+LEFT_OUT = re.compile(r"workers/engine/(?!kv_)|api/openai/responses|console/timeline")
+# What a reason that is put together may be. Who acted, and what was done, stands beside it: person_created.
+FILLED = {
+    "*_*": (),
+    "*_timeout": tuple(
+        name.removesuffix("_s") for name in MigratorConfig.__dataclass_fields__
+        if name.removesuffix("_timeout_s") in set(State)
+    ),
+    "from_*": tuple(f"from_{kind}" for kind in WEIGHT_SOURCES),
+    "level_*": tuple(f"level_{level}" for level in LEVELS),
 }  # fmt: skip
-NAMES = ("reason", "held_by")
-ENDINGS = ("asked",)  # completed by who acted: person_asked
-SILENT = ("steady",)  # a state of mind that leaves no decision
-CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-
-
-def _codes(node: ast.expr) -> Iterator[str]:
-    """Of an expression that is a code, or chooses between some."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value):
-        yield node.value
-    elif isinstance(node, ast.IfExp):
-        yield from _codes(node.body)
-        yield from _codes(node.orelse)
-
-
-def _given(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            place = TAKES.get(name)
-            if place is not None and len(node.args) > place:
-                yield from _codes(node.args[place])
-            for keyword in node.keywords:
-                if keyword.arg in NAMES:
-                    yield from _codes(keyword.value)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(getattr(target, "id", "") in NAMES for target in targets):
-                yield from _codes(node.value)
+SILENT = ("steady", "not_idle")  # a state of mind that leaves no decision; an engine that is asked once more
 
 
 def reasons() -> dict[str, str]:
     """Code to one file that gives it."""
-    found = {}
-    for folder in DECIDE:
-        for path in (ROOT / folder).rglob("*.py"):
-            if "workers/engine" not in str(path):
-                for code in _given(ast.parse(path.read_text())):
-                    found[code] = str(path.relative_to(ROOT))
-    return found
+    found = read(ROOT, PARTS, LEFT_OUT).reasons()
+    whole = {code: where for code, where in found.items() if "*" not in code}
+    return whole | {code: found[made] for made in found if "*" in made for code in FILLED[made]}
 
 
 def test_the_search_finds_what_is_there():
-    found = reasons()
-    assert {"no_instance", "fits_budget", "below_min", "nothing_to_start", "exited", "fits_tpot"} <= found.keys()
-    assert len(found) > 30
+    """By each of its ways: positions, keywords, constants, conditionals, names, tables, functions, f-strings."""
+    found = reasons().keys()
+    assert {"no_instance", "fits_budget", "below_min", "nothing_to_start", "exited", "fits_tpot"} <= found
+    assert {"timeout", "not_supported", "never_served", "no_device", "not_enabled", "asleep_otherwise"} <= found
+    assert {"woken", "stays_awake", "host_copy", "from_disk", "level_2", "moving_timeout", "slow_decode"} <= found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('end(1, "a_code")', {"a_code"}),
+        ('end(1, reason="a_code" if x else f"from_{x}")', {"a_code", "from_*"}),
+        ('def f():\n    why = x or TABLE.get(x, "rest")\n    end(1, why)', {"left", "right", "rest"}),
+        ("end(1, told(x))", {"here", "there"}),
+        ('end(1, CONSTANT); Ended(1, "by_field"); Refused("by_init")', {"at_top", "by_field", "by_init"}),
+        ('thing.end(1, "Not a code."); end("no_reason", x); other("a_code")', set()),
+    ],
+)
+def test_the_search_follows_what_is_handed_on(code: str, found: set[str]):
+    given = """
+CONSTANT = "at_top"
+TABLE = {1: "left", 2: "right"}
+def end(self_id, reason): ...
+def told(x) -> str:
+    return "here" if x else "there"
+class Ended:
+    number: int
+    reason: str
+class Refused(Exception):
+    def __init__(self, reason): ...
+"""
+    assert set(Source({"given.py": ast.parse(given + code)}).reasons()) == found
 
 
 def test_every_reason_has_words():
-    known = REASONS.keys() | SOURCES.keys() | set(SILENT) | set(ENDINGS)
+    known = REASONS.keys() | SOURCES.keys() | set(SILENT)
     assert {code: where for code, where in reasons().items() if code not in known} == {}
 
 
