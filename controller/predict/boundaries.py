@@ -6,7 +6,8 @@ grows with squares of lengths is attention, the rest is shared among the four pr
 which for Llama-2-70B on A100 is within 1 point of measured kernels (0.098, 0.078, 0.549, 0.275 of qkv, o, gate_up and
 down; measured at TP 2 and 4,096 tokens 0.096, 0.087, 0.543, 0.274, vidur's profiling data). Norms, rotary embedding,
 embedding and head are not told apart: they are spread over the operators. Under tensor parallelism o_proj and down_proj
-each end with an all-reduce, as engines fuse them. A profile that times operators itself can be given as `durations`.
+each end with an all-reduce, as engines fuse them. Where the operators themselves were timed (operator_profile.py),
+`ProfiledBoundaries` takes their measured times instead.
 
 Times are device seconds from the step's start, without the time it was suspended.
 """
@@ -23,8 +24,8 @@ from typing import NamedTuple, Protocol
 from controller.core.errors import ConfigError, UnknownName
 from controller.core.steps import BOUNDARIES, Boundary, Step
 from controller.core.types import LatencyCoefficients
+from controller.predict.operator_profile import OperatorProfile
 
-OPERATORS = ("qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj")
 PASSED = 1e-9  # of a layer: a boundary this close behind is where the step stands, not where it can stop next
 
 
@@ -120,8 +121,7 @@ class ComposedBoundaries:
     all_reduce_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in BOUNDARIES:
-            raise ConfigError(f"unknown boundary {self.kind!r}; valid: {', '.join(BOUNDARIES)}", field="boundary")
+        _check_kind(self.kind)
         if not 0 <= self.all_reduce_share < 1:
             raise ConfigError("all_reduce_share must be in [0, 1)", field="all_reduce_share")
 
@@ -136,6 +136,31 @@ class ComposedBoundaries:
 
     def next_boundary(self, step: Step, seconds: float, used: float) -> float:
         return self.profile(*sums(step)).next_boundary(self.kind, seconds, used)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledBoundaries:
+    """Boundaries from measured operators. The step takes as long as its latency profile says; where in it operators
+    end is theirs, in proportion."""
+
+    kind: Boundary
+    operators: OperatorProfile
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+
+    def profile(self, tokens: int, squares: int) -> LayerProfile:
+        """As ComposedBoundaries.profile."""
+        durations = self.operators.durations(tokens, squares)
+        return LayerProfile(self.operators.layers, durations if any(durations) else (1.0,))
+
+    def next_boundary(self, step: Step, seconds: float, used: float) -> float:
+        return self.profile(*sums(step)).next_boundary(self.kind, seconds, used)
+
+
+def _check_kind(kind: Boundary) -> None:
+    if kind not in BOUNDARIES:
+        raise ConfigError(f"unknown boundary {kind!r}; valid: {', '.join(BOUNDARIES)}", field="boundary")
 
 
 def sums(step: Step) -> tuple[int, int]:

@@ -52,8 +52,11 @@ class Bar:
 
 
 def read_profile(reference: str) -> Mapping[str, Any]:
-    """A JSON file of one profile, or `file.json#id` of one with a list of `profiles` (by id or alias)."""
+    """A JSON file of one profile, `file.json#id` of one with a list of `profiles` (by id or alias), or a CSV file of
+    measured operators, whose lines are rows."""
     path, _, name = reference.partition("#")
+    if path.endswith((".csv", ".csv.gz")):
+        return {"rows": read_csv(path, "profile")}
     raw = read_json(Path(path), "profile")
     if not name:
         return raw  # type: ignore[no-any-return]
@@ -76,11 +79,15 @@ def read_json(path: Path, field: str) -> Any:
 
 def read_trace(name: str) -> list[Row]:
     """A CSV file with a header (gzip if it ends with .gz): arrival_s, input_tokens, output_tokens, prefix_hashes."""
+    return [parse_row(raw, number) for number, raw in enumerate(read_csv(name, "workload.path"), 1)]
+
+
+def read_csv(name: str, field: str) -> list[dict[str, str]]:
     try:
         with gzip.open(name, "rt") if name.endswith(".gz") else open(name) as lines:
-            return [parse_row(raw, number) for number, raw in enumerate(csv.DictReader(lines), 1)]
+            return list(csv.DictReader(lines))
     except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror or error}", field="workload.path") from None
+        raise ConfigError(f"{name}: {error.strerror or error}", field=field) from None
 
 
 def load(arguments: argparse.Namespace) -> Experiment:

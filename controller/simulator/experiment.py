@@ -10,12 +10,21 @@ from controller.core.errors import ConfigError
 from controller.core.snapshot import MappingConfig
 from controller.core.types import LatencyCoefficients, Role
 from controller.dispatch import POLICY_SETS, Migrator, StageDispatcher, build_dispatcher, build_migrator
+from controller.predict.boundaries import shape
+from controller.predict.operator_profile import OperatorProfile, read_operator_profile
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
 from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSpeed
 from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
-from controller.simulator.settings import LOAD_S, ElasticSettings, Failure, InstanceSettings, SimulationSettings
+from controller.simulator.settings import (
+    LOAD_S,
+    MODEL_SHAPE,
+    ElasticSettings,
+    Failure,
+    InstanceSettings,
+    SimulationSettings,
+)
 from controller.simulator.workloads import ReadTrace, Workload, read_workload
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
@@ -26,7 +35,8 @@ FROM_PROFILE = {  # fields of an instance that its profile may bring, by their n
     "tensor_parallel": ("tp",),
 }
 OF_AN_INSTANCE = ("role", "from_s", "until_s")  # no policy changes these
-ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in ("latency", "believed")))
+MEASURED = ("latency", "believed", "operators")  # read from profiles, not as they stand in the file
+ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in MEASURED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,9 @@ def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
         given = item.any(known)
         if given is not None:
             values[known] = given
+    operators = item.any("operators")
+    if operators is not None:
+        values["operators"] = _operators(item, operators, values.get("model_shape", MODEL_SHAPE), read_profile)
     item.done()
     try:
         return InstanceSettings(**values)
@@ -196,6 +209,23 @@ def _profile(item: Fields, raw: Any, read_profile: ReadProfile) -> Mapping[str, 
     if not isinstance(profile, Mapping):
         raise ConfigError(f"{item.name('profile')} must be a path or an object", field=item.name("profile"))
     return profile
+
+
+def _operators(item: Fields, raw: Any, shape_name: str, read_profile: ReadProfile) -> OperatorProfile:
+    """An object with `rows`, or a file of one (operator_profile.py); layers that it does not say are the shape's."""
+    where = item.name("operators")
+    try:
+        layers = shape(shape_name).layers
+    except ConfigError as error:
+        raise ConfigError(str(error), field=item.name("model_shape")) from None
+    try:
+        found = read_profile(raw) if isinstance(raw, str) else raw
+    except ConfigError as error:  # no file, or not one that is read
+        raise ConfigError(str(error), field=where) from None
+    try:
+        return read_operator_profile(found, layers)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", field=f"{where}.{error.field}".rstrip(".")) from None
 
 
 def _coefficients(profile: Mapping[str, Any], where: str) -> LatencyCoefficients:

@@ -23,7 +23,7 @@ from controller.core.steps import (
     Suspend,
     Suspended,
 )
-from controller.predict.boundaries import ComposedBoundaries, sums
+from controller.predict.boundaries import StepBoundaries, sums
 from controller.simulator.instance import Instance
 from controller.simulator.settings import InstanceSettings
 from controller.simulator.tokens import Track
@@ -49,7 +49,7 @@ class PreemptiveInstance(Instance):
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
         super().__init__(instance_id, settings, up_at, leaps=False)
-        self.boundaries: ComposedBoundaries = settings.build_boundaries()
+        self.boundaries: StepBoundaries = settings.build_boundaries()
         self._work: Work | None = None
         self._suspended: dict[int, Work] = {}
         self._wake_at: float | None = None

@@ -16,13 +16,14 @@ from controller.policies.batching import Batching, selects
 from controller.policies.batching.options import build
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.policies.by_stage import BY_STAGE, EngineKind, EnginePart, engine_part
-from controller.predict.boundaries import ComposedBoundaries, shape
+from controller.predict.boundaries import ComposedBoundaries, ProfiledBoundaries, StepBoundaries, shape
+from controller.predict.operator_profile import OperatorProfile
 from controller.scale import ScalingConfig
 from controller.simulator.links import LinkSettings
 from controller.simulator.machine_speed import MachineSpeed
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
-BATCHING = "chunked_prefill"  # where none is named
+BATCHING, MODEL_SHAPE = "chunked_prefill", "llama3-8b"  # where none is named
 DECODE_BY = ("sum", "longest")
 
 
@@ -33,8 +34,9 @@ class InstanceSettings:
     `engine_kind` "preemptive_prefill" is FlowPrefill's scheduler: its rules are the `slo_aware_batching` policy's (with
     predictions from the believed latency unless `batching_settings` says otherwise), `preemption` holds fields of
     PreemptionConfig, and `model_shape` and `all_reduce_share` (of a step's linear time, under tensor parallelism)
-    give the operators that its boundaries are composed from. "slackline" is what an engine runs under
-    `--scheduler slackline`: scheduler and batching by `role` and `deadlines` (policies.by_stage).
+    give the operators that its boundaries are composed from, unless `operators` has their measured times. "slackline"
+    is what an engine runs under `--scheduler slackline`: scheduler and batching by `role` and `deadlines`
+    (policies.by_stage).
 
     `batching` None: chunked_prefill, or what the kind says. `decode_by`: what a decode step's time grows with, the
     "sum" of its sequences' tokens (eq. 2) or the "longest" of them alone (Kairos, sec. 2.2). `from_s`, `until_s`: the
@@ -60,9 +62,10 @@ class InstanceSettings:
     engine_kind: str = "continuous"
     deadlines: bool = False  # of engine_kind slackline: end-to-end deadlines or workflows are promised there
     preemption: Mapping[str, Any] = field(default_factory=dict)
-    model_shape: str = "llama3-8b"
+    model_shape: str = MODEL_SHAPE
     all_reduce_share: float = 0.0
     decode_by: str = "sum"
+    operators: OperatorProfile | None = None
     from_s: float = 0.0
     until_s: float | None = None
 
@@ -77,6 +80,8 @@ class InstanceSettings:
         if self.decode_by not in DECODE_BY:
             valid = ", ".join(DECODE_BY)
             raise ConfigError(f"unknown decode_by {self.decode_by!r}; valid: {valid}", field="decode_by")
+        if self.operators is not None and self.all_reduce_share:
+            raise ConfigError("measured operators hold their all-reduce", field="all_reduce_share")
         for name in ("tensor_parallel", "kv_bytes_per_token"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
@@ -146,9 +151,10 @@ class InstanceSettings:
         decode = {name: getattr(believed, name) for name in ("decode_a", "decode_b", "decode_c")}
         return PreemptionConfig(**{**decode, **self.preemption})
 
-    def build_boundaries(self) -> ComposedBoundaries:
-        kind, operators = self.preemption_config().boundary, shape(self.model_shape)
-        return ComposedBoundaries(kind, operators, self.latency, self.all_reduce_share)
+    def build_boundaries(self) -> StepBoundaries:
+        kind = self.preemption_config().boundary
+        composed = ComposedBoundaries(kind, shape(self.model_shape), self.latency, self.all_reduce_share)
+        return composed if self.operators is None else ProfiledBoundaries(kind, self.operators)
 
     def build_batching(self) -> Batching:
         """With what the profile that is believed says, where the scheduler predicts by one."""

@@ -72,6 +72,10 @@ def test_a_good_file_is_read_whole():
         ("instances.profile", {"prefill_a": 1}, "instances.profile.prefill_b", "lacks prefill_b"),
         ("instances.profile", "missing.json", "profile", "No such file"),
         ("instances.count", "two", "instances.count", "integer"),
+        ("instances.operators", {"rows": []}, "instances.operators.rows", "not empty"),
+        ("instances.operators", 3, "instances.operators", "object or a path"),
+        ("instances.operators", "missing.csv", "instances.operators", "No such file"),
+        ("instances.operators", {"rows": [{"tokens": 1}]}, "instances.operators.rows[0].qkv_proj", "missing"),
         ("settings.progress_s", 0, "settings.progress_s", "above 0"),
         ("settings.leaps", "yes", "settings.leaps", "true or false"),
         ("settings.failures", [{"instance": 7, "at": 1}], "settings.failures.instance", "no instance 7"),
@@ -112,6 +116,29 @@ def test_a_bad_file_is_refused_with_the_field(path, value, field, message):
 def test_shipped_experiments_are_good(path):
     experiment = parsed(json.loads(path.read_text()))
     assert experiment.workload.demands(10.0, 1)
+
+
+OPERATORS = Path(__file__).parents[3] / "controller/simulator/samples/operators_thin_cpu.json"
+
+
+def test_measured_operators_are_read_from_json_and_csv(tmp_path):
+    """The sample as it is and as a table; layers of a table are those of the model's shape."""
+    raw = json.loads(OPERATORS.read_text())
+    whole = parsed(changed("instances.operators", str(OPERATORS))).settings.instances[0].operators
+    assert whole.layers == raw["layers"] == 6
+    assert whole == parsed(changed("instances.operators", raw)).settings.instances[0].operators
+    columns = list(raw["rows"][0])
+    lines = [",".join(columns), *(",".join(str(row[name]) for name in columns) for row in raw["rows"])]
+    table = tmp_path / "operators.csv"
+    table.write_text("\n".join(lines) + "\n")
+    found = parsed(changed("instances.operators", str(table))).settings.instances[0].operators
+    assert (found.layers, found.curves) == (32, whole.curves)
+
+
+def test_no_policy_changes_what_was_measured():
+    with pytest.raises(ConfigError) as caught:
+        parsed(changed("policies", [{"name": "slackline", "engine": {"operators": {}}}]))
+    assert caught.value.field == "policies[0].engine.operators"
 
 
 @pytest.fixture

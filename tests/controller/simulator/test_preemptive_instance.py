@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
+from controller.predict.operator_profile import read_operator_profile
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
 from tests.controller.simulator.runs import simulate, some_demands
 
@@ -91,6 +93,43 @@ def test_rounds_are_about_two_a_request():
     assert rounds.preempts > 0
 
 
+def operators(*durations):
+    """Of every step alike: one layer in 32 of A100's 8B, seconds by operator."""
+    row = dict(zip(("qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj"), durations, strict=True))
+    sizes = [{"tokens": tokens, **row} for tokens in (1, 60_000)]
+    return read_operator_profile({"layers": 32, "rows": sizes}, 1)
+
+
+EVEN, UNEVEN = operators(1.0, 1.0, 1.0, 1.0, 1.0), operators(0.1, 4.6, 0.1, 0.1, 0.1)
+
+
+def blocking(boundary, measured):
+    """Mean seconds from a signal to its answer: long prompts of 3 s with urgent ones coming at random moments."""
+    rng = np.random.default_rng(3)
+    urgent = [
+        Demand(f"u{i}", float(at), 64, 1, Targets(0.2, 1.0, None, 3600.0))
+        for i, at in enumerate(np.sort(rng.uniform(0.1, 290.0, 600)))
+    ]
+    long = [Demand(f"l{i}", 3.6 * i, 30_000, 1, Targets(3600.0, 1.0, None, 3600.0)) for i in range(80)]
+    settings = SimulationSettings((replace(with_boundary(boundary), operators=measured),))
+    simulation = Simulation(settings, build_dispatcher("round_robin"), [*urgent, *long])
+    simulation.run()
+    (instance,) = simulation.cluster
+    assert instance.engine.rounds.signals > 300
+    return instance.engine.rounds.mean_blocking_s
+
+
+def test_blocking_follows_the_measured_operators():
+    """sum(d^2) / (2 sum d) of a layer of 30,000 tokens: 1/5 of it where operators are alike, nearly all where one is
+    long; at layer boundaries it is the same for both."""
+    layer = (A100.prefill_a + A100.prefill_b * 30_000 + A100.prefill_c * 30_000**2) / 32
+    assert blocking("operator", EVEN) == pytest.approx(layer / 10, rel=0.1)
+    assert blocking("operator", UNEVEN) == pytest.approx(layer * (4.6**2 + 4 * 0.01) / 50, rel=0.1)
+    assert blocking("layer", EVEN) == pytest.approx(layer / 2, rel=0.1)
+    assert blocking("layer", UNEVEN) == blocking("layer", EVEN)
+    assert blocking("operator", EVEN) < blocking("operator", None) < blocking("operator", UNEVEN)
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -102,6 +141,7 @@ def test_rounds_are_about_two_a_request():
         ({"preemption": {"boundary": "kernel"}}, "boundary"),
         ({"model_shape": "gpt"}, "shape"),
         ({"engine_kind": "continuous", "preemption": {"boundary": "layer"}}, "preemption"),
+        ({"operators": EVEN, "all_reduce_share": 0.1}, "all_reduce_share"),
     ],
 )
 def test_bad_settings_are_refused(changes, field):
