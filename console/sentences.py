@@ -69,6 +69,11 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, woken, its "
         "weights from {source} in {load_s:.1f} s"
     ),
+    ("engine_launch", "seeded"): "{actor} gave out the command that starts {subject} with the weights of {seed}",
+    ("launch_served", "launched"): (
+        "{subject} gave its first token {first_served_s:.1f} s after the command to start it with the weights of {seed}"
+    ),
+    ("launch_unserved", "never_served"): "{subject} was launched and no request ever came to it",
     ("scale_out_unserved", "never_served"): "{instance} of {subject} was asked for and no request ever came to it",
     ("link_down", "no_answer"): "the link from {source} to {target} does not answer: KV caches take other ways",
     ("link_up", "answers_again"): "the link from {source} to {target} answers again after {down_s:.0f} s",
@@ -106,6 +111,7 @@ VERBS: dict[str, str] = {
     "role_switch_failed": "could not switch the role of instance",
     "weights_load_failed": "got no weights into instance",
     "audit_trimmed": "forgot old",
+    "launch_unserved": "saw no request served by the launched",
     "scale_out_unserved": "saw no request served by a new instance of",
     "queue_cancel": "cancelled",
     "queue_reprioritise": "changed the priority of",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from django.utils import timezone
 
@@ -128,29 +128,58 @@ def _end(
     )
 
 
+class Wish(NamedTuple):
+    """What brought the instance whose first token is waited for. `kind`: of the decision at the end, without its
+    ending; `since`: when it was asked for; `how`: in a word; `began`: its process too was started for this."""
+
+    kind: str
+    subject: tuple[str, str]
+    since: datetime
+    inputs: Mapping[str, Any]
+    how: str
+    began: bool
+
+
+def _wish(action: Action) -> Wish:
+    launch = action.params.get("launch")
+    if launch is not None:
+        since, known = datetime.fromisoformat(launch["at"]), {"launch": launch["decision"], "seed": launch["seed"]}
+        return Wish("launch", ("instance", action.instance_id), since, known, "launched", True)
+    asked = action.params["scale_out"]
+    how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
+    known = {"instance": action.instance_id, "scale_out": asked.get("decision")}
+    subject = ("scaling_policy", asked["policy"])
+    return Wish("scale_out", subject, action.created_at, known, how, not asked.get("warm"))
+
+
 def first_served(action: Action) -> Decision | None:
     """Time from the order to the first token that the new instance gave, and where its weights came from."""
-    row, asked = action.instance, action.params["scale_out"]
-    at = first_token_at(row, action.created_at)
+    row, wish = action.instance, _wish(action)
+    at = first_token_at(row, wish.since)
     now = timezone.now()
     if at is not None and now - at < RECORDS_COME:
         at = None
     elif at is None and row.weights == Weights.ASLEEP:
-        return _served(action, Action.State.FAILED, "slept_before", {}, "it was put to sleep before it served")
+        return _unserved(action, wish, "slept_before", "it was put to sleep before it served")
     elif at is None and row.desired_state == Instance.Desired.STOPPED:
-        return _served(action, Action.State.FAILED, "stopped_before", {}, "it was stopped before it served")
+        return _unserved(action, wish, "stopped_before", "it was stopped before it served")
     elif at is None and now - action.created_at > WATCH:
-        return _served(action, Action.State.FAILED, "never_served", {}, "no request came to it")
+        return _unserved(action, wish, "never_served", "no request came to it")
     if at is None:
         return _later(action, state=Action.State.RUNNING)
-    served = {"first_served_s": round((at - action.created_at).total_seconds(), 3)}
-    if row.ready_at is not None and not asked.get("warm"):
-        served["ready_s"] = round((row.ready_at - action.created_at).total_seconds(), 3)
-    how = "woken" if asked.get("woken") else "warm" if asked.get("warm") else "started"
-    return _served(action, Action.State.DONE, how, served, "")
+    served = {"first_served_s": round((at - wish.since).total_seconds(), 3)}
+    if row.ready_at is not None and wish.began:
+        served["ready_s"] = round((row.ready_at - wish.since).total_seconds(), 3)
+    return _served(action, wish, Action.State.DONE, wish.how, served, "")
 
 
-def _served(action: Action, state: str, reason: str, outcome: dict[str, Any], error: str) -> Decision | None:
+def _unserved(action: Action, wish: Wish, reason: str, error: str) -> Decision | None:
+    return _served(action, wish, Action.State.FAILED, reason, {}, error)
+
+
+def _served(
+    action: Action, wish: Wish, state: str, reason: str, outcome: dict[str, Any], error: str
+) -> Decision | None:
     kinds = ("weights_load", "instance_awake")
     loads = Decision.objects.filter(
         kind__in=kinds, subject_type="instance", subject=action.instance_id, at__gte=action.created_at
@@ -159,14 +188,13 @@ def _served(action: Action, state: str, reason: str, outcome: dict[str, Any], er
     if load is not None:
         names = ("source", "from", "load_s", "bytes")
         outcome |= {name: load.outcome[name] for name in names if name in load.outcome}
-    asked = action.params["scale_out"]
     return action_end(
         action=action,
         state=state,
-        kind="scale_out_served" if state == Action.State.DONE else "scale_out_unserved",
-        subject=("scaling_policy", asked["policy"]),
+        kind=f"{wish.kind}_served" if state == Action.State.DONE else f"{wish.kind}_unserved",
+        subject=wish.subject,
         reason=reason,
-        inputs={"instance": action.instance_id, "scale_out": asked.get("decision")},
+        inputs=wish.inputs,
         outcome=outcome,
         error=error,
     )

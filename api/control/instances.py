@@ -23,13 +23,13 @@ from controller.selectors.catalogue import instances
 from controller.services.actions import weights_load_order
 from controller.services.instances import (
     instance_drain,
-    instance_register,
     instance_remove,
     instance_stop,
     instance_undrain,
     instance_update,
     instance_wish,
 )
+from controller.services.launches import instance_join
 from controller.services.role_switches import role_ask
 from controller.services.sleeping import LEVELS, sleep_order, wake_order
 
@@ -193,7 +193,7 @@ class InstanceList(ControlView):
         data["model"] = model_named(data["model"], "model")
         if data["provisioner"] == "static":
             del data["provisioner"]
-            row = instance_register(actor=self.actor, **data)
+            row = instance_join(actor=self.actor, **data)
         else:
             row = instance_wish(actor=self.actor, **data)
         return self.one(row, InstanceOutput, status.HTTP_201_CREATED)

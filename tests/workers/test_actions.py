@@ -8,10 +8,13 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from console.sentences import sentence
 from controller.models import Action, Decision, Instance
 from controller.services.actions import action_lease, first_served_watch, weights_load_order
 from controller.services.actors import SYSTEM, Actor
+from controller.services.decisions import decision_record
 from controller.services.instances import instance_stop
+from controller.services.launches import LAUNCH, instance_join, launch_record
 from controller.services.records import records_write
 from tests import factories
 from workers import actions
@@ -353,3 +356,27 @@ def test_an_instance_that_never_serves_is_not_watched_for_ever(watch, look_once)
 def test_an_instance_stopped_before_it_served_is_said(watch, look_once):
     instance_stop(actor=OLGA, instance_id="warm")
     assert [decision.reason for decision in look_once()] == ["stopped_before"]
+
+
+def test_a_launched_server_is_timed_from_its_command(look_once):
+    at = timezone.now() - timedelta(seconds=90)
+    whom = {"kind": LAUNCH, "subject_type": "instance", "subject": "gpu-2", "reason": "seeded"}
+    told = decision_record(actor=SYSTEM, at=at, inputs={"seed": "gpu-1"}, **whom)
+    row = instance_join(actor=SYSTEM, id="gpu-2", model=factories.served_model(), url="http://h:1", backend="sglang")
+    Instance.objects.filter(pk=row.pk).update(ready_at=at + timedelta(seconds=40))
+    assert look_once() == []
+    served("gpu-2", at + timedelta(seconds=60), 2.0)
+    (decision,) = look_once()
+    assert (decision.kind, decision.subject_type, decision.subject) == ("launch_served", "instance", "gpu-2")
+    assert decision.inputs == {"launch": told.pk, "seed": "gpu-1"}
+    assert decision.outcome["first_served_s"] == pytest.approx(62.0, abs=0.01)
+    assert decision.outcome["ready_s"] == pytest.approx(40.0, abs=0.01)
+    assert sentence(decision).startswith("gpu-2 gave its first token 62.0 s after the command")
+
+
+def test_a_launched_server_that_is_stopped_has_served_nobody(look_once):
+    launch_record(actor=SYSTEM, instance_id="gpu-2", seed="gpu-1", command="c", inputs={}, rejected={})
+    row = instance_join(actor=SYSTEM, id="gpu-2", model=factories.served_model(), url="http://h:1", backend="sglang")
+    Instance.objects.filter(pk=row.pk).update(desired_state="stopped")
+    (decision,) = look_once()
+    assert (decision.kind, decision.subject, decision.reason) == ("launch_unserved", "gpu-2", "stopped_before")

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from controller.models import Instance, ServedModel
 from controller.models.fleet import KvRole, Role
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_register
+from controller.services.launches import instance_join
 
 
 class Command(BaseCommand):
@@ -44,7 +44,7 @@ class Command(BaseCommand):
             given = {key: options[key] for key in ("backend", "role", "max_num_seqs", "device_kind")}
             spec = {"kv_role": options["kv_role"]} if options["kv_role"] else {}
             try:
-                instance_register(actor=SYSTEM, id=name, model=served, url=url, spec=spec, **given)
+                instance_join(actor=SYSTEM, id=name, model=served, url=url, spec=spec, **given)
             except ValidationError as error:
                 raise CommandError(f"{name}: {' '.join(error.messages)}") from error
             self.stdout.write(f"registered {name} at {url}")

@@ -1,7 +1,8 @@
-"""`manage.py sglang_launch --seed INSTANCE --port N`: the command that starts another SGLang like a running one.
+"""`manage.py sglang_launch --id NEW --seed INSTANCE --port N`: the command that starts an SGLang like a running one.
 
 Its weights come from the seed's memory. It is printed, not run: SGLang servers are started by whoever owns their hosts,
-then registered (`register_instances --backend sglang`).
+then registered (`register_instances --backend sglang`). The Decision `engine_launch` keeps it; the first served request
+of the server that is registered under that id within the hour is timed from there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from django.core.management.base import BaseCommand, CommandError
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec, Role
 from controller.models import Instance
+from controller.services.actors import SYSTEM
+from controller.services.launches import launch_record
 from workers.backends.base import Backend, EngineError, NotSupported
 from workers.backends.calls import ask
 from workers.backends.sglang import SglangBackend
@@ -23,12 +26,15 @@ from workers.backends.sglang_state import ServerInfo
 
 
 class Command(BaseCommand):
-    """Reads what the seed says of itself, and refuses what could not work, by name."""
+    """Reads what a seed says of itself, and refuses what could not work, by name."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--seed", required=True, help="an instance of backend sglang that serves")
+        parser.add_argument("--id", required=True, help="what the new server will be registered as")
+        whose = parser.add_mutually_exclusive_group(required=True)
+        whose.add_argument("--seed", help="an instance of backend sglang that serves")
+        whose.add_argument("--model", help="the first instance of this model that can be the seed")
         parser.add_argument("--port", type=int, required=True, help="of the new server")
         parser.add_argument("--way", default="transfer_engine", choices=WAYS, help="how the weights travel")
         parser.add_argument("--role", default=None, choices=Role, type=Role, help="the seed's if absent")
@@ -36,23 +42,36 @@ class Command(BaseCommand):
             "--ports", default="", help="for nccl: free ports on the seed's host, one a rank, such as 29600,29601"
         )
 
-    def handle(self, *, seed: str, port: int, way: str, role: Role | None, ports: str, **options: Any) -> None:
-        row = Instance.objects.serving().select_related("model").filter(pk=seed, backend="sglang").first()
-        if row is None:
-            raise CommandError(f"seed: {seed!r} is no SGLang instance that serves now")
-        spec = InstanceSpec(row.pk, row.model.name, url=row.url, backend="sglang")
+    def handle(
+        self, *, id: str, seed: str | None, model: str | None, port: int, way: str, role: Role | None, ports: str,
+        **options: Any,
+    ) -> None:  # fmt: skip
         try:
             given = [int(each) for each in ports.split(",") if each]
         except ValueError:
             raise CommandError("ports: whole numbers with commas between them") from None
-        try:
-            info = ask(spec, _awake)
-            made = joiner_arguments(row.url, info, way=way, role=role or info.role, port=port, ports=given)
-        except (ConfigError, NotSupported) as error:
-            raise CommandError(f"{error.field}: {error}") from error
-        except EngineError as error:
-            raise CommandError(f"seed: {error}") from error
-        self.stdout.write(shlex.join(["python", "-m", "sglang.launch_server", *made]))
+        if Instance.objects.filter(pk=id).exists():
+            raise CommandError(f"id: there is an instance {id!r} already")
+        rows = Instance.objects.serving().select_related("model").filter(backend="sglang").order_by("pk")
+        rejected: dict[str, str] = {}
+        for row in rows.filter(pk=seed) if seed else rows.filter(model__name=model):
+            try:
+                info = ask(InstanceSpec(row.pk, row.model.name, url=row.url, backend="sglang"), _awake)
+                made = joiner_arguments(row.url, info, way=way, role=role or info.role, port=port, ports=given)
+            except (ConfigError, NotSupported) as error:
+                rejected[row.pk] = f"{error.field}: {error}"
+            except EngineError as error:
+                rejected[row.pk] = f"seed: {error}"
+            else:
+                told = shlex.join(["python", "-m", "sglang.launch_server", *made])
+                how = {"way": way, "role": (role or info.role).value, "port": port, "model": row.model.name}
+                launch_record(actor=SYSTEM, instance_id=id, seed=row.pk, command=told, inputs=how, rejected=rejected)
+                self.stdout.write(told)
+                return
+        if not rejected:
+            whom = f"{seed!r} is no SGLang instance that serves" if seed else f"no SGLang instance serves {model!r}"
+            raise CommandError(f"seed: {whom} now")
+        raise CommandError("; ".join(rejected.values() if seed else (f"{k}: {v}" for k, v in rejected.items())))
 
 
 async def _awake(backend: Backend) -> ServerInfo:
