@@ -9,7 +9,7 @@ OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
     *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
     *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
-    *("weights", "emulated_load_s", "emulated_weight_bytes"),
+    *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
 )
 FLAGS = ("deadlines",)  # the same, of options without a value
 OWN_FIELDS = {  # what the instance itself says: here it would be overruled without a word

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
@@ -16,6 +17,7 @@ from controller.engine import EngineConfig, PreemptionConfig
 from controller.policies.batching import BATCHINGS, Batching
 from controller.policies.batching.options import build as build_batching
 from controller.policies.by_stage import EnginePart
+from workers.engine.host_copy import HostCopy
 from workers.engine.model_options import ModelOptions, add_model_options, model_options
 from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
 from workers.engine.preemption import add_scheduler_options, choose_by_stage, preemption_config
@@ -45,12 +47,14 @@ class KvConfig:
 
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
-    """`present` False: a warm engine, whose weights come by /weights/load. The rest is for emulated weights."""
+    """`present` False: a warm engine, whose weights come by /weights/load. `host_copy`: the folder in which engines of
+    this host share a copy of a real model's (None: they do not). The rest is for emulated weights."""
 
     present: bool
     load_s: Mapping[str, float]  # by source
     nbytes: int
     timeout_s: float
+    host_copy: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class ServerConfig:
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
     program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
+    host_copy: HostCopy | None = None  # as this engine found it before it read the model
     group: Any = None  # its other ranks (`workers.engine.torch_group.RankGroup`)
 
     @property
@@ -154,7 +159,12 @@ def _weight_config(args: argparse.Namespace) -> WeightConfig:
             load_s[source] = _seconds(seconds)
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise ConfigError(f"{item}: {error}", "emulated_load_s") from error
-    return WeightConfig(args.weights == "present", load_s, args.emulated_weight_bytes, args.kv_timeout)
+    shared = Path(args.host_copy) if args.host_copy else None
+    if shared is not None and (args.executor != "torch" or args.tensor_parallel > 1):
+        raise ConfigError("needs --executor torch and one rank: others have no copy to share", "host_copy")
+    if shared is not None and not shared.is_dir():
+        raise ConfigError(f"{shared} is not a folder", "host_copy")
+    return WeightConfig(args.weights == "present", load_s, args.emulated_weight_bytes, args.kv_timeout, shared)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -254,6 +264,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
     add("--weights", default="present", choices=["present", "absent"], help="absent: warm, waits for /weights/load")
+    add("--host-copy", default="", help="torch: where engines of this host share a copy of weights (/dev/shm; none)")
     add("--emulated-load-s", default="", help="seconds by source of emulated weights: engine=0.9,host=2.7,disk=4.1")
     add("--emulated-weight-bytes", type=int, default=16_060_000_000, help="size of emulated weights (%(default)s)")
     add_scheduler_options(parser)

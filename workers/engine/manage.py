@@ -211,7 +211,8 @@ class Management:
     async def _restore_weights(self) -> None:
         if self._weights.loading:
             raise ApiError("weights are being loaded already", status=409)
-        sources = [Source("host")] if self._weights.store.has_host_copy else []
+        store = self._weights.store
+        sources = [Source("host")] if store.has_host_copy or store.shared_copy else []
         if not await self._weights.load([*sources, Source("disk")]):
             raise ApiError(f"no weights: {self._weights.attempts[-1].error}", status=503)
 

@@ -23,6 +23,7 @@ from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
 from workers.engine.generate import Generator
 from workers.engine.handover import Handover
+from workers.engine.host_copy import HostCopy
 from workers.engine.http import App
 from workers.engine.kv_http import KvEndpoints
 from workers.engine.kv_store import EmulatedKv, KvStore
@@ -90,7 +91,9 @@ def _weight_store(config: ServerConfig) -> WeightStore:
     memory = WeightMemory(config.program.model.slots(), present=given.present)
     if not given.present:
         memory.release()
-    own = TorchWeights(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s)
+    own = TorchWeights(
+        *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy)
+    )
     if config.group is None:
         return own
     if not given.present:
@@ -218,6 +221,9 @@ def with_model(config: ServerConfig) -> ServerConfig:
     except ImportError as error:
         raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
     options, engine = config.torch, config.engine
+    shared, copies = None, config.weights.host_copy
+    if copies is not None:
+        shared = HostCopy(copies, options.folder, options.dtype)
     tokenizer = model_tokenizer(options.folder, options.config.vocab_size)
     group: Any = None
     same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": config.weights.present}
@@ -229,4 +235,4 @@ def with_model(config: ServerConfig) -> ServerConfig:
     profile = config.profile
     if profile is None and config.preemption is not None:
         profile = measure(program, config.model, engine.max_model_len, group)
-    return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group)
+    return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group, host_copy=shared)

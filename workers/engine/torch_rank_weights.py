@@ -35,6 +35,10 @@ class RankWeights:
     def has_host_copy(self) -> bool:
         return self._own.has_host_copy
 
+    @property
+    def shared_copy(self) -> bool:
+        return False
+
     async def load(self, source: Source) -> int:
         if source.kind == "engine":
             raise LoadFailed("an engine of several tensor-parallel ranks cannot take weights from another engine")

@@ -11,16 +11,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from safetensors import SafetensorError, safe_open
 
+from workers.engine.host_copy import WHOLE, Entry, digests_of
 from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting, patience
-from workers.engine.torch_weights import Slot, WeightsError, load_weights
+from workers.engine.torch_weights import Checkpoint, Slot, WeightsError, load_weights
 
 IN_FLIGHT = 16  # tensors on their way at a time
 PIECE_BYTES = 64 << 20
@@ -46,6 +48,7 @@ class WeightMemory:
         self._storages = [(storage, storage.nbytes()) for storage in storages.values()]
         self._digests: dict[str, str] | None = None
         self._host: dict[str, torch.Tensor] | None = None
+        self._host_digests: dict[str, str] = {}
 
     @property
     def nbytes(self) -> int:
@@ -60,8 +63,20 @@ class WeightMemory:
 
     def keep_host_copy(self) -> None:
         """Before a release: a copy to come back from."""
-        self._require()
+        digests = {info.name: info.digest for info in self.manifest()}
         self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
+        self._host_digests = digests
+
+    def entries(self) -> list[Entry]:
+        """What a copy for other engines holds, in the order of `blocks`."""
+        sizes = {name: memory.nbytes for name, memory in self._memory.items()}
+        return [Entry(each.name, each.dtype, each.shape, sizes[each.name], each.digest) for each in self.manifest()]
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The bytes of each tensor, on the host."""
+        for memory in self._memory.values():
+            flat = memory.detach().cpu().contiguous()
+            yield memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B")
 
     def release(self) -> None:
         """Give the memory back; tensors keep their shapes and hold nothing."""
@@ -100,12 +115,30 @@ class WeightMemory:
         self.present = True
         return read
 
-    def load_host(self) -> int:
-        if self._host is None:
+    def load_host(self, shared: Path | None = None) -> int:
+        """From the copy that this engine kept, else from the one that this host's engines share, in that folder.
+
+        Raises WeightsError; then nothing is present. A copy of its own that is damaged is given up.
+        """
+        if self._host is not None:
+            try:
+                return self._copied(self._host.__getitem__, self._host_digests)
+            except WeightsError:
+                self.drop_host_copy()
+                raise
+        if shared is None:
             raise WeightsError("there is no copy in host memory")
+        checkpoint = Checkpoint(shared)
+        checkpoint.check(self._slots)
+        return self._copied(checkpoint.read, _digests(shared))
+
+    def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str]) -> int:
         self._begin()
         for name, memory in self._memory.items():
-            memory.copy_(self._host[name])
+            memory.copy_(read(name))
+            if digest(memory) != digests.get(name):
+                raise WeightsError(f"tensor {name} of the copy in host memory is damaged")
+        self._digests = dict(digests)
         self.present = True
         return self.nbytes
 
@@ -237,6 +270,14 @@ def digest(memory: torch.Tensor) -> str:
     """XXH3 of the tensor's bytes, on the host. Not through numpy: it would pin the storage to its size."""
     flat = memory.detach().cpu().contiguous()
     return xxhash.xxh3_64_hexdigest((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
+
+
+def _digests(shared: Path) -> dict[str, str]:
+    try:
+        with safe_open(shared / WHOLE, framework="pt") as file:
+            return digests_of(file.metadata())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{shared / WHOLE}: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import SlacklineError
+from workers.engine.host_copy import HostCopy, NoCopy
 from workers.engine.torch_meeting import Meeting, awaited, meet
 from workers.engine.torch_transfer import TensorInfo, WeightMemory
+from workers.engine.torch_weights import WeightsError
 from workers.engine.weights import LoadFailed, Source
 
 ASK_S = 10.0
@@ -22,19 +25,31 @@ log = logging.getLogger("workers.engine")
 
 
 class TorchWeights:
-    """`host`: where this engine can be reached by others; `timeout_s`: for two engines to become a group."""
+    """`host`: where this engine can be reached by others; `timeout_s`: for two engines to become a group; `shared`: the
+    copy that engines of this host share, None: they share none."""
 
-    def __init__(self, memory: WeightMemory, folder: Path, host: str, token: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        memory: WeightMemory,
+        folder: Path,
+        host: str,
+        token: str,
+        timeout_s: float,
+        shared: HostCopy | None = None,
+    ) -> None:
         self.memory = memory
         self._folder = folder
         self._host = host
         self._token = token
         self._timeout_s = timeout_s
         self._sends = 0
+        self._shared, self._sharing = shared, False
+        if shared is not None and memory.present:  # read at the start
+            self._share(shared.at_start)
 
     @property
     def sending(self) -> bool:
-        return self._sends > 0
+        return self._sends > 0 or self._sharing
 
     @property
     def present(self) -> bool:
@@ -48,16 +63,51 @@ class TorchWeights:
     def has_host_copy(self) -> bool:
         return self.memory.has_host_copy
 
+    @property
+    def shared_copy(self) -> bool:
+        return self._shared is not None and self._shared.whole() is not None
+
     async def load(self, source: Source) -> int:
         try:
             if source.kind == "engine":
                 return await self._receive(source.url)
             if source.kind == "host":
-                return await asyncio.to_thread(self.memory.load_host)
-            return await asyncio.to_thread(self.memory.load_disk, self._folder)
+                return await asyncio.to_thread(self._load_host)
+            key = self._shared.key() if self._shared is not None else ""
+            read = await asyncio.to_thread(self.memory.load_disk, self._folder)
+            self._share(key)
+            return read
         except Exception as error:  # what a source answers may be anything
             self.memory.release()
             raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
+
+    def _load_host(self) -> int:
+        if self._shared is None or self.memory.has_host_copy:
+            return self.memory.load_host()
+        try:
+            return self.memory.load_host(self._shared.whole())
+        except WeightsError:
+            self._shared.discard()  # the next one that reads the disk writes a better one
+            raise
+
+    def _share(self, key: str) -> None:
+        """What was just read from the disk, while the checkpoint had this key, beside what it serves."""
+        if self._shared is not None and not self._sharing:
+            self._sharing = True  # until then its memory is not given back
+            threading.Thread(target=self._write, args=(self._shared, key), daemon=True).start()
+
+    def _write(self, shared: HostCopy, key: str) -> None:
+        began = time.monotonic()
+        try:
+            if shared.write(key, self.memory.entries(), self.memory.blocks()):
+                seconds = time.monotonic() - began
+                log.info("wrote %.1f MB of weights for this host's engines in %.2f s", self.nbytes / 1e6, seconds)
+        except NoCopy as error:
+            log.warning("no copy of the weights for this host's engines: %s", error)
+        except Exception:
+            log.exception("no copy of the weights for this host's engines")
+        finally:
+            self._sharing = False
 
     async def _receive(self, url: str) -> int:
         async with awaited(self._host, self._token, self._timeout_s) as waiting:

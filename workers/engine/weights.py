@@ -1,7 +1,7 @@
 """An engine's weights as others see them: present or absent, where they may come from, and every attempt to get them.
 
-Sources are tried in the order they are given: another engine's memory, this host's own copy, the disk. An engine serves
-only while its weights are present and whole; one that has none sleeps, as a vLLM at sleep level 2 does.
+Sources are tried in the order they are given: another engine's memory, a copy in this host's memory, the disk. An
+engine serves only while its weights are present and whole; one that has none sleeps, as a vLLM at sleep level 2 does.
 """
 
 from __future__ import annotations
@@ -58,11 +58,18 @@ class WeightStore(Protocol):
     def nbytes(self) -> int: ...
 
     @property
-    def has_host_copy(self) -> bool: ...
+    def has_host_copy(self) -> bool:
+        """Of its own, kept when it fell asleep."""
+        ...
+
+    @property
+    def shared_copy(self) -> bool:
+        """This host's engines share one that it can read."""
+        ...
 
     @property
     def sending(self) -> bool:
-        """Another engine is reading them."""
+        """Another engine is reading them, or they are copied for others."""
         ...
 
     async def load(self, source: Source) -> int:
@@ -148,7 +155,7 @@ class EmulatedWeights:
     Another engine must have its weights, before and after that time, or it is no source.
     """
 
-    sending = False
+    sending = shared_copy = False
 
     def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool) -> None:
         self.present = present

@@ -75,7 +75,7 @@ class WeightEndpoints:
             "state": manager.state,
             "order": manager.order,
             "bytes": manager.store.nbytes,
-            "host_copy": manager.store.has_host_copy,
+            "host_copy": manager.store.has_host_copy or manager.store.shared_copy,
             "attempts": [attempt.to_json() for attempt in manager.attempts],
         }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.process_spec import FLAGS, OPTIONS
+from workers.engine.host_copy import sweep
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
@@ -47,6 +48,7 @@ class Engine:
     def __init__(self, engine_id: str, child: Child, port: int) -> None:
         self.id, self.child, self.port = engine_id, child, port
         self.ready = self.stopping = self.reported_exit = False
+        self.copies = ""  # where it shared a copy of its weights with others
 
     @property
     def url(self) -> str:
@@ -92,6 +94,7 @@ class EngineFolder:
         """All engines end; the wishes stay, so that the next start has the same fleet."""
         stop_all([engine.child for engine in self.engines.values()], hurry)
         for engine in self.engines.values():
+            self._ended(engine)
             self._write(engine)
         self.engines.clear()
 
@@ -106,6 +109,7 @@ class EngineFolder:
         log = self.logs / f"engine-{engine_id}.log"
         child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), self.env, log, grace_s=GRACE_S))
         self.engines[engine_id] = Engine(engine_id, child, port)
+        self.engines[engine_id].copies = str(wish.get("host_copy") or "")
         self._write(self.engines[engine_id])
 
     def _refuse(self, engine_id: str, path: Path) -> None:
@@ -121,6 +125,7 @@ class EngineFolder:
         if engine.child.exit_code() is not None:
             if not engine.reported_exit:
                 engine.reported_exit = True
+                self._ended(engine)
                 self._write(engine)
         elif not engine.ready and _healthy(engine.url):
             engine.ready = True
@@ -133,9 +138,15 @@ class EngineFolder:
             engine.child.ask_to_stop((_read(stop_file) or {}).get("grace_s"))
             self._write(engine)
         if engine.child.stopped():
+            self._ended(engine)
             del self.engines[engine.id]
             (self.folder / f"{engine.id}{STATE}").unlink(missing_ok=True)
             stop_file.unlink(missing_ok=True)
+
+    def _ended(self, engine: Engine) -> None:
+        """One that was killed cannot take away what nobody needs any more."""
+        if engine.copies:
+            sweep(Path(engine.copies))
 
     def _write(self, engine: Engine) -> None:
         write_json(self.folder / f"{engine.id}{STATE}", engine.state())

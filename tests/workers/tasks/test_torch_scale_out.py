@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from controller.services.served_models import served_model_create
 from tests.workers.engine.torch_bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
 from workers.actions import look
+from workers.engine.host_copy import WHOLE, home
 from workers.provisioners import ProcessProvisioner, StaticProvisioner
 from workers.supervisor.engines import EngineFolder
 from workers.tasks import reconcile
@@ -169,6 +171,34 @@ def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, 
     assert text(new) == text(first)
 
 
+def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, jobs, tmp_path):
+    """As it was planned, nobody naming sources: the only engine, then what it left in this host's memory."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    dying = DyingSource(folder(), "--host-copy", str(copies))
+    with dying as url:
+        instance_register(actor=SYSTEM, id="a-dying", model=policy.model, url=url, backend="reference")
+        jobs.until(lambda: Instance.objects.get(pk="a-dying").observed_state == "ready")
+        pattern = {**spec(folder()), "host_copy": str(copies)}
+        new = instance_wish(actor=SYSTEM, model=policy.model, spec={**pattern, "weights": "absent"})
+        jobs.until(lambda: list(home(copies).glob(f"*/{WHOLE}")) and Instance.objects.get(pk=new.pk).url)
+        weights_load_order(actor=SYSTEM, instance_id=new.pk)
+        action = jobs.ended(new.pk)
+        assert dying.ended() == DIED
+    assert dying.sent > 0
+    assert (action.state, action.decision.reason) == ("done", "from_host"), action.error
+    assert [(each["kind"], bool(each["error"])) for each in action.attempts] == [("engine", True), ("host", False)]
+    assert [each["kind"] for each in action.params["told"]] == ["engine", "host", "disk"]
+    assert action.decision.inputs["host_copy"] is True
+    assert "the transfer broke off" in action.decision.outcome["attempts"][0]["error"]
+    new.refresh_from_db()
+    served = text(new)
+    assert (new.weights, new.pk in routed()) == ("present", True)
+    os.kill(jobs.pid(new.pk), signal.SIGKILL)  # the last one that held the copy
+    jobs.until(lambda: not list(home(copies).iterdir()))
+    assert text(serving(policy, jobs, folder())) == served  # what the disk gives
+
+
 def truncated(path: Path) -> str:
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -255,12 +285,12 @@ run(parse(sys.argv[1:]))
 class DyingSource:
     """A real engine that is gone after the third tensor it sent. `sent`: bytes, once it has `ended`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *more: str) -> None:
         options = ("--executor", "torch", "--model", str(path), "--served-model-name", "mid", "--threads", "1")
         sized = ("--kv-cache-gib", "0.01", "--profile", "constant:5ms", "--port", "0")
         self.sent = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", DYING, *options, *sized],
+            [sys.executable, "-c", DYING, *options, *sized, *more],
             env={**os.environ, "FLEET_TOKEN": TOKEN},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

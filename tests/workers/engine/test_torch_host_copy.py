@@ -1,0 +1,182 @@
+"""Real weights from a copy in host memory: an engine's own, and the one that this host's engines share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from tests.workers.engine.process import FLEET, EngineProcess
+from tests.workers.engine.torch_bench import folder
+from tests.workers.engine.torch_meetings import memory
+from workers.engine.host_copy import WHOLE, HostCopy, home
+from workers.engine.torch_transfer import WeightMemory
+from workers.engine.torch_weight_store import TorchWeights
+from workers.engine.torch_weights import WeightsError
+from workers.engine.weights import LoadFailed, Source
+
+pytestmark = pytest.mark.torch
+TOKEN = FLEET["token"]
+ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+HOST, DISK = Source("host"), Source("disk")
+
+
+def engine(base: Path, *more: str) -> EngineProcess:
+    options = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
+    named = ("--model", str(folder()), "--served-model-name", "tiny", "--shutdown-timeout", "0")
+    return EngineProcess(*options, *named, "--host-copy", str(base), *more, token=TOKEN)
+
+
+def store(memory: WeightMemory, base: Path) -> TorchWeights:
+    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0, HostCopy(base, folder(), "float32"))
+
+
+async def shared(weights: TorchWeights) -> Path:
+    """Waits for the copy to be written."""
+    async with asyncio.timeout(60):
+        while weights.sending:
+            await asyncio.sleep(0.01)
+    assert weights._shared is not None
+    path = weights._shared.whole()
+    assert path is not None
+    return path
+
+
+def flipped(file: Path) -> None:
+    """One bit of its last tensor."""
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as made:
+        yield made
+
+
+async def asked(session: aiohttp.ClientSession, url: str, **body: Any) -> tuple[int, Any]:
+    async with session.post(url, json={"token": TOKEN, **body}) as response:
+        return response.status, await response.json()
+
+
+async def state(session: aiohttp.ClientSession, of: EngineProcess) -> dict[str, Any]:
+    async with session.get(f"{of.url}/weights") as response:
+        return dict(await response.json())
+
+
+async def text(session: aiohttp.ClientSession, of: EngineProcess) -> str:
+    async with session.post(f"{of.url}/v1/completions", json={"model": "tiny", **ASK}) as response:
+        return str((await response.json())["choices"][0]["text"])
+
+
+async def test_when_the_serving_engine_is_gone_a_warm_one_takes_the_copy_that_it_wrote(session, tmp_path):
+    source, warm = engine(tmp_path), engine(tmp_path, "--weights", "absent")
+    try:
+        async with asyncio.timeout(60):
+            while not (await state(session, warm))["host_copy"]:
+                await asyncio.sleep(0.05)
+        said = await text(session, source)
+        source.process.kill()
+        sources = [{"kind": "engine", "url": source.url}, {"kind": "host"}, {"kind": "disk"}]
+        status, loaded = await asked(session, f"{warm.url}/weights/load", sources=sources)
+        assert (status, loaded["state"]) == (200, "present"), loaded
+        tried = [(each["kind"], bool(each["error"])) for each in loaded["attempts"]]
+        assert tried == [("engine", True), ("host", False)]
+        assert loaded["attempts"][1]["bytes"] == loaded["bytes"]
+        assert await text(session, warm) == said
+        # A copy that others made is none of its own: level 2 stays level 2, and a wake-up may use it.
+        assert (await asked(session, f"{warm.url}/sleep?level=2"))[1] == {"status": "sleeping", "level": 2}
+        assert (await asked(session, f"{warm.url}/wake_up"))[0] == 200
+        assert [each["kind"] for each in (await state(session, warm))["attempts"]] == ["host"]
+    finally:
+        source.stop()
+        warm.stop()
+    assert list(home(tmp_path).iterdir()) == [], "the last one took it away"
+
+
+async def test_what_it_loads_is_what_the_disk_gave_bit_for_bit(tmp_path):
+    first, second = store(memory(), tmp_path), store(memory(present=False), tmp_path)
+    await shared(first)
+    second.memory.release()
+    assert await second.load(HOST) == first.nbytes
+    assert second.memory.manifest() == first.memory.manifest()
+    fresh = memory()
+    fresh.load_disk(folder())
+    assert fresh.manifest() == second.memory.manifest()
+
+
+async def test_a_damaged_copy_is_refused_by_name_taken_away_and_written_anew(tmp_path):
+    first, second = store(memory(), tmp_path), store(memory(present=False), tmp_path)
+    path = await shared(first)
+    flipped(path / WHOLE)
+    with pytest.raises(LoadFailed, match=r"tensor \S+ of the copy in host memory is damaged"):
+        await second.load(HOST)
+    assert (second.present, second.shared_copy) == (False, False)
+    await second.load(DISK)
+    await shared(second)
+    first.memory.release()
+    await first.load(HOST)
+    assert first.memory.manifest() == second.memory.manifest()
+
+
+async def test_a_cut_copy_is_refused(tmp_path):
+    first, second = store(memory(), tmp_path), store(memory(present=False), tmp_path)
+    file = await shared(first) / WHOLE
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(LoadFailed, match="is no complete safetensors file"):
+        await second.load(HOST)
+    assert not second.present
+
+
+async def test_weights_from_another_engine_are_not_written_as_the_checkpoints(tmp_path, monkeypatch):
+    """Another engine may serve an older checkpoint than the one that lies on this disk now."""
+    weights = store(memory(present=False), tmp_path)
+
+    async def received(url: str) -> int:
+        weights.memory.load_disk(folder())  # whatever they are
+        return weights.nbytes
+
+    monkeypatch.setattr(weights, "_receive", received)
+    await weights.load(Source("engine", "http://elsewhere"))
+    assert (weights.present, weights.sending, weights.shared_copy) == (True, False, False)
+
+
+async def test_weights_are_not_given_up_while_they_are_copied(tmp_path, monkeypatch):
+    began, go_on = asyncio.Event(), asyncio.Event()
+    loop, whole = asyncio.get_running_loop(), WeightMemory.entries
+
+    def slowly(self: WeightMemory) -> Any:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
+        return whole(self)
+
+    monkeypatch.setattr(WeightMemory, "entries", slowly)
+    weights = store(memory(), tmp_path)
+    await began.wait()
+    assert weights.sending
+    go_on.set()
+    await shared(weights)
+    assert not weights.sending
+
+
+def test_an_engines_own_copy_is_checked_too():
+    held = memory()
+    before = held.manifest()
+    held.keep_host_copy()
+    held.release()
+    assert held.load_host() == held.nbytes
+    assert held.manifest() == before
+    held.keep_host_copy()
+    assert held._host is not None
+    name, copy = next(iter(held._host.items()))
+    with torch.no_grad():
+        copy.add_(1.0)
+    with pytest.raises(WeightsError, match=f"tensor {name} of the copy in host memory is damaged"):
+        held.load_host()
+    assert (held.present, held.has_host_copy) == (False, False)
