@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.reproduce import hyperflexis_mapping, hyperflexis_multitask, hyperflexis_single, hyperflexis_stages
+from benchmarks.reproduce import (
+    hyperflexis_mapping,
+    hyperflexis_multitask,
+    hyperflexis_one_task,
+    hyperflexis_scaling,
+    hyperflexis_stages,
+)
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table
 from benchmarks.reproduce.hyperflexis_setting import MODELS
 
@@ -24,12 +30,18 @@ instances attains 90 %. Requests never give up: a late answer is a miss, not an 
 (eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
 
 *hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
-stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. SCORPIO is read from
-its public scheduler: *behind round robin* as the paper put it (sec. 7.4: one on each worker, which sees its own queue
-alone; answers paced by credits; put off rather than refused, since its latencies and costs lie above all others' in the
-paper, as they only can where all is answered), and twice stronger than that, with one queue for both workers: *as
-published* (it refuses) and *at its best* of all settings. ALADDIN and the annealer are built from abstracts, summaries
-and HyperFlexis' description.
+stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. It stands in every
+figure; it has none of Fig. 8's intervals (a line to compare with), and with one task alone (Fig. 7) it *is* round
+robin. SCORPIO is read from its public scheduler: *behind round robin* as the paper put it (sec. 7.4: one on each
+worker, which sees its own queue alone; answers paced by credits; put off rather than refused, since its latencies and
+costs lie above all others' in the paper, as they only can where all is answered), and twice stronger than that, with
+one queue for both workers: *as published* (it refuses) and *at its best* of all settings, chosen for each mix by the
+sweep below. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description, since neither
+paper nor code could be read here: "-" in the column *reached*. They too run at the best of their sweep.
+
+Sizes that are smaller than the figures': SCORPIO's sweep and the scaler's thresholds are of {swept} alone, the table of
+sequences an engine of one model; the sweep of the single-task schedulers is one seed. Models: Fig. 3 and Table 2 three,
+Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8 and does not name Fig. 6's).
 """
 
 
@@ -48,9 +60,9 @@ def reproduce(progress: Progress, quick: bool) -> Section:
         lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
         lambda: hyperflexis_mapping.figure_5(progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds),
         lambda: hyperflexis_mapping.figure_6(progress, "Qwen7B", seeds, 18.0 if quick else 90.0),
-        lambda: hyperflexis_single.figure_7(progress, two, times or hyperflexis_single.FIG7_TIMES, per_task, seeds),
-        lambda: hyperflexis_single.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
-        lambda: hyperflexis_single.table_2(progress, three, 2.0, per_task, seeds),
+        lambda: hyperflexis_one_task.figure_7(progress, two, times or hyperflexis_one_task.FIG7_TIMES, per_task, seeds),
+        lambda: hyperflexis_scaling.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
+        lambda: hyperflexis_scaling.table_2(progress, three, 2.0, per_task, seeds),
     )
     for part in parts:
         found = part()
@@ -58,5 +70,5 @@ def reproduce(progress: Progress, quick: bool) -> Section:
         tables += found[1]
         plots += found[2]
     profiles = "; ".join(f"{m.name} on `{m.profile}` times {m.slowed:g}" for m in MODELS.values())
-    text = SETTINGS.format(profiles=profiles, per_task=per_task, seeds=", ".join(map(str, seeds)))
+    text = SETTINGS.format(profiles=profiles, per_task=per_task, seeds=", ".join(map(str, seeds)), swept=three[-1])
     return Section("HyperFlexis", text, claims, tables, plots)

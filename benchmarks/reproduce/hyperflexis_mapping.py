@@ -27,7 +27,7 @@ from controller.simulator.mixes import MIXES, Task, demands
 FIG5_TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)
 CLIENT_RATE, CLIENT_GAP_S, STAIRCASE_S = 15.0, 20.0, 90.0
 SPREAD = 0.25
-ROUND_ROBIN = "round robin"
+ROUND_ROBIN, BY_CLASS = "round robin", "engine priority by class"
 
 
 def mapping_of(tasks: Sequence[Task]) -> MappingConfig:
@@ -52,6 +52,7 @@ def figure_5(
     """Both schedulers on requests that say a priority alone; both are judged by what the mapping assigned."""
     rows: list[list[Value]] = []
     best: dict[str, tuple[float, str]] = {}
+    over_class: dict[str, tuple[float, str]] = {}
     tabled: dict[str, float] = {}
     slower: dict[str, float] = defaultdict(lambda: -1e9)
     series: dict[str, list[tuple[float, float]]] = {}
@@ -63,7 +64,7 @@ def figure_5(
                 requests = of_mix(tasks, at * factor, per_task)
                 points = {
                     label: measure(mapped, CONTENDERS[label], requests, seeds, keep=True)
-                    for label in (ROUND_ROBIN, *OURS)
+                    for label in (ROUND_ROBIN, BY_CLASS, *OURS)
                 }
                 theirs = points[ROUND_ROBIN]
                 table = {
@@ -76,6 +77,8 @@ def figure_5(
                 for label in OURS:
                     ratio = points[label].attainment / max(theirs.attainment, 1e-9)
                     best[label] = max(best.get(label, (0.0, "")), (ratio, f"{name}, {mix}, {factor:g} x"))
+                    today = points[label].attainment / max(points[BY_CLASS].attainment, 1e-9)
+                    over_class[label] = max(over_class.get(label, (0.0, "")), (today, f"{name}, {mix}, {factor:g} x"))
                     tabled[label] = max(tabled.get(label, 0.0), table[label] / max(table[ROUND_ROBIN], 1e-9))
                     if mix == "2-task":
                         slower[label] = max(slower[label], points[label].e2e_s - theirs.e2e_s)
@@ -92,6 +95,9 @@ def figure_5(
         made.append(
             Claim("HyperFlexis", "Fig. 5", text, 7.02, round(ratio, 3), ratio >= 7.02, where + setting, seeds, reason)
         )
+        ratio, where = over_class[label]
+        text = f"{label}: attainment over engine priority by class, priorities mapped, times (not in the paper)"
+        made.append(Claim("HyperFlexis", "Fig. 5", text, None, round(ratio, 3), None, where + setting, seeds))
         text = f"{label}, 2-task: at most so much slower than round robin, s"
         worst = round(slower[label], 3)
         made.append(
@@ -131,7 +137,7 @@ def figure_6(
     rows: list[list[Value]] = []
     plots: list[Plot] = []
     kept: dict[str, float] = {}
-    for label in (ROUND_ROBIN, "engine priority by class", *OURS):
+    for label in (ROUND_ROBIN, BY_CLASS, *OURS):
         results = [
             run(
                 settings,
