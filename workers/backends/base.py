@@ -43,7 +43,6 @@ class Capabilities:
     frees_kv: bool = False  # gives up the KV it keeps for another engine when it is told to, not only by a lease
     links: bool = False  # keeps links to its peers and tells how they are
     paired: bool = False  # both stages of a handover are sent at once and find one another (`meeting`)
-    load_weights: bool = False  # takes other weights while it runs
     offers_early: bool = False  # says where a prompt's KV waits when the last step of its prefill begins
     tells_landing: bool = False  # the headers of a whole answer come when the KV that it goes on from is there
 
@@ -72,24 +71,16 @@ class RoleSwitch(NamedTuple):
     already: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSource:
-    """Where weights come from: `disk` (`path`, "": where the engine's own came from), `engine` (`url`), `host`."""
-
-    kind: str
-    path: str = ""
-    url: str = ""
-
-
 ChunkKind = Literal["accepted", "data", "body"]
 
 
 class Chunk(NamedTuple):
     """One piece of an answer.
 
-    `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are, `tokens` of them with
-    text, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed call. `moved`: how the KV
-    came, where the engine says so. `offer`: with `accepted`, where the KV of a prefill under way waits.
+    `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
+    a token, be it without text yet, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed
+    call. `moved`: how the KV came, where the engine says so. `offer`: with `accepted`, where the KV of a
+    prefill under way waits.
     """
 
     kind: ChunkKind
@@ -224,10 +215,6 @@ class Backend(Protocol):
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         """Nothing may run there. `settings`: of a peer in that role. Raises RoleRefused."""
-        ...
-
-    async def load_weights(self, source: WeightSource) -> None:
-        """Nothing may run there. When it fails the engine serves nothing until a load succeeded."""
         ...
 
 

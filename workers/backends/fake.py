@@ -25,7 +25,6 @@ from workers.backends.base import (
     RoleSwitch,
     UpstreamCall,
     Usage,
-    WeightSource,
 )
 
 
@@ -166,9 +165,6 @@ class FakeBackend:
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         old, self.spec.role = self.spec.role, role
         return RoleSwitch(old, role, already=old is role)
-
-    async def load_weights(self, source: WeightSource) -> None:
-        raise NotSupported("A fake engine has no weights.")
 
     def then(self, **changes: object) -> FakeBackend:
         """The same backend whose next calls differ from the last script by `changes`."""

@@ -17,7 +17,7 @@ from yarl import URL
 
 from controller.core.links import LinkReport
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall, WeightSource
+from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
 from workers.backends.events import EventReader, parse_usage
 from workers.backends.handover import KV_MOVED, KV_OFFER, kv_moved
 from workers.backends.wire import Connection, Patience, Unanswered, Wire
@@ -98,9 +98,6 @@ class HttpBackend(ABC):
 
     async def set_role(self, role: Role, settings: Mapping[str, Any] | None = None) -> RoleSwitch:
         raise NotSupported(f"{self.kind} has no switch: it takes either stage of a request, and a role is routing.")
-
-    async def load_weights(self, source: WeightSource) -> None:
-        raise NotSupported(f"{self.kind} takes no weights from this adapter while it runs.")
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 

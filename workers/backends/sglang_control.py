@@ -1,4 +1,4 @@
-"""What SGLang can be told beside requests: change its role, give memory back and take it again, load other weights.
+"""What SGLang can be told beside requests: change its role, give memory back and take it again.
 
 Each wants a server that is fully idle, since its scheduler asserts it (a release while something runs ends the server).
 So each looks first, and a sleeping server is a paused one: `/ready` tells everybody, nothing is sent there.
@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import EngineError, Limits, NotSupported, RoleRefused, RoleSwitch, WeightSource
+from workers.backends.base import EngineError, Limits, NotSupported, RoleRefused, RoleSwitch
 from workers.backends.http import HttpBackend
 from workers.backends.sglang_state import GRAPHS, ServerInfo, busy_with, parse_info
 
@@ -128,29 +128,13 @@ class SglangControl(HttpBackend):
         info = await self.known()
         await self._control("/resume_memory_occupation", {"tags": []})
         if not info.on(KEEPS_WEIGHTS):
-            await self._from_disk(info, "")
+            await self._from_disk(info)
         await self._continue()
 
-    async def load_weights(self, source: WeightSource) -> None:
-        """From disk, in place. Paused before, and left paused where it failed: half-loaded weights serve nobody."""
-        if source.kind == "engine":
-            raise NotSupported(
-                "SGLang cannot take another engine's weights while it runs, because its servers receive them only when "
-                "they start: launch a new one with --load-format remote_instance.",
-                "load_format",
-            )
-        if source.kind != "disk":
-            raise NotSupported(f"SGLang cannot load weights from {source.kind!r}: from disk only.", "kind")
-        self.forget()
-        info = await self.known()
-        await self._pause()
-        await self._from_disk(info, source.path)
-        await self._continue()
-
-    async def _from_disk(self, info: ServerInfo, path: str) -> None:
-        model_path = path or str(info.arguments.get("model_path") or "")
+    async def _from_disk(self, info: ServerInfo) -> None:
+        model_path = str(info.arguments.get("model_path") or "")
         if not model_path:
-            raise EngineError("SGLang does not say where its weights came from: name a path")
+            raise EngineError("SGLang does not say where its weights came from: nothing can be read again")
         body = {"model_path": model_path, "abort_all_requests": False, "flush_cache": True}
         said = _object(await self._control("/update_weights_from_disk", body))
         if not said.get("success"):

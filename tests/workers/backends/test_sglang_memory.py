@@ -9,7 +9,7 @@ import pytest
 
 from tests.workers.backends.sglang_calls import adapter, call, collect
 from tests.workers.backends.sglang_server import SglangServer
-from workers.backends.base import EngineError, NotSupported, WeightSource
+from workers.backends.base import EngineError, NotSupported
 
 
 async def test_level_one_keeps_the_weights_and_shows_as_not_ready(session: aiohttp.ClientSession) -> None:
@@ -77,20 +77,15 @@ async def test_memory_is_never_released_under_a_running_request(session: aiohttp
         assert await task
 
 
-async def test_weights_load_from_disk_and_a_failed_load_serves_nobody(session: aiohttp.ClientSession) -> None:
-    async with SglangServer() as server:
+async def test_weights_that_cannot_be_read_again_serve_nobody(session: aiohttp.ClientSession) -> None:
+    async with SglangServer(enable_memory_saver=True) as server:
         backend = adapter(server, session)
-        await backend.load_weights(WeightSource("disk"))
-        assert (server.weights, await backend.ready()) == ("good", True)
+        await backend.sleep(2)
+        server.disk = "/elsewhere"
         with pytest.raises(EngineError, match="answered 400") as caught:
-            await backend.load_weights(WeightSource("disk", "/nowhere"))
-        assert b"no model at /nowhere" in caught.value.body
+            await backend.wake()
+        assert b"no model at /models/demo" in caught.value.body
         assert not await backend.ready()
-        await backend.load_weights(WeightSource("disk", "/models/demo"))
-        assert await backend.ready()
-
-
-async def test_a_running_server_takes_no_other_engines_weights(session: aiohttp.ClientSession) -> None:
-    async with SglangServer() as server:
-        with pytest.raises(NotSupported, match="remote_instance"):
-            await adapter(server, session).load_weights(WeightSource("engine", url="http://other"))
+        server.disk = "/models/demo"
+        await backend.wake()
+        assert (server.weights, await backend.ready()) == ("good", True)
