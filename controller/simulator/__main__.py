@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from controller.core.errors import ConfigError
 from controller.simulator import runner, table
@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rates", default="", help="requests/s, comma-separated, in place of the file's")
     parser.add_argument("--seeds", type=int, default=0, help="only the first N seeds")
     parser.add_argument("--json", type=Path, help="also write the JSON here, indented")
-    parser.add_argument("--html", type=Path, help="also write a page with charts here (not with run)")
+    parser.add_argument("--html", type=Path, help="also write a page with charts here")
     parser.add_argument("--trace", type=Path, help="also write a Chrome trace of the run here (only with run)")
     return parser.parse_args(arguments)
 
@@ -183,10 +183,18 @@ def tracing(path: Path | None) -> Iterator[TraceWriter | None]:
         raise ConfigError(f"{path}: {error.strerror}", field="--trace") from None
 
 
-def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -> tuple[str, dict[str, Any]]:
+class Found(NamedTuple):
+    """What a command prints, its JSON, and what its page is drawn from."""
+
+    shown: str
+    values: dict[str, Any]
+    drawn: dict[str, Any]
+
+
+def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -> Found:
     if what == "goodput":
         found = runner.goodput(experiment, bar)
-        return table.goodput_table(found), found
+        return Found(table.goodput_table(found), found, found)
     if what == "run":
         only = experiment.contenders[0]
         rates, knee = runner.rates_of(experiment, bar)
@@ -194,33 +202,39 @@ def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -
             result = runner.run_once(experiment, only, rates[0], experiment.seeds[0], bar, writer)
         found = report(result, experiment.warmup_s)
         entry = {"policy": only.label, "policy_set": only.policy_set, "rate": rates[0], **runner.summary([found])}
-        return table.comparison_table({"entries": [entry], "knee": knee}), found
+        drawn = {"name": experiment.name, "knee": knee, "entries": [entry], "run": found}
+        return Found(table.comparison_table(drawn), found, drawn)
     found = runner.compare(experiment, bar)
-    return (table.sweep_table if what == "sweep" else table.comparison_table)(found), found
+    return Found((table.sweep_table if what == "sweep" else table.comparison_table)(found), found, found)
+
+
+def write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", field=option) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    if options.html and options.what == "run":
-        print("--html draws a comparison: use compare, sweep or goodput", file=sys.stderr)
-        return 2
     if options.trace and options.what != "run":
         print("--trace shows one run: use run", file=sys.stderr)
         return 2
     bar = Bar(sys.stderr)
     try:
-        shown, found = carry_out(options.what, load(options), bar, options.trace)
+        experiment = load(options)
+        found = carry_out(options.what, experiment, bar, options.trace)
+        bar.close()
+        print(found.shown)
+        if options.html:
+            write(options.html, page(found.drawn, experiment.level), "--html")
+        if options.json:
+            write(options.json, json.dumps(found.values, indent=1) + "\n", "--json")
     except ConfigError as error:
         bar.close()
         print(f"{options.config}: {error}" + (f" (field {error.field})" if error.field else ""), file=sys.stderr)
         return 2
-    bar.close()
-    print(shown)
-    if options.html:
-        options.html.write_text(page(found))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    print(json.dumps(found.values))
     return 0
 
 

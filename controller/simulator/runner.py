@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.simulator.experiment import Contender, Experiment
-from controller.simulator.report import attainment, report
+from controller.simulator.report import report
 from controller.simulator.results import SimulationResult
 from controller.simulator.simulation import Simulation
 from controller.simulator.trace_events import TraceWriter
@@ -17,6 +17,7 @@ from controller.simulator.trace_events import TraceWriter
 Progress = Callable[[str, int, int], None]  # what, done, of
 LOWEST_RATE, HIGHEST_RATE = 0.01, 100_000.0
 FIRST_RATE = 8.0
+ON_A_LINE = ("rate", "attainment", "attainment_spread", "goodput_tokens_per_s", "attained_per_s")
 
 
 def silent(what: str, done: int, of: int) -> None:
@@ -44,16 +45,24 @@ def run_once(
 
 
 def find_knee(
-    experiment: Experiment, contender: Contender, level: float, progress: Progress = silent, tolerance: float = 0.02
+    experiment: Experiment,
+    contender: Contender,
+    level: float,
+    progress: Progress = silent,
+    tolerance: float = 0.02,
+    probed: list[dict[str, Any]] | None = None,
 ) -> float:
     """The highest rate at which the median attainment over the seeds is at least `level`, requests/s.
 
-    Doubling from a first guess until the level is crossed, then bisection to `tolerance` (a share of the rate).
+    Doubling from a first guess until the level is crossed, then bisection to `tolerance` (a share of the rate). The
+    entry of each rate that was tried is added to `probed`; that of the answer is among them.
     """
 
     def holds(rate: float) -> bool:
-        seen = [attainment(run_once(experiment, contender, rate, seed, progress).records) for seed in experiment.seeds]
-        return statistics.median(seen) >= level
+        entry = _entry(experiment, contender, rate, progress)
+        if probed is not None:
+            probed.append(entry)
+        return float(entry["attainment"]) >= level
 
     low = high = FIRST_RATE
     if holds(low):
@@ -129,6 +138,18 @@ def _median(reports: Sequence[Mapping[str, Any]], *path: str) -> float | None:
 
 
 def goodput(experiment: Experiment, progress: Progress = silent) -> dict[str, Any]:
-    """FlowPrefill's goodput: the highest rate at `level` attainment, by policy."""
-    rates = {each.label: find_knee(experiment, each, experiment.level, progress) for each in experiment.contenders}
-    return {"name": experiment.name, "level": experiment.level, "seeds": list(experiment.seeds), "goodput": rates}
+    """FlowPrefill's goodput: the highest rate at `level` attainment, by policy.
+
+    `lines`: by policy, what the search saw at each rate it tried; `entries`: each policy's whole entry at its goodput.
+    """
+    rates: dict[str, float] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
+    entries = []
+    for each in experiment.contenders:
+        probed: list[dict[str, Any]] = []
+        rates[each.label] = find_knee(experiment, each, experiment.level, progress, probed=probed)
+        by_rate = {entry["rate"]: entry for entry in probed}
+        lines[each.label] = [{name: by_rate[rate][name] for name in ON_A_LINE} for rate in sorted(by_rate)]
+        entries.append(by_rate[rates[each.label]])
+    whole = {"name": experiment.name, "level": experiment.level, "seeds": list(experiment.seeds)}
+    return {**whole, "goodput": rates, "lines": lines, "entries": entries}

@@ -8,7 +8,7 @@ from controller.core.errors import ConfigError
 from controller.simulator.__main__ import main, read_profile, read_trace
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.report import attainment
-from controller.simulator.runner import run_once
+from controller.simulator.runner import find_knee, run_once
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "controller/simulator/experiments").glob("*.json"))
 GOOD = {
@@ -242,10 +242,45 @@ def test_a_page_holds_every_chart_and_loads_nothing(config, capsys, tmp_path):
     assert "Requests waiting, 400 requests/s" in text
     assert "<script src" not in text
     assert main(["goodput", config, "--policies", "round_robin", "--seeds", "1", "--html", str(path)]) == 0
-    assert path.read_text().count('class="plotly-graph-div"') == 1
+    assert path.read_text().count('class="plotly-graph-div"') == 1 + 1 + 2 + 3 + 1
     assert "requests/s at 0.9" in path.read_text()
-    assert main(["run", config, "--html", str(path)]) == 2
-    assert "use compare" in capsys.readouterr().err
+    assert main(["run", config, "--html", str(path)]) == 0
+    assert path.read_text().count('class="plotly-graph-div"') == 1 + 3 + 1
+    assert "Attainment by class" in path.read_text()
+    capsys.readouterr()
+    assert main(["run", config, "--html", str(tmp_path)]) == 2
+    assert "Is a directory (field --html)" in capsys.readouterr().err
+
+
+def test_the_line_of_attainment_is_drawn_where_the_file_says(config, capsys, tmp_path):
+    Path(config).write_text(json.dumps(changed("level", 0.75)))
+    path = tmp_path / "page.html"
+    assert main(["compare", config, "--rates", "10", "--seeds", "1", "--html", str(path)]) == 0
+    assert '"text":"0.75"' in path.read_text()
+
+
+def test_goodput_tells_what_it_saw_at_each_rate(config, capsys):
+    Path(config).write_text(json.dumps(changed("workload.per_task", 60)))
+    assert main(["goodput", config, "--policies", "round_robin", "--seeds", "1"]) == 0
+    found = last_line(capsys)
+    line = found["lines"]["round_robin"]
+    assert [probe["rate"] for probe in line] == sorted({probe["rate"] for probe in line})
+    assert found["goodput"]["round_robin"] == max(probe["rate"] for probe in line if probe["attainment"] >= 0.9)
+    assert any(probe["attainment"] < 0.9 for probe in line)
+    (entry,) = found["entries"]
+    assert (entry["policy"], entry["rate"]) == ("round_robin", found["goodput"]["round_robin"])
+    assert entry["first_seed"]["distribution"]["ttft_s"]
+
+
+def test_the_warm_up_counts_for_no_knee():
+    """Nobody serves in the first 2 s: judged with them the fleet seems to bear a third less than it does."""
+    raw = changed("workload.per_task", 60)
+    raw["settings"]["failures"] = [{"instance": number, "at": 0, "for_s": 2} for number in (0, 1)]
+    knees = []
+    for warmup_s in (0.0, 3.0):
+        experiment = parsed({**raw, "warmup_s": warmup_s, "seeds": [1]})
+        knees.append(find_knee(experiment, experiment.contenders[0], 0.9, tolerance=0.2))
+    assert knees[0] < 0.7 * knees[1]
 
 
 @pytest.mark.slow

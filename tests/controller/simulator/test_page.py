@@ -7,7 +7,8 @@ import json
 import pytest
 
 from controller.core.types import Outcome, Targets
-from controller.simulator.page import figures, page
+from controller.simulator.charts import figures
+from controller.simulator.page import page
 from controller.simulator.report import distribution, report
 from controller.simulator.runner import summary
 from tests.controller.simulator.runs import simulate, some_demands
@@ -93,3 +94,41 @@ def test_a_distribution_has_its_ends_and_its_middle():
     values = [float(n) for n in range(201)]
     assert distribution(values)[:3] == [0.0, 2.0, 4.0]
     assert distribution(values)[50] == 100.0
+
+
+def test_one_run_is_told_by_class_and_over_time(results):
+    """Every count of the queue is drawn, every class has its line, and shares kept are the report's."""
+    run = json.loads(json.dumps(report(results["slackline", 200.0])))
+    entry = {"policy": "slackline", "policy_set": "slackline", "rate": 200.0, **summary([run])}
+    found = {"name": "one", "knee": None, "entries": [entry], "run": run}
+    charts = drawn(found)
+    kept = line(charts["Attainment by class"], "all promises")
+    assert dict(zip(kept["x"], kept["y"], strict=True)) == {
+        "all": run["attainment"], **{name: own["attainment"] for name, own in run["by_class"].items()}
+    }  # fmt: skip
+    assert line(charts["Attainment by class"], "pace")["y"][0] == run["tpot_met"]
+    for name in ("c0", "c1", "c2"):
+        assert line(charts["Time to first token"], name)["x"] == run["by_class"][name]["distribution"]["ttft_s"]
+    over_time = charts["Requests over time"]
+    assert line(over_time, "queued")["y"] == run["queue"]["queued"]
+    assert line(over_time, "instances")["y"] == run["queue"]["instances"]
+    assert "Requests over time" in page(found)
+
+
+def test_a_search_for_goodput_is_drawn_as_lines_over_the_rates_it_tried(results, found):
+    lines = {
+        policy: [entry for entry in found["entries"] if entry["policy"] == policy]
+        for policy in ("round_robin", "slackline")
+    }
+    best = [line[0] for line in lines.values()]
+    searched = {"name": "s", "level": 0.8, "seeds": [1], "goodput": {"round_robin": 20.0, "slackline": 20.0}}
+    charts = drawn({**searched, "lines": lines, "entries": best})
+    assert list(charts) == [
+        "Goodput", "Attainment", "Token goodput", "Requests that kept their promises",
+        "Time to first token, each at its goodput", "Time per output token, each at its goodput",
+        "Whole answer, each at its goodput", "Requests waiting, each at its goodput",
+    ]  # fmt: skip
+    assert line(charts["Attainment"], "slackline")["x"] == [20.0, 200.0]
+    assert [shape["y0"] for shape in charts["Attainment"]["layout"]["shapes"]] == [0.8]
+    first = line(charts["Time to first token, each at its goodput"], "slackline, 20 requests/s")
+    assert first["x"] == lines["slackline"][0]["first_seed"]["distribution"]["ttft_s"]
