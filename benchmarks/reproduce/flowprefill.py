@@ -20,7 +20,11 @@ FlowPrefill: rounds on arrival and completion, S-EDF, batches to 4,096 tokens, o
 shares, measured all-reduces and the profile's attention term. DistServe: first come, first served, whole prompts, the
 best of four settings of how many share a step. CP2K and CP8K: chunks in EDF order, begun prompts preempted between
 chunks, short ones sharing a chunk; each chunk pays the profile's constant and its attention over what came before. The
-baselines' sweep is below; "vLLM, class priority" is what an operator has today.
+baselines' sweep is below; "vLLM, class priority" is what an operator has today (with one SLO for all, Fig. 14, it is
+first come, first served).
+
+Fig. 10, 11 and 13 to 16 are of Llama3-8B alone; the table on burstiness is one seed. Fig. 13 (real against predicted
+TTFT of three models) has no counterpart: here the device is the polynomial that predicts it.
 """
 
 

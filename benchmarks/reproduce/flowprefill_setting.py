@@ -250,6 +250,6 @@ def highest(holds: Callable[[float], bool], first: float) -> float:
 def claimed(
     figure: str, text: str, theirs: float | None, ours: float, size: Size, setting: str, reason: str = ""
 ) -> Claim:
-    """Reached where ours is at least theirs, or at least 1 where the paper gives a direction only."""
-    wanted = 1.0 if theirs is None else theirs
-    return Claim(PAPER, figure, text, theirs, round(ours, 3), ours >= wanted, setting, list(size.seeds), reason)
+    """Reached where ours is at least theirs, or more than 1 where the paper gives a direction only (a tie is none)."""
+    reached = ours >= theirs if theirs is not None else round(ours, 3) > 1.0
+    return Claim(PAPER, figure, text, theirs, round(ours, 3), reached, setting, list(size.seeds), reason)

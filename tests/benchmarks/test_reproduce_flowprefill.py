@@ -4,12 +4,15 @@ import pytest
 
 from benchmarks.reproduce.claims import Section
 from benchmarks.reproduce.flowprefill import PAPER, reproduce
+from benchmarks.reproduce.flowprefill_compatibility import past_knee
 from benchmarks.reproduce.flowprefill_setting import (
     LEVEL,
     MODELS,
     Bench,
     Load,
+    Size,
     chunked,
+    claimed,
     class_priority,
     distserve,
     flowprefill,
@@ -65,6 +68,18 @@ def test_the_order_of_the_headline_holds_on_a_small_load():
     assert flow > chunks > whole
 
 
+def test_a_direction_is_not_reached_by_a_tie():
+    size = Size(100, (1,), True)
+    assert claimed("15", "over", None, 1.0004, size, "").reached is False
+    assert claimed("15", "over", None, 1.002, size, "").reached is True
+    assert claimed("9", "over", 2.0, 2.0, size, "").reached is True
+
+
+def test_ahead_past_the_knee_is_asked_only_where_the_baseline_misses_ninety_per_cent():
+    assert past_knee([(1.0, 0.98), (0.95, 0.9)]) == []
+    assert past_knee([(1.0, 0.98), (0.95, 0.85), (0.5, 0.6)]) == [10.0, -10.0]
+
+
 @pytest.mark.slow
 def test_the_quick_reproduction_runs():
     lines = []
@@ -72,5 +87,8 @@ def test_the_quick_reproduction_runs():
     assert Section.from_json(section.to_json()) == section
     assert {claim.paper for claim in section.claims} == {PAPER}
     assert {"9", "10", "11", "12", "13", "14", "15", "16", "17", "6.4"} == {claim.figure for claim in section.claims}
-    assert all(claim.ours is not None for claim in section.claims)
+    bare = [claim for claim in section.claims if claim.ours is None]
+    assert [claim.figure for claim in bare] == ["13"]
+    assert all(claim.reason and claim.reached is None for claim in bare)
+    assert {"Fig. 10", "Fig. 14", "Fig. 17"} <= {table.title.split(":")[0] for table in section.tables}
     assert len(lines) > 8
