@@ -19,6 +19,15 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+def embedded_ports(data_dir: Path) -> dict[str, int]:
+    """Where the servers of `make up` listen that were started last with this folder; empty where there are none."""
+    try:
+        said = json.loads((data_dir / "ports.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: port for name, port in said.items() if isinstance(port, int)} if isinstance(said, dict) else {}
+
+
 class Environment:
     """Each reader names the variable in its error. An empty value counts as not set.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
-from console.environment import Environment
+from console.environment import Environment, embedded_ports
 from controller.postgres.bounded import BoundedConnection
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -27,7 +27,8 @@ GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
 GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))
 CONSOLE_URL = _env.url("CONSOLE_URL", f"http://127.0.0.1:{CONSOLE_PORT}", ("http", "https"))
-REDIS_URL = _env.url("REDIS_URL", "redis://127.0.0.1:6379/0", ("redis", "rediss", "unix"))
+_embedded = embedded_ports(DATA_DIR) if ROLE == "manage" else {}  # for what is typed beside a running `make up`
+REDIS_URL = _env.url("REDIS_URL", f"redis://127.0.0.1:{_embedded.get('redis', 6379)}/0", ("redis", "rediss", "unix"))
 
 ALLOWED_HOSTS = _env.names("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = _env.names("CSRF_TRUSTED_ORIGINS")
@@ -57,7 +58,8 @@ TOKEN_PACING = _env.number("TOKEN_PACING", 0.0, 0.0, 1.0)  # share of the TPOT t
 # ---- database ----------------------------------------------------------------------------------------------------
 # A pool under ASGI, where each request has a thread context (so a connection) of its own; plain connections elsewhere.
 BoundedConnection.patience_s = DATABASE_TIMEOUT_S if ROLE != "manage" else max(DATABASE_TIMEOUT_S, 600.0)
-_database = _env.database("DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/slackline")
+_port = _embedded.get("postgres", 5432)
+_database = _env.database("DATABASE_URL", f"postgresql://postgres@127.0.0.1:{_port}/slackline")
 _database["OPTIONS"] |= {"connect_timeout": 5, "application_name": f"slackline-{ROLE}"}
 if ROLE in ("console", "gateway"):  # the server too gives up what its client no longer waits for
     _database["OPTIONS"]["options"] = f"-c statement_timeout={int(DATABASE_TIMEOUT_S * 1000)}"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from console.environment import Environment
+from console.environment import Environment, embedded_ports
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -103,3 +110,20 @@ def test_a_file_or_folder_that_cannot_be_read_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ImproperlyConfigured, match=r"^DATA_DIR: cannot keep X"):
         Environment({}).secret("X", tmp_path / "file" / "secret_key")
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"postgres": "x"}', "{"])
+def test_without_embedded_servers_there_are_no_ports(tmp_path, content):
+    if content is not None:
+        (tmp_path / "ports.json").write_text(content)
+    assert embedded_ports(tmp_path) == {}
+
+
+@pytest.mark.parametrize(("role", "ports"), [("manage", (40001, 40002)), ("console", (5432, 6379))])
+def test_a_command_finds_the_embedded_servers(tmp_path, role, ports):
+    """Of a `make up` with the same folder; other processes are told by it, or by who starts them."""
+    (tmp_path / "ports.json").write_text('{"gateway": 8080, "postgres": 40001, "redis": 40002}')
+    read = "from console.settings import *; print(DATABASES['default']['PORT'], REDIS_URL.rpartition(':')[2])"
+    told = {"PATH": os.environ["PATH"], "DATA_DIR": str(tmp_path), "SLACKLINE_ROLE": role}
+    said = subprocess.run([sys.executable, "-c", read], env=told, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout.split() == [str(ports[0]), f"{ports[1]}/0"]
