@@ -52,7 +52,7 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
 
 def takes_both(row: Instance) -> bool:
     """The scaler may give it the other stage's role. An engine that must be told says itself whether it can. A vLLM
-    server's API does not say for which sides of a KV transfer it was started, so its registration must (`kv_role`)."""
+    server need not say for which sides of a KV transfer it was started, so its registration must (`kv_role`)."""
     if row.backend == "vllm":
         return row.kv_role == KvRole.BOTH
     return row.backend in SWITCHED or row.backend in ROUTED
