@@ -86,6 +86,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "tick": ("look number", ""),
     "wanting_load": ("load of the stage that wants it", "times"),
     "from": ("from", ""),
+    "seed": ("weights of", ""),
     "to": ("to", ""),
     "started": ("instances added", ""),
     "stopped": ("instances stopped", ""),

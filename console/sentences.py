@@ -144,7 +144,7 @@ TYPES = {
 # What a line shows first, where a decision has it; a line shows at most this many figures.
 IMPORTANT = ("load", "utilisation", "wait_over_slo", "arrival_rate", "processing_rate", "rate_ratio", "queued", "ready")
 FIGURES_SHOWN = 5
-ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action")
+ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action", "launch")
 
 
 def sentence(decision: Decision) -> str:

@@ -101,6 +101,9 @@ def _present(action: Action, said: EngineWeights, mine: bool) -> Decision | None
     if good is not None:
         outcome |= {"source": good["kind"], "from": good["source"], "load_s": round(good["seconds"], 3)}
         outcome["tried_s"] = round(sum(each["seconds"] for each in attempts), 3)
+        if said.present_s is not None:  # the engine's own moment: this look comes later
+            ordered_s = (timezone.now() - action.created_at).total_seconds()
+            outcome["ready_s"] = round(min(max(ordered_s - _figure(said.present_s), 0.0), ordered_s), 3)
     reason = f"from_{good['kind']}" if good else "present_already"
     return _end(action, Action.State.DONE, reason, outcome, "", attempts)
 

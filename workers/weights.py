@@ -27,13 +27,14 @@ class EngineRefuses(SlacklineError):
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """`order`: the name of the newest load; `attempts` are that load's."""
+    """`order`: the name of the newest load; `attempts` are that load's; `present_s`: how long ago it ended well."""
 
     state: str  # present | loading | absent
     order: str = ""
     bytes: int = 0
     host_copy: bool = False
     attempts: list[Mapping[str, Any]] = field(default_factory=list)
+    present_s: float | None = None
 
 
 class WeightsClient:
@@ -68,12 +69,14 @@ class WeightsClient:
 def _weights(said: Mapping[str, Any]) -> EngineWeights:
     try:
         attempts = [dict(each) for each in said.get("attempts", [])]
+        present_s = said.get("present_s")
         return EngineWeights(
             str(said["state"]),
             str(said.get("order", "")),
             int(said["bytes"]),
             bool(said.get("host_copy")),
             attempts,
+            None if present_s is None else float(present_s),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineAway(f"unreadable answer about weights: {error!r}") from error

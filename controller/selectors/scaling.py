@@ -26,11 +26,14 @@ SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about 
 class Start:
     """One instance from wish to service, seconds after the wish; None: not yet, or never.
 
-    Of one that was warm or asleep the wish is the scale-out that took it, and it is ready once its weights are there.
+    Of one that was warm or asleep the wish is the scale-out that took it, and it is ready once its weights are there,
+    by its own word where it gave one. Of one that was launched from a seed the wish is the command
+    (`services/launches`). Otherwise ready is when it was first seen so, which may be after the first token that it
+    gave: then it was ready by that.
     """
 
     id: str
-    source: str  # who provides it: process, static, kubernetes; and whether it was warm or asleep
+    source: str  # who provides it: process, static, kubernetes; whether it was warm, asleep or launched from a seed
     wished_at: datetime
     ready_s: float | None
     served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
@@ -157,6 +160,7 @@ def starts(limit: int = STARTS_SHOWN) -> list[Start]:
             scale_out=Subquery(loads.values("params__scale_out")[:1]),
             loaded=Subquery(loads.values("decision__outcome")[:1]),
             watched=Subquery(watched.values("decision__outcome")[:1]),
+            launch=Subquery(watched.values("params__launch")[:1]),
         )
     )
     found = list(rows[:limit])
@@ -171,6 +175,8 @@ def _taken(row: Any) -> bool:
 
 
 def _wished(row: Any) -> datetime:
+    if row.launch:
+        return datetime.fromisoformat(row.launch["at"])
     wished: datetime = row.taken_at if _taken(row) else row.created_at
     return wished
 
@@ -184,9 +190,13 @@ def _start(row: Any, first_token: datetime | None) -> Start:
         served = (row.watched or {}).get("first_served_s")
     elif first_token is not None:
         served = max(0.0, (first_token - wished).total_seconds())
-    ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
-    how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ""
     loaded = row.loaded or {}
+    if row.loaded_at is not None and "ready_s" in loaded:
+        ready = row.taken_at + timedelta(seconds=loaded["ready_s"])
+    ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
+    if ready_s is not None and served is not None:
+        ready_s = min(ready_s, served)
+    how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
     cold = not _taken(row) and row.provisioner != "static"
     return Start(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -103,6 +104,17 @@ def test_weights_come_from_the_engine_that_was_chosen(warm, holder, engine, look
     assert Instance.objects.get(pk="warm").weights == "present"
     assert look_once() == []
     assert len(engine.orders) == 1
+
+
+def test_ready_is_when_the_engine_had_them_not_when_it_was_looked_at(warm, holder, engine, look_once):
+    action = order(warm)
+    look_once()
+    Action.objects.filter(pk=action.pk).update(created_at=timezone.now() - timedelta(seconds=30))
+    engine.ends(("engine", holder.url, ""))
+    engine.said = replace(engine.said, present_s=20.0)
+    (decision,) = look_once()
+    assert decision.outcome["ready_s"] == pytest.approx(10.0, abs=0.5)
+    assert decision.inputs["ordered_s"] == pytest.approx(30.0, abs=0.5)
 
 
 def test_each_attempt_is_recorded(warm, holder, engine, look_once):

@@ -94,6 +94,12 @@ class WeightManager:
         self.loading = self._releasing = False
         self.order = ""  # whose load the newest one was, as its caller named it
         self.attempts: list[Attempt] = []  # of the newest load
+        self._came_at: float | None = None  # monotonic, when a load brought what is here
+
+    @property
+    def present_s(self) -> float | None:
+        """Seconds since a load brought them; None where none did, or they are gone."""
+        return time.monotonic() - self._came_at if self._came_at is not None and self.state == "present" else None
 
     @property
     def state(self) -> str:
@@ -120,6 +126,7 @@ class WeightManager:
         try:
             for source in sources:
                 if await self._try(source):
+                    self._came_at = time.monotonic()
                     return True
             return False
         finally:

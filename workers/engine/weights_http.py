@@ -77,6 +77,7 @@ class WeightEndpoints:
             "bytes": manager.store.nbytes,
             "host_copy": manager.store.has_host_copy or manager.store.shared_copy,
             "attempts": [attempt.to_json() for attempt in manager.attempts],
+            "present_s": manager.present_s,
         }
 
 

@@ -81,6 +81,40 @@ def test_a_prefill_instance_serves_with_the_first_request_it_prefilled():
     assert start.served_s == pytest.approx(9.0, abs=0.01)
 
 
+@pytest.mark.django_db
+def test_ready_is_the_engines_own_moment_and_never_after_the_first_token():
+    """A worker's look ends a load later than the weights came: a token may lie in between."""
+    warm = born("a-warm")
+    told = {"source": "engine", "load_s": 0.5, "ready_s": 0.75}
+    ended(warm, "weights_load", 62, told, scale_out={"warm": True})
+    apart = born("b-apart", spec={"weights": "absent"})
+    ended(apart, "weights_load", 62, told, scale_out={"warm": False})
+    silent = born("c-silent")
+    ended(silent, "weights_load", 62, {"source": "engine", "load_s": 0.5}, scale_out={"warm": True})
+    born("d-cold")  # seen ready after 2 s
+    for id in ("a-warm", "c-silent"):
+        served(id, 61, ttft_s=0.25)
+    served("d-cold", 1, ttft_s=0.5)
+    found = {start.id: (start.ready_s, start.served_s) for start in starts()}
+    assert found["a-warm"] == (pytest.approx(0.75), pytest.approx(1.25, abs=0.01))
+    assert found["b-apart"] == (pytest.approx(60.75), None)
+    assert found["c-silent"] == (pytest.approx(1.25, abs=0.01), pytest.approx(1.25, abs=0.01))
+    assert found["d-cold"] == (pytest.approx(1.5, abs=0.01), pytest.approx(1.5, abs=0.01))
+
+
+@pytest.mark.django_db
+def test_a_launched_server_counts_from_the_command():
+    row = born("a-seeded", provisioner="static")
+    launch = {"decision": 1, "at": (BEGAN - timedelta(seconds=30)).isoformat(), "seed": "s"}
+    Action.objects.create(
+        kind="first_served", instance=row, params={"launch": launch}, actor="o", actor_type="person", created_at=BEGAN
+    )
+    served("a-seeded", 5, ttft_s=1.0)
+    (start,) = starts()
+    assert (start.way, start.cold) == ("static, seeded", False)
+    assert (start.ready_s, start.served_s) == (pytest.approx(32.0), pytest.approx(36.0, abs=0.01))
+
+
 def test_medians_by_way():
     rows = [Start(str(n), "process, warm", BEGAN, 1.0 + n, 2.0 + n, "disk", 0.5) for n in range(3)]
     rows.append(Start("late", "process, warm", BEGAN, None, None, "disk"))

@@ -44,6 +44,18 @@ async def test_whatever_a_source_does_is_recorded_and_the_next_one_tried(error: 
     assert (manager.state, manager.busy, manager.order) == ("present", False, "a1")
 
 
+async def test_it_knows_since_when_its_weights_are_there() -> None:
+    manager = WeightManager(Store(engine=LoadFailed("gone"), disk=100))
+    assert not await manager.load([Source("engine", "http://e")])
+    assert manager.present_s is None
+    assert await manager.load([Source("disk")])
+    await asyncio.sleep(0.02)
+    assert manager.present_s is not None
+    assert 0.02 <= manager.present_s < 5.0
+    await manager.release(keep_host_copy=False)
+    assert manager.present_s is None
+
+
 async def test_without_any_source_nothing_is_there() -> None:
     manager = WeightManager(Store(engine=KeyError("tensors"), disk=LoadFailed("truncated")))
     assert not await manager.load([Source("engine", "http://e"), Source("disk")])

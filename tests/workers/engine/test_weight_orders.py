@@ -59,6 +59,7 @@ async def test_a_load_in_the_background_is_seen_under_its_name(warm):
         assert (said["state"], said["order"]) == ("present", "a2")
         assert [(each["kind"], bool(each["error"])) for each in said["attempts"]] == [("host", True), ("disk", False)]
         assert said["attempts"][1]["seconds"] > 0.35  # a timer may ring a little early
+        assert 0 <= said["present_s"] < 10
         status, said = await post(http, "/weights/load", {**order, "order": "a4"})
         assert (status, said["loaded"], said["order"]) == (200, True, "a2")  # they are here already
         assert (await post(http, "/v1/completions", {"prompt": "x", "max_tokens": 1}))[0] == 200
