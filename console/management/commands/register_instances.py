@@ -12,6 +12,7 @@ from controller.models import Instance, ServedModel
 from controller.models.fleet import KvRole, Role
 from controller.services.actors import SYSTEM
 from controller.services.launches import instance_join
+from controller.services.served_models import served_model_create
 
 
 class Command(BaseCommand):
@@ -27,13 +28,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--kv-role", choices=KvRole.values, help="a vLLM's own: with kv_both the scaler may turn it"
         )
+        parser.add_argument("--context-tokens", type=int, help="make the model, with this context, if there is none")
         parser.add_argument("--max-num-seqs", type=int, default=32)
         parser.add_argument("--device-kind", default="", help="what they run on: the profile of that kind applies")
 
     def handle(self, *, instances: list[str], model: str, **options: Any) -> None:
-        served = ServedModel.objects.filter(name=model).first()
-        if served is None:
-            raise CommandError(f"there is no model {model!r}: make it first (console, control API, or seed_demo)")
+        served = _model(model, options["context_tokens"])
         for item in instances:
             name, separator, url = item.partition("=")
             if not separator or not url:
@@ -48,3 +48,15 @@ class Command(BaseCommand):
             except ValidationError as error:
                 raise CommandError(f"{name}: {' '.join(error.messages)}") from error
             self.stdout.write(f"registered {name} at {url}")
+
+
+def _model(name: str, context_tokens: int | None) -> ServedModel:
+    served = ServedModel.objects.filter(name=name).first()
+    if served is not None:
+        return served
+    if context_tokens is None:
+        raise CommandError(f"there is no model {name!r}: --context-tokens N makes it, so does the control API")
+    try:
+        return served_model_create(actor=SYSTEM, name=name, context_tokens=context_tokens)
+    except ValidationError as error:
+        raise CommandError(f"model {name!r}: {' '.join(error.messages)}") from error

@@ -4,7 +4,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from controller.models import Decision, Instance
+from controller.models import Decision, Instance, ServedModel
 from tests.factories import served_model
 
 pytestmark = pytest.mark.django_db
@@ -34,8 +34,18 @@ def test_sglang_servers_are_registered_with_their_role():
 
 
 def test_a_model_that_does_not_exist_is_refused():
-    with pytest.raises(CommandError, match="no model 'demo'"):
+    with pytest.raises(CommandError, match="no model 'demo': --context-tokens N makes it"):
         register(*ENGINES, model="demo")
+
+
+def test_a_model_is_made_once_with_the_first_of_its_servers():
+    register(ENGINES[0], model="demo", context_tokens=16_384)
+    register(ENGINES[1], model="demo", context_tokens=1)
+    assert list(ServedModel.objects.values_list("name", "context_tokens")) == [("demo", 16_384)]
+    assert Instance.objects.filter(model__name="demo").count() == 2
+    with pytest.raises(CommandError, match="model 'other': "):
+        register("o-1=http://o-1:8000", model="other", context_tokens=0)
+    assert not Instance.objects.filter(pk="o-1").exists()
 
 
 @pytest.mark.parametrize("item", ["engine-1", "engine-1="])
