@@ -28,11 +28,15 @@ PAGE = ROOT / "docs" / "reproduction.md"
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
 
 
-def run_paper(name: str, quick: bool) -> Section:
-    """One paper's section, with what it took. Progress goes to standard error, prefixed by the paper."""
+def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
+    """One paper's section (of `parts` alone, if any), with what it took. Progress goes to standard error, prefixed by
+    the paper."""
     began = time.monotonic()
     module = importlib.import_module(f"benchmarks.reproduce.{name}")
-    section: Section = module.reproduce(lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick)
+    chosen = {"parts": parts} if parts else {}
+    section: Section = module.reproduce(
+        lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick, **chosen
+    )
     meta = {
         "on": f"{datetime.now(UTC):%Y-%m-%d}",
         "took": f"{time.monotonic() - began:.0f} s",
@@ -55,22 +59,42 @@ def stored(folder: Path) -> list[Section]:
     return [Section.from_json(json.loads(file.read_text())) for file in files if file.exists()]
 
 
+def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
+    """The parts of the one paper of which some are asked for; exits where there are none of that name."""
+    if not parts:
+        return ()
+    if len(names) != 1:
+        parser.error("--part needs one --paper")
+    order = tuple(getattr(importlib.import_module(f"benchmarks.reproduce.{names[0]}"), "PARTS", ()))
+    unknown = sorted(set(parts) - set(order))
+    if unknown:
+        parser.error(f"{names[0]} has no part {unknown[0]!r}; valid: {', '.join(order) or 'none'}")
+    return order
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--paper", action="append", choices=PAPERS, help="may be given more than once; default: all")
+    parser.add_argument("--part", action="append", help="of one paper, again; the rest stays as it is stored")
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
     parser.add_argument("--page-only", action="store_true", help="write the page from what is stored, run nothing")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers at a time")
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
+    parts = tuple(args.part or ())
+    order = _order(parser, names, parts)
     done: list[Section] = []
     if not args.page_only:
         with ProcessPoolExecutor(max_workers=max(1, args.jobs)) as pool:
-            for name, section in zip(names, pool.map(run_paper, names, [args.quick] * len(names)), strict=True):
+            made = pool.map(run_paper, names, [args.quick] * len(names), [parts] * len(names))
+            for name, section in zip(names, made, strict=True):
                 done.append(section)
                 if not args.quick:
                     STORE.mkdir(parents=True, exist_ok=True)
-                    (STORE / f"{name}.json").write_text(json.dumps(section.to_json(), indent=1) + "\n")
+                    if parts:
+                        kept = Section.from_json(json.loads((STORE / f"{name}.json").read_text()))
+                        done[-1] = kept.updated(section, parts, order)
+                    (STORE / f"{name}.json").write_text(json.dumps(done[-1].to_json(), indent=1) + "\n")
     if not args.quick:
         done = stored(STORE)
         write(done, PAGE, STORE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 Progress = Callable[[str], None]
 Value = float | int | str | None
@@ -27,6 +27,7 @@ class Claim:
     setting: str
     seeds: Sequence[int]
     reason: str = ""
+    part: str = ""  # of a paper whose parts are run one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Plot:
     series: Mapping[str, Sequence[tuple[float, float]]]
     level: float | None = None
     log_x: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Value]]
+    part: str = ""
+
+
+Part = TypeVar("Part", Claim, Table, Plot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,23 @@ class Section:
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)  # seconds it took, commit, machine; filled in by the command
+
+    def updated(self, fresh: Section, parts: Sequence[str], order: Sequence[str]) -> Section:
+        """This one with `parts` replaced by those of `fresh`; all parts in `order`. Each part's run is in the meta."""
+
+        def merged(old: Sequence[Part], new: Sequence[Part]) -> list[Part]:
+            kept = [each for each in old if each.part not in parts] + [each for each in new if each.part in parts]
+            return sorted(kept, key=lambda each: order.index(each.part))
+
+        runs = {**self.meta.get("parts", {}), **{name: dict(fresh.meta) for name in parts}}
+        return Section(
+            fresh.paper,
+            fresh.settings_text,
+            merged(self.claims, fresh.claims),
+            merged(self.tables, fresh.tables),
+            merged(self.plots, fresh.plots),
+            {**self.meta, "parts": {name: runs[name] for name in order if name in runs}},
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

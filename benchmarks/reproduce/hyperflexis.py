@@ -5,7 +5,8 @@ Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from benchmarks.reproduce import (
     hyperflexis_mapping,
@@ -45,8 +46,11 @@ Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8 and does 
 """
 
 
-def reproduce(progress: Progress, quick: bool) -> Section:
-    """Every figure in turn. `quick`: one model and seed, 80 requests a task, two loads."""
+PARTS = ("fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "table2")
+
+
+def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
+    """Every figure in turn, or `parts` of them. `quick`: one model and seed, 80 requests a task, two loads."""
     seeds = (1,) if quick else (1, 2, 3)
     per_task = 80 if quick else 300
     two = ("Qwen7B",) if quick else ("Qwen7B", "Qwen32B")
@@ -55,20 +59,27 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     claims: list[Claim] = []
     tables: list[Table] = []
     plots: list[Plot] = []
-    parts: tuple[Callable[[], Found], ...] = (
-        lambda: hyperflexis_multitask.reproduce(progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds),
-        lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
-        lambda: hyperflexis_mapping.figure_5(progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds),
-        lambda: hyperflexis_mapping.figure_6(progress, "Qwen7B", seeds, 18.0 if quick else 90.0),
-        lambda: hyperflexis_one_task.figure_7(progress, two, times or hyperflexis_one_task.FIG7_TIMES, per_task, seeds),
-        lambda: hyperflexis_scaling.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
-        lambda: hyperflexis_scaling.table_2(progress, three, 2.0, per_task, seeds),
-    )
-    for part in parts:
-        found = part()
-        claims += found[0]
-        tables += found[1]
-        plots += found[2]
+    runs: dict[str, Callable[[], Found]] = {
+        "fig3": lambda: hyperflexis_multitask.reproduce(
+            progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds
+        ),
+        "fig4": lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
+        "fig5": lambda: hyperflexis_mapping.figure_5(
+            progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds
+        ),
+        "fig6": lambda: hyperflexis_mapping.figure_6(progress, "Qwen7B", seeds, 18.0 if quick else 90.0),
+        "fig7": lambda: hyperflexis_one_task.figure_7(
+            progress, two, times or hyperflexis_one_task.FIG7_TIMES, per_task, seeds
+        ),
+        "fig8": lambda: hyperflexis_scaling.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
+        "table2": lambda: hyperflexis_scaling.table_2(progress, three, 2.0, per_task, seeds),
+    }
+    for part in PARTS:
+        if part in parts:
+            made, shown, drawn = runs[part]()
+            claims += [replace(each, part=part) for each in made]
+            tables += [replace(each, part=part) for each in shown]
+            plots += [replace(each, part=part) for each in drawn]
     profiles = "; ".join(f"{m.name} on `{m.profile}` times {m.slowed:g}" for m in MODELS.values())
     text = SETTINGS.format(profiles=profiles, per_task=per_task, seeds=", ".join(map(str, seeds)), swept=three[-1])
     return Section("HyperFlexis", text, claims, tables, plots)

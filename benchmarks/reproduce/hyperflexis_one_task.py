@@ -70,7 +70,7 @@ def best_single(model: Model, count: int, seeds: Sequence[int]) -> tuple[dict[st
     for label, cases in candidates(model).items():
         scores = []
         for name, contender in cases:
-            at = knee(fleet(model), contender, (WIKISQL,), count, seeds)
+            at = knee(fleet(model), contender, (WIKISQL,), count, seeds, first=rate / 4)
             point = measure(fleet(model), contender, of_mix((WIKISQL,), rate, count), seeds)
             scores.append((round(at, 6), point.attainment))
             rows.append([label, name, at, point.attainment, point.e2e_s])

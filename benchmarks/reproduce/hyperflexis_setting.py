@@ -182,9 +182,14 @@ def of_mix(tasks: Sequence[Task], rate: float, per_task: int) -> Callable[[int],
 
 
 def knee(
-    settings: SimulationSettings, contender: Contender, tasks: Sequence[Task], per_task: int, seeds: Sequence[int]
+    settings: SimulationSettings,
+    contender: Contender,
+    tasks: Sequence[Task],
+    per_task: int,
+    seeds: Sequence[int],
+    first: float = 1.0,
 ) -> float:
-    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %.
+    """The highest rate (requests/s) at which mean attainment is at least LEVEL, within 3 %; searched from `first` on.
 
     Raises ValueError where there is none: at any rate, or at no rate.
     """
@@ -192,10 +197,10 @@ def knee(
     def holds(rate: float) -> bool:
         return measure(settings, contender, of_mix(tasks, rate, per_task), seeds).attainment >= LEVEL
 
-    low = 1.0
+    low = first
     if not holds(low):
         raise ValueError(f"{contender.label} does not reach {LEVEL} at {low} requests/s")
-    high = 2.0
+    high = 2 * first
     while holds(high):
         low, high = high, 2 * high
         if high > HIGHEST_RATE:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.claims import Claim, Plot, Section, Table, Value
 
@@ -28,13 +29,20 @@ def write(sections: Sequence[Section], page: Path, plots: Path) -> None:
     for section in sections:
         parts.append(f"\n## {section.paper}\n\n{section.settings_text.strip()}\n\n")
         if section.meta:
-            parts.append("Run: " + ", ".join(f"{key} {value}" for key, value in section.meta.items()) + ".\n\n")
+            parts.append(_run(section.meta))
         parts.extend(_reasons(section.claims))
         parts.extend(_table(table) for table in section.tables)
         for plot in section.plots:
             draw(plot, plots / f"{plot.name}.svg")
             parts.append(f"![{plot.title}]({plots.name}/{plot.name}.svg)\n\n")
     page.write_text("".join(parts).rstrip() + "\n")
+
+
+def _run(meta: Mapping[str, Any]) -> str:
+    lines = ["Run: " + ", ".join(f"{key} {value}" for key, value in meta.items() if key != "parts") + ".\n"]
+    for name, own in meta.get("parts", {}).items():
+        lines.append(f"- {name} run again: " + ", ".join(f"{key} {value}" for key, value in own.items()) + "\n")
+    return "\n".join([lines[0], "".join(lines[1:])]) if len(lines) > 1 else lines[0] + "\n"
 
 
 def _headlines(sections: Sequence[Section]) -> str:

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from benchmarks.reproduce.__main__ import main
 from benchmarks.reproduce.claims import Claim, Plot, Section, Table
 from benchmarks.reproduce.page import write
 
@@ -41,3 +44,46 @@ def test_equal_sections_give_equal_files(tmp_path):
 def test_a_stored_section_reads_back():
     stored = json.dumps(SECTION.to_json())
     assert json.dumps(Section.from_json(json.loads(stored)).to_json()) == stored
+
+
+def parted(figure, ours, part):
+    return Claim("Paper", figure, "rate", 2.0, ours, ours > 2.0, "", (1,), part=part)
+
+
+def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
+    order = ("fig1", "fig2")
+    tables = [Table("One", ["a"], [[1]], part="fig1"), Table("Two", ["a"], [[2]], part="fig2")]
+    stored = Section("Paper", "old", [parted("1", 1.0, "fig1"), parted("2", 3.0, "fig2")], tables, [], {"tree": "aaa"})
+    fresh = Section(
+        "Paper", "new", [parted("1", 4.0, "fig1")], [Table("One b", ["a"], [[5]], part="fig1")], [], {"tree": "bbb"}
+    )
+    found = stored.updated(fresh, ("fig1",), order)
+    assert [(claim.figure, claim.ours) for claim in found.claims] == [("1", 4.0), ("2", 3.0)]
+    assert [table.title for table in found.tables] == ["One b", "Two"]
+    assert found.meta == {"tree": "aaa", "parts": {"fig1": {"tree": "bbb"}}}
+    assert json.dumps(Section.from_json(json.loads(json.dumps(found.to_json()))).to_json()) == json.dumps(
+        found.to_json()
+    )
+    again = found.updated(
+        Section("Paper", "new", [parted("2", 1.0, "fig2")], [], [], {"tree": "ccc"}), ("fig2",), order
+    )
+    assert list(again.meta["parts"]) == ["fig1", "fig2"]
+    assert [(claim.figure, claim.ours) for claim in again.claims] == [("1", 4.0), ("2", 1.0)]
+    assert [table.title for table in again.tables] == ["One b"]
+    write([again], tmp_path / "page.md", tmp_path / "plots")
+    page = (tmp_path / "page.md").read_text()
+    assert "Run: tree aaa.\n\n- fig1 run again: tree bbb\n- fig2 run again: tree ccc\n" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--part", "fig3"], "--part needs one --paper"),
+        (["--paper", "hyperflexis", "--part", "fig33"], "no part 'fig33'; valid: fig3, fig4"),
+        (["--paper", "kairos", "--part", "fig3"], "kairos has no part 'fig3'; valid: none"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
