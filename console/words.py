@@ -61,6 +61,7 @@ REASONS: dict[str, str] = {
     "moving_timeout": "its KV cache did not arrive in time",
     "link_down": "the link between the two was down",
     "answers_again": "it answers again",
+    "left_to_lease": "its prefill instance never said that it had freed the KV cache: its lease will",
     "cut": "the transfer was cut off",
     "corrupt": "what arrived was damaged",
     "request_ended": "the request ended first",

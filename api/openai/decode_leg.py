@@ -7,7 +7,7 @@ from typing import Protocol
 from api.openai.flight import Flight
 from api.openai.relay import Driver
 from controller.core import events as ev
-from workers.backends.base import EngineError
+from workers.backends.base import Capabilities, EngineError
 
 
 class Host(Driver, Protocol):
@@ -17,20 +17,23 @@ class Host(Driver, Protocol):
 class Stages(Protocol):
     """Who keeps the transfers."""
 
+    def reached(self, flight: Flight, state: str) -> None: ...
+
     def landed(self, flight: Flight, now: float) -> None: ...
 
     def decoded(self, flight: Flight, now: float) -> None: ...
 
 
 class DecodeLeg:
-    """`tells_landing`: its engine sends the headers of a whole answer when the KV is there. Of other whole answers the
-    end of the transfer was assumed when it was placed."""
+    """`engine`: one that `tells_landing` sends the headers of a whole answer when the KV is there; of other whole
+    answers the end of the transfer was assumed when it was placed. One that `tells_pulling` says inside a stream when
+    it has begun to pull."""
 
-    def __init__(self, host: Host, place: ev.Place, stages: Stages, tells_landing: bool) -> None:
+    def __init__(self, host: Host, place: ev.Place, stages: Stages, engine: Capabilities) -> None:
         self._host = host
         self._target = place.target
         self._stages = stages
-        self._tells_landing = tells_landing
+        self._engine = engine
 
     def clock(self) -> float:
         return self._host.clock()
@@ -39,9 +42,15 @@ class DecodeLeg:
         """Of a stream: blocks are reserved. Of a whole answer whose engine tells: its KV is there."""
         self._host.accepted(flight)
         if flight.streamed:
-            self._host.push(ev.TransferStarted(flight.request.id, self._target))
-        elif self._tells_landing:
+            moves = not self._engine.tells_pulling
+            self._stages.reached(flight, "moving" if moves else "reserved")
+            self._host.push(ev.TransferStarted(flight.request.id, self._target, moves))
+        elif self._engine.tells_landing:
             self._landed(flight, self.clock())
+
+    def pulling(self, flight: Flight) -> None:
+        self._stages.reached(flight, "moving")
+        self._host.push(ev.TransferMoves(flight.request.id, self._target))
 
     def first_token(self, flight: Flight, now: float) -> None:
         self._landed(flight, now)
@@ -49,7 +58,8 @@ class DecodeLeg:
 
     def _landed(self, flight: Flight, now: float) -> None:
         self._stages.landed(flight, now)
-        self._host.push(ev.TransferDone(flight.request.id, self._target, flight.moved))
+        released = flight.moved is not None  # who measured it has told the prefill engine
+        self._host.push(ev.TransferDone(flight.request.id, self._target, flight.moved, released=released))
 
     def progressed(self, flight: Flight, now: float) -> None:
         self._host.progressed(flight, now)

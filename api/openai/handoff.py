@@ -1,17 +1,16 @@
 """Prefill here, decode there: the gateway's driver of the Migrator, beside the runtime that drives the dispatcher.
 
-A prefill instance is asked for one token and keeps the KV. The migrator then places the decode stage; that engine pulls
-the KV and streams the answer from its first token on. Engines that give out KV while they compute are pulled from
-beside their prefill (`overlap`); engines that want both stages at once get them so, when the decode stage is placed
-(`pairs`). Until a byte has reached the client every failure is undone: the decode is placed again, or the prompt is
-prefilled again. Without instances of a role nothing here runs.
+A prefill instance is asked for one token and keeps the KV. The migrator, fed and woken by `passes`, then places the
+decode stage; that engine pulls the KV and streams the answer from its first token on. Engines that give out KV while
+they compute are pulled from beside their prefill (`overlap`); engines that want both stages at once get them so, when
+the decode stage is placed (`pairs`). Until a byte has reached the client every failure is undone: the decode is placed
+again, or the prompt is prefilled again. Without instances of a role nothing here runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from api.openai.errors import ApiError
 from api.openai.flight import Flight, Phase
 from api.openai.overlap import Overlap
 from api.openai.pairs import Pairs
+from api.openai.passes import Passes
 from api.openai.relay import relay
 from api.openai.roles import Roles
 from api.openai.stages import StageRates
@@ -35,8 +35,6 @@ from workers.backends.base import Backend, EngineError, Prefilled, UpstreamCall
 
 log = logging.getLogger(__name__)
 
-SHORTEST_WAKE_S = 0.0005
-AFTER_FAILURE_S = 0.1  # next try of a migrator that raised
 OF_INSTANCES = (ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry)
 
 
@@ -49,9 +47,13 @@ class Host(Protocol):
 
     def push(self, event: ev.Event) -> None: ...
 
+    def tell(self, event: ev.Event) -> None: ...
+
     def spawn(self, work: object) -> asyncio.Task[None]: ...
 
     def accepted(self, flight: Flight) -> None: ...
+
+    def pulling(self, flight: Flight) -> None: ...
 
     def first_token(self, flight: Flight, now: float) -> None: ...
 
@@ -82,7 +84,7 @@ class Handoff:
         self._roles = Roles()
         self._offers: dict[str, Prefilled] = {}
         self._calls: dict[str, UpstreamCall] = {}
-        self._wake: asyncio.TimerHandle | None = None
+        self._passes = Passes(migrator, self._act, self._woke, self._rescue)
         self._pairs = Pairs(backends, self)
         self._overlap = Overlap()
 
@@ -115,7 +117,7 @@ class Handoff:
             self.rates.sent(action.request.model, now, prefill=there)
             if there:
                 news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
-        self._pass(news, now)
+        self._passes.run(news, now)
 
     def begin(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
         """Prefill at an instance of that role. A request for one token needs no other engine, but in pairs."""
@@ -127,6 +129,7 @@ class Handoff:
             self._host.plainly(flight, backend, call)
             return
         self._calls[flight.request.id] = call
+        self.transfers.begun(flight.request.id, backend.spec.id)
         flight.task = self._host.spawn(self._prefill(flight, backend, call))
 
     def forget(self, flight: Flight) -> None:
@@ -183,14 +186,15 @@ class Handoff:
             return
         if under_way:  # of a stream, before its first token
             self.landed(flight, self._host.clock())
-            self._host.push(ev.TransferDone(flight.request.id, flight.instance, flight.moved))
+            released = flight.moved is not None
+            self._host.push(ev.TransferDone(flight.request.id, flight.instance, flight.moved, released=released))
         self.prefilled(flight, source)
         if error.unreachable:
             self._host.suspect(source)
 
     def _withdraw(self, flight: Flight, source: str) -> None:
         """It has one engine again: the migrator forgets it, and a decode stage that waits for KV is aborted."""
-        self._pass([ev.Cancelled(flight.request.id)], self._host.clock())
+        self._passes.run([ev.Cancelled(flight.request.id)], self._host.clock())
         flight.instance, flight.prefill_instance = source, ""
 
     def prefilled(self, flight: Flight, source: str) -> None:
@@ -222,34 +226,6 @@ class Handoff:
 
     # ---- the migrator's actions ------------------------------------------------------------------------------------
 
-    def _pass(self, events: Sequence[ev.Event], now: float) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
-        failed = False
-        try:
-            reply = self.migrator.handle(events, now)
-        except Exception:  # a bug in a placement must neither lose what happened nor leave clients waiting for ever
-            log.exception("the migrator failed on %d events", len(events))
-            reply, failed = self._salvage(events, now), True
-        if reply.wake_at is not None and math.isfinite(reply.wake_at):
-            delay = max(SHORTEST_WAKE_S, reply.wake_at - now)
-            self._wake = asyncio.get_running_loop().call_later(delay, self._woke)
-        for action in reply.actions:
-            self._act(action)
-        if failed:
-            self._rescue(now)
-
-    def _salvage(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
-        """Fed again, one by one: the migrator may hear any of them twice. A Place that was lost meets its time-out."""
-        actions: list[ev.Action] = []
-        for event in events:
-            try:
-                actions += self.migrator.handle([event], now).actions
-            except Exception:  # this one is what it fails on: the others are not to suffer
-                log.exception("the migrator failed on %r alone", event)
-        return ev.Reply(actions, now + AFTER_FAILURE_S)
-
     def _rescue(self, now: float) -> None:
         """Prefilled requests that the migrator has lost begin anew."""
         for name in [name for name in self._offers if self.migrator.state_of(name) is None]:
@@ -259,12 +235,14 @@ class Handoff:
 
     def _woke(self) -> None:
         """Behind what has happened: a first token that was seen just now comes before its time-out."""
-        self._wake = None
         self._host.push(ev.Woke())
 
     def _act(self, action: ev.Action) -> None:
         if isinstance(action, ev.FreeKv):
             self.transfers.free(action.request_id, action.instance_id)
+            return
+        if isinstance(action, ev.LeftToLease):
+            self.transfers.left(action)
             return
         name = action.request_id if isinstance(action, ev.Abort) else action.request.id
         flight = self._host.flights.get(name)
@@ -294,9 +272,9 @@ class Handoff:
             return
         self._host.note(flight, action.decision)
         flight.instance, flight.prefill_instance = action.target, action.source
-        self.transfers.placed(action)
+        self.transfers.placed(action, "placed" if call.streamed and prefilled is not None else "moving")
         flight.moved = None
-        leg = DecodeLeg(self._host, action, self, backend.capabilities.tells_landing)
+        leg = DecodeLeg(self._host, action, self, backend.capabilities)
         if prefilled is None:
             self._pairs.begin(flight, action.source, call, action.rank, leg)
             self._host.push(ev.TransferStarted(flight.request.id, action.target))
@@ -363,7 +341,11 @@ class Handoff:
             return
         self._host.note(flight, decision)
         request, held = flight.request, self._pairs.holds(flight.request.id)
-        if self._overlap.holds(request.id):
+        known = request.id in self._calls and request.id not in self._offers
+        prefilling = known and not held and not flight.prefill_instance
+        if prefilling and flight.task is not None:
+            flight.task.cancel()
+        if prefilling or self._overlap.holds(request.id):
             self._host.push(ev.Failed(request.id, False, decision.reason))  # its prefill goes; what follows is Arrived
         self.forget(flight)
         if held:  # the dispatcher counts it at its prefill instance still
@@ -382,6 +364,9 @@ class Handoff:
         """By the dispatcher, at its prefill instance."""
         return self._pairs.holds(request_id) or self._overlap.holds(request_id)
 
+    def reached(self, flight: Flight, state: str) -> None:
+        self.transfers.reached(flight, state)
+
     def landed(self, flight: Flight, now: float) -> None:
         self.transfers.landed(flight, flight.moved, now)
 
@@ -390,8 +375,7 @@ class Handoff:
 
     def close(self) -> None:
         self.transfers.close()
-        if self._wake is not None:
-            self._wake.cancel()
+        self._passes.close()
 
 
 def _one_token(send: ev.Send) -> bool:

@@ -23,6 +23,8 @@ class Driver(Protocol):
 
     def accepted(self, flight: Flight) -> None: ...
 
+    def pulling(self, flight: Flight) -> None: ...
+
     def first_token(self, flight: Flight, now: float) -> None: ...
 
     def progressed(self, flight: Flight, now: float) -> None: ...
@@ -40,6 +42,8 @@ async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Dr
             async for chunk in chunks:
                 if chunk.kind == "data":
                     flight.moved = chunk.moved or flight.moved
+                    if chunk.pulling:
+                        driver.pulling(flight)
                     held = await _data(flight, chunk, held, driver)
                 elif chunk.kind == "body":
                     await _whole(flight, chunk, driver)

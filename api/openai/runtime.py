@@ -113,7 +113,14 @@ class Runtime:
 
     def accepted(self, flight: Flight) -> None:
         """It frees no room, so it starts no pass either."""
-        self._events.append(ev.Accepted(flight.request.id))
+        self.tell(ev.Accepted(flight.request.id))
+
+    def pulling(self, flight: Flight) -> None:
+        """Only decode stages pull, whose driver is another."""
+
+    def tell(self, event: ev.Event) -> None:
+        """What starts no pass of its own."""
+        self._events.append(event)
         self._soon_enough()
 
     def first_token(self, flight: Flight, now: float) -> None:

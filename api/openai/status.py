@@ -209,6 +209,9 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         )
     for model, error in gateway.ledger.estimates.errors().items():
         yield "prompt_error_ratio", "Mean error of prompt lengths taken from text.", {"model": model}, error
+    if (handoff := gateway.runtime.handoff) is not None:
+        left = handoff.transfers.left_to_lease
+        yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
     yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.flights)
     yield (
         "config_version",

@@ -1,8 +1,9 @@
 """The KV transfers of open requests: what each record will say of them, and KV that nobody needs, freed at once.
 
 Each transfer becomes one step of its request's decisions (kind `transfer`), and from there a row (`kv_transfer`), with
-the states it reached: placed, reserved (the decode engine took blocks), moving, committed, released (the prefill engine
+the state it reached: placed, reserved (the decode engine took blocks), moving, committed, released (the prefill engine
 has freed its copy). What engines measure comes with their answers; for engines that tell nothing the times are ours.
+When KV is to be freed, and again, is the migrator's; that its engine has done so is told it from here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -31,7 +33,20 @@ NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 class Notes(Protocol):
     def note(self, flight: Flight, decision: Decision) -> None: ...
 
+    def push(self, event: ev.Event) -> None: ...
+
+    def tell(self, event: ev.Event) -> None: ...
+
     def spawn(self, work: Any) -> asyncio.Task[None]: ...
+
+
+@dataclass(slots=True)
+class Opened:
+    """One under way: the `attempt`th of its request, in `state`."""
+
+    place: ev.Place
+    attempt: int
+    state: str
 
 
 class Transfers:
@@ -39,9 +54,10 @@ class Transfers:
 
     def __init__(self, host: Notes, backends: Mapping[str, Backend]) -> None:
         self.moved = 0  # that arrived
+        self.left_to_lease = 0  # prompts whose KV its engine was told to free again and again, and never said it had
         self._host = host
         self._backends = backends
-        self._open: dict[str, tuple[ev.Place, int]] = {}  # the transfer under way, and which of the request's it is
+        self._open: dict[str, Opened] = {}
         self._attempts: dict[str, int] = {}
         self._ended: dict[str, dict[str, Any]] = {}  # figures of the one that arrived
         self._asked: set[tuple[str, str]] = set()  # to free: request, prefill instance
@@ -49,10 +65,15 @@ class Transfers:
 
     # ---- what happens to a transfer --------------------------------------------------------------------------------
 
-    def placed(self, place: ev.Place) -> None:
+    def placed(self, place: ev.Place, state: str) -> None:
+        """`state`: what it is in until its engine says more."""
         name = place.request.id
         self._attempts[name] = self._attempts.get(name, 0) + 1
-        self._open[name] = (place, self._attempts[name])
+        self._open[name] = Opened(place, self._attempts[name], state)
+
+    def reached(self, flight: Flight, state: str) -> None:
+        if (opened := self._open.get(flight.request.id)) is not None:
+            opened.state = state
 
     def under_way(self, flight: Flight) -> bool:
         """Placed, and neither landed nor failed."""
@@ -67,7 +88,7 @@ class Transfers:
         name, state = flight.request.id, "committed" if moved is None else "released"
         self._ended[name] = self._note(flight, opened, "kv_landed", now, moved, state, "done")
         if moved is not None:
-            self._asked.discard((name, opened[0].source))
+            self._asked.discard((name, opened.place.source))
 
     def failed(self, flight: Flight, reason: str, error: EngineError, now: float) -> None:
         """The decode engine, or the way to it."""
@@ -76,14 +97,14 @@ class Transfers:
             return
         moved = moved_in(error.body)
         reason = moved.reason if moved is not None and moved.reason else reason
-        state = _reached(moved, "placed" if reason in NEVER_BEGAN else "moving")
+        state = _reached(moved, "placed" if reason in NEVER_BEGAN else opened.state)
         self._note(flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
-    def undone(self, flight: Flight, reason: str, now: float, state: str = "moving") -> None:
+    def undone(self, flight: Flight, reason: str, now: float) -> None:
         """By us: a time-out, a lost prefill engine, a request that ended."""
         opened = self._close(flight)
         if opened is not None:
-            self._note(flight, opened, reason, now, None, state, "undone", undo=reason)
+            self._note(flight, opened, reason, now, None, opened.state, "undone", undo=reason)
 
     def forget(self, flight: Flight, now: float) -> None:
         """The request is over, or begins anew."""
@@ -92,12 +113,9 @@ class Transfers:
         if flight.phase == Phase.DONE:
             self._attempts.pop(flight.request.id, None)
 
-    def _close(self, flight: Flight) -> tuple[ev.Place, int] | None:
-        """No transfer of it is under way any more; what it held up may be freed."""
-        opened = self._open.pop(flight.request.id, None)
-        if opened is not None and (flight.request.id, opened[0].source) in self._asked:
-            self._later()
-        return opened
+    def _close(self, flight: Flight) -> Opened | None:
+        """No transfer of it is under way any more."""
+        return self._open.pop(flight.request.id, None)
 
     def close(self) -> None:
         if self._soon is not None:
@@ -106,7 +124,7 @@ class Transfers:
     def _note(
         self,
         flight: Flight,
-        opened: tuple[ev.Place, int],
+        opened: Opened,
         reason: str,
         now: float,
         moved: KvMoved | None,
@@ -114,12 +132,12 @@ class Transfers:
         outcome: str,
         **more: Figure,
     ) -> dict[str, Any]:
-        place, attempt = opened
+        place = opened.place
         after_s = now - place.decision.at
         figures: dict[str, Figure] = {
             "instance": place.target,
             "source": place.source,
-            "attempt": attempt,
+            "attempt": opened.attempt,
             "outcome": outcome,
             "state": state,
             "after_s": after_s,
@@ -143,15 +161,24 @@ class Transfers:
     # ---- KV nobody needs -------------------------------------------------------------------------------------------
 
     def free(self, request_id: str, instance_id: str) -> None:
-        """At the prefill instance; together with others a moment later. Without effect for what is freed already.
+        """At the prefill instance; together with others a moment later."""
+        backend = self._backends.get(instance_id)
+        if backend is None or not backend.capabilities.frees_kv:
+            self._host.tell(ev.KvReleased(request_id, instance_id, known=False))
+            return
+        self._asked.add((request_id, instance_id))
+        self._later()
 
-        While its transfer is under way it waits: of an answer in one piece nobody sees when the KV has arrived.
-        """
-        ended, backend = self._ended.get(request_id), self._backends.get(instance_id)
-        freed = ended is not None and ended["state"] == "released"
-        if not freed and backend is not None and backend.capabilities.frees_kv:
-            self._asked.add((request_id, instance_id))
-            self._later()
+    def begun(self, request_id: str, instance_id: str) -> None:
+        """It is prefilled there, maybe once more: what was to be freed of it is not to be any more."""
+        self._asked.discard((request_id, instance_id))
+
+    def left(self, action: ev.LeftToLease) -> None:
+        """Its engine was asked often enough: it is said in the record, where the request has not ended before."""
+        self.left_to_lease += 1
+        log.warning("KV of %s at %s is left to its lease", action.request_id, action.instance_id)
+        if (ended := self._ended.get(action.request_id)) is not None:
+            ended["undo"] = "left_to_lease"
 
     def _later(self) -> None:
         if self._soon is None:
@@ -159,11 +186,10 @@ class Transfers:
 
     def _release(self) -> None:
         self._soon = None
-        ready = [asked for asked in self._asked if asked[0] not in self._open]
-        self._asked.difference_update(ready)
         unwanted = defaultdict[str, list[str]](list)
-        for request_id, instance_id in ready:
+        for request_id, instance_id in self._asked:
             unwanted[instance_id].append(request_id)
+        self._asked.clear()
         for instance_id, names in unwanted.items():
             if backend := self._backends.get(instance_id):
                 self._host.spawn(self._tell(backend, names))
@@ -171,12 +197,14 @@ class Transfers:
     async def _tell(self, backend: Backend, names: Sequence[str]) -> None:
         try:
             await backend.free_kv(names)
-        except EngineError as error:  # then its lease frees it
-            log.warning("%d prompts keep KV at %s until their lease ends: %s", len(names), backend.spec.id, error)
+        except EngineError as error:  # then it is asked again
+            log.warning("%d prompts keep KV at %s: %s", len(names), backend.spec.id, error)
             return
         for name in names:
-            if (ended := self._ended.get(name)) is not None:
+            ended = self._ended.get(name)
+            if ended is not None and ended["source"] == backend.spec.id:
                 ended["state"] = "released"
+            self._host.tell(ev.KvReleased(name, backend.spec.id))
 
 
 def reason_of(error: EngineError) -> str:

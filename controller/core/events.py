@@ -84,7 +84,16 @@ class PrefillDone(NamedTuple):
 
 
 class TransferStarted(NamedTuple):
-    """The decode instance has reserved its blocks: the KV is on its way."""
+    """The decode instance has reserved its blocks. `moves`: the KV is on its way, as far as its engine tells; False:
+    the engine says with TransferMoves when it has begun to pull."""
+
+    request_id: str
+    instance_id: str
+    moves: bool = True
+
+
+class TransferMoves(NamedTuple):
+    """The prefill engine has answered the decode engine that pulls: the KV comes, as far as it is computed."""
 
     request_id: str
     instance_id: str
@@ -92,12 +101,23 @@ class TransferStarted(NamedTuple):
 
 class TransferDone(NamedTuple):
     """The KV is at the decode instance, whole: the sequence decodes there. `moved`: as its engine measured it.
-    `assumed`: nobody will see when it is (an answer in one piece), so it says nothing about the link."""
+    `assumed`: nobody will see when it is (an answer in one piece), so it says nothing about the link. `released`: the
+    engine that pulled has told the prefill engine so, which has freed its copy."""
 
     request_id: str
     instance_id: str
     moved: KvMoved | None = None
     assumed: bool = False
+    released: bool = False
+
+
+class KvReleased(NamedTuple):
+    """Of a FreeKv: the prefill instance keeps nothing of it any more. `known` False: it cannot be told (its engine
+    frees KV when it was read, or at the end of its lease), and is not to be asked again."""
+
+    request_id: str
+    instance_id: str
+    known: bool = True
 
 
 class TransferFailed(NamedTuple):
@@ -188,7 +208,9 @@ Event = (
     | PrefillEnding
     | PrefillDone
     | TransferStarted
+    | TransferMoves
     | TransferDone
+    | KvReleased
     | TransferFailed
     | LinkSeen
     | Telemetry
@@ -260,15 +282,24 @@ class Place(NamedTuple):
 
 
 class FreeKv(NamedTuple):
-    """What the prefill instance keeps for the request is not needed any more."""
+    """What the prefill instance keeps for the request is not needed any more. Answered by KvReleased; asked again where
+    no answer comes."""
 
     request_id: str
     instance_id: str
 
 
+class LeftToLease(NamedTuple):
+    """The prefill instance was asked `tries` times to free KV and never said that it has: its lease will."""
+
+    request_id: str
+    instance_id: str
+    tries: int
+
+
 class PrefillAgain(NamedTuple):
-    """Its KV was lost, or cannot leave where it is: the request goes back to the dispatcher. `avoid`: where not to
-    prefill it again."""
+    """Its KV was lost, cannot leave where it is, or never comes: the request goes back to the dispatcher, and a prefill
+    of it that still runs is aborted. `avoid`: where not to prefill it again."""
 
     request: Request
     decision: Decision
@@ -282,7 +313,7 @@ class GiveUp(NamedTuple):
     decision: Decision
 
 
-Action = Send | Refuse | Drop | Abort | Place | FreeKv | PrefillAgain | GiveUp
+Action = Send | Refuse | Drop | Abort | Place | FreeKv | LeftToLease | PrefillAgain | GiveUp
 
 
 class Reply(NamedTuple):

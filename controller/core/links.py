@@ -54,7 +54,7 @@ class KvMoved(NamedTuple):
     seconds: float = 0.0
     busy_s: float = 0.0
     reserved: bool = False
-    reason: str = ""  # why it ended early: unreachable, refused, cut, corrupt, timeout; "" when it arrived
+    reason: str = ""  # why it ended early: unreachable, refused, kv_lost, cut, corrupt, timeout; "" when it arrived
     early_bytes: int = 0
     waited_s: float = 0.0
 

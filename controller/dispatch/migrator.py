@@ -2,12 +2,13 @@
 
 HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispatcher knows the prefill instances, the
 migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements); this class
-keeps the promises around it. A request is waiting, placed (Place went out), moving (blocks are reserved, KV flows) and
-committed (it decodes; what the prefill instance kept may go). Every state but the last has a time-out and an undo:
-whatever an instance or a link does, the request is placed again, prefilled again where its KV is lost or cannot leave,
-or given up. Links that are down are avoided; placements that ask are told how long each would take. Where KV can be
-pulled while it is computed, a stage is placed when the last step of its prefill begins: late enough to know who will
-be free, early enough that most of the way lies beside the prefill.
+keeps the promises around it. A request is prefilling, waiting, placed (Place went out), reserved (blocks are taken),
+moving (KV flows), committed (it decodes; what the prefill instance kept may go) and released (it has gone). Every state
+but the last has a time-out and an undo (dispatch.undoing): whatever an instance or a link does, the request is placed
+again, prefilled again where its KV is lost, cannot leave or never comes, or given up. Links that are down are avoided;
+placements that ask are told how long each would take. Where KV can be pulled while it is computed, a stage is placed
+when the last step of its prefill begins: late enough to know who will be free, early enough that most of the way lies
+beside the prefill.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
 from controller.dispatch.transfer_queue import Entry, TransferQueue
 from controller.dispatch.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.undoing import Undoing
 
 
 class Migrator:
@@ -40,6 +42,7 @@ class Migrator:
         self._roster = Roster()
         self._reach = Reach(self._roster.workers, self.links)
         self._queue = TransferQueue(placement.order)
+        self.undoing = Undoing(config, self._queue, self._roster, self.links, self._reach, placement.one_shot)
         self._serial = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
@@ -47,8 +50,10 @@ class Migrator:
             ev.PrefillEnding: self._prefill_ending,
             ev.PrefillDone: self._prefill_done,
             ev.TransferStarted: self._started,
+            ev.TransferMoves: self._moves,
             ev.TransferDone: self._done,
             ev.TransferFailed: self._transfer_failed,
+            ev.KvReleased: self._released,
             ev.LinkSeen: self._link_seen,
             ev.Progress: self._progress,
             ev.Finished: self._over,
@@ -69,8 +74,7 @@ class Migrator:
                 handler(event, now, actions)
             else:
                 self._roster.handle(event)
-        if self._queue.moving:
-            self._undo_overdue(now, actions)
+        self.undoing.overdue(now, actions)
         if self._queue.waiting or self._queue.hopeless:
             self._place_waiting(now, actions)
         wake_at = self._wake(now)
@@ -82,8 +86,8 @@ class Migrator:
 
     @property
     def busy(self) -> bool:
-        """Is any decode stage known of, from the sending of its prefill to its end?"""
-        return len(self._queue) > 0
+        """Is any decode stage known of, from the sending of its prefill to its end, or KV that is to be freed?"""
+        return len(self._queue) > 0 or len(self.undoing.releases) > 0
 
     def waiting(self) -> int:
         """Prefilled requests that have no decode instance yet."""
@@ -102,10 +106,12 @@ class Migrator:
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
         if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
             return  # ends with its first token
-        self._forget(event.request.id)  # of an earlier attempt: nor is it to begin anew for what became of that one
-        actions[:] = [each for each in actions if not _begins(each, event.request.id)]
-        transfer = Transfer(event.request, event.instance_id, now)
-        transfer.due = now + event.prefill_s
+        self.undoing.forget(
+            event.request.id
+        )  # of an earlier attempt: nor is it to begin anew for what became of that one
+        actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
+        self.undoing.releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
+        transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
         self._queue.add(transfer)
         if self.placement.one_shot:
             choice = self.placement.choose(transfer.stage, self._reach.candidates(transfer), now)
@@ -113,6 +119,8 @@ class Migrator:
                 self._assign(transfer, choice, now)
         if event.paired:
             self._begin_early(transfer, now)
+        else:
+            self.undoing.prefill_begins(transfer, now)
 
     def _prefill_ending(self, event: ev.PrefillEnding, now: float, actions: list[ev.Action]) -> None:
         transfer = self._queue.get(event.request_id)
@@ -141,20 +149,38 @@ class Migrator:
     def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
         if transfer is not None and transfer.state is State.PLACED:
+            self._queue.move_to(transfer, State.MOVING if event.moves else State.RESERVED, now)
+
+    def _moves(self, event: ev.TransferMoves, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is not None and transfer.state in (State.PLACED, State.RESERVED):
             self._queue.move_to(transfer, State.MOVING, now)
 
     def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
-        if transfer is None or transfer.state is State.COMMITTED:
+        if transfer is None or transfer.landed:
             return
         self._queue.move_to(transfer, State.COMMITTED, now)
         transfer.assumed = event.assumed
         if not event.assumed:
             self.links.moved((transfer.source, transfer.target), event.moved)
-        actions.append(ev.FreeKv(event.request_id, transfer.source))
+        if event.released:
+            self._queue.move_to(transfer, State.RELEASED, now)
+        elif not event.assumed:  # else it may be pulled still: freed when the answer is there
+            self._free(transfer, now, actions)
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
             worker.first_token(event.request_id, now, elsewhere=True)
+
+    def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
+        self.undoing.releases.over(event.request_id, event.instance_id)
+        transfer = self._queue.get(event.request_id)
+        ours = transfer is not None and transfer.source == event.instance_id
+        if event.known and ours and transfer is not None and transfer.state is State.COMMITTED:
+            self._queue.move_to(transfer, State.RELEASED, now)
+
+    def _free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+        self.undoing.releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
         """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
@@ -173,14 +199,15 @@ class Migrator:
             return
         if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
             transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
-            self._withdraw(transfer, now)
+            self.undoing.withdraw(transfer, now)
         elif transfer.kv_is_lost(event.reason):
-            self._prefill_again(transfer, "kv_lost", now, actions)
+            self.undoing.prefill_again(transfer, "kv_lost", now, actions)
         elif assumed:  # it may be there no more
             self.links.failed((transfer.source, transfer.target), now)
-            self._prefill_again(transfer, "decode_failed", now, actions)
+            self._free(transfer, now, actions)
+            self.undoing.prefill_again(transfer, "decode_failed", now, actions)
         else:
-            self._failed(transfer, event.reason, now, actions)
+            self.undoing.failed(transfer, event.reason, now, actions)
 
     def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
@@ -194,51 +221,34 @@ class Migrator:
     def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
         if isinstance(event, ev.Finished):
             self._progress(ev.Progress(event.request_id, event.output_tokens), now, actions)
-        transfer = self._forget(event.request_id)
-        if isinstance(event, ev.Finished) and transfer is not None and transfer.assumed:
+        transfer = self.undoing.forget(event.request_id)
+        if transfer is None or not (transfer.landed and transfer.assumed):
+            return
+        self._free(transfer, now, actions)
+        if isinstance(event, ev.Finished):
             self.links.moved((transfer.source, transfer.target), None)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
-        transfer = self._forget(event.request_id)
+        transfer = self.undoing.forget(event.request_id)
         if transfer is None or transfer.state is State.PREFILLING:
             return  # the dispatcher aborts the prefill
         if transfer.target:
             actions.append(ev.Abort(event.request_id, transfer.target))
-        if transfer.state is not State.COMMITTED:
-            actions.append(ev.FreeKv(event.request_id, transfer.source))
+        if not transfer.landed or transfer.assumed:
+            self._free(transfer, now, actions)
 
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
         self.links.forget(gone, self._roster.workers)
-        for transfer in [t for t in self._queue if t.state is not State.COMMITTED]:
+        self.undoing.releases.gone(gone)
+        for transfer in [t for t in self._queue if not t.landed]:
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:
                     self._queue.move_to(transfer, State.WAITING, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
-                self._prefill_again(transfer, "kv_lost", now, actions)
-
-    def _prefill_again(
-        self,
-        transfer: Transfer,
-        reason: str,
-        now: float,
-        actions: list[ev.Action],
-        avoid: frozenset[str] = frozenset(),
-    ) -> None:
-        request = transfer.request
-        if transfer.target:
-            actions.append(ev.Abort(request.id, transfer.target, reason))
-        self._forget(request.id)
-        figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
-        actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid))
-
-    def _forget(self, request_id: str) -> Transfer | None:
-        transfer = self._queue.pop(request_id)
-        if transfer is not None and transfer.target in self._roster.workers:
-            self._roster.workers[transfer.target].remove(request_id)
-        return transfer
+                self.undoing.prefill_again(transfer, "kv_lost", now, actions)
 
     # ---- placing ---------------------------------------------------------------------------------------------------
 
@@ -267,7 +277,7 @@ class Migrator:
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
                 if choice is None and not self._reach.decoders(transfer):
-                    self._give_up(transfer, "no_decode_instance", now, actions)
+                    self.undoing.give_up(transfer, "no_decode_instance", now, actions)
             if choice is None:
                 skipped += 1
             else:
@@ -286,8 +296,8 @@ class Migrator:
             return False  # they are only full
         if not self._reach.elsewhere(model, avoid):
             return False
-        actions.append(ev.FreeKv(transfer.request.id, transfer.source))
-        self._prefill_again(transfer, "links_down" if room else "no_decode_instance", now, actions, avoid)
+        self._free(transfer, now, actions)
+        self.undoing.prefill_again(transfer, "links_down" if room else "no_decode_instance", now, actions, avoid)
         return True
 
     def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
@@ -329,6 +339,8 @@ class Migrator:
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
         self._queue.move_to(transfer, State.PLACED, now)
+        if transfer.paired and transfer.early:
+            self.undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
 
@@ -336,51 +348,9 @@ class Migrator:
         """Lower is more urgent; microseconds a token, so that neighbours differ."""
         return round(1e6 * request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
 
-    # ---- undoing ---------------------------------------------------------------------------------------------------
-
-    def _undo_overdue(self, now: float, actions: list[ev.Action]) -> None:
-        for transfer in list(self._queue.moving.values()):
-            if now >= transfer.since + self._limit(transfer):
-                reason = f"{transfer.state.value}_timeout"
-                actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
-                self._failed(transfer, reason, now, actions)
-
-    def _limit(self, transfer: Transfer) -> float:
-        placed = transfer.state is State.PLACED
-        moving_s = math.inf if transfer.early else self.config.moving_timeout_s  # a prompt may take its time
-        return self.config.placed_timeout_s if placed else moving_s
-
-    def _failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
-        transfer.failures += 1
-        transfer.excluded.add(transfer.target)
-        if reason != "refused":  # the engine's own word: the way was good
-            self.links.failed((transfer.source, transfer.target), now)
-        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer)):
-            transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
-        self._withdraw(transfer, now)
-        if transfer.failures >= self.config.max_failures:
-            self._give_up(transfer, reason, now, actions)
-
-    def _withdraw(self, transfer: Transfer, now: float) -> None:
-        """Back to waiting; a one-shot choice stays unless it failed."""
-        keeps = self.placement.one_shot and transfer.target not in transfer.excluded
-        if transfer.target and not keeps:
-            worker = self._roster.workers.get(transfer.target)
-            if worker is not None:
-                worker.remove(transfer.request.id)
-            transfer.target = ""
-        self._queue.move_to(transfer, State.WAITING, now)
-
-    def _give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
-        request = transfer.request
-        self._forget(request.id)
-        actions.append(ev.FreeKv(request.id, transfer.source))
-        figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
-        actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))
-
     def _wake(self, now: float) -> float:
         """The next time-out, retry, or decode step whose end may make room."""
-        at = min((t.since + self._limit(t) for t in self._queue.moving.values()), default=math.inf)
+        at = self.undoing.next_at()
         waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
         if waiting:
             # Pace falls while they wait: a request becomes hopeless by time alone.
@@ -391,5 +361,8 @@ class Migrator:
         return at
 
 
-def _begins(action: ev.Action, request_id: str) -> bool:
-    return isinstance(action, ev.PrefillAgain) and action.request.id == request_id
+def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:
+    """Decided in this pass for an attempt that is over: a new beginning, or the freeing of what is computed anew."""
+    if isinstance(action, ev.PrefillAgain):
+        return action.request.id == sent.request.id
+    return isinstance(action, ev.FreeKv) and action == ev.FreeKv(sent.request.id, sent.instance_id)

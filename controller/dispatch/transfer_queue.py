@@ -6,14 +6,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from controller.dispatch.placements import Order, Prefilled
-from controller.dispatch.transfers import State, Transfer
+from controller.dispatch.transfers import UNDER_WAY, State, Transfer
 
 Entry = tuple[Order, Transfer]
 
 
 class TransferQueue:
     """Transfers by request id. `waiting` and `hopeless` (those that wait for all others) are in the placement's order,
-    which must not change while a transfer is in them; `moving` are the placed ones and those whose KV moves."""
+    which must not change while a transfer is in them; `moving` are those that an instance
+    was chosen for and whose KV is not there yet."""
 
     def __init__(self, order: Callable[[Prefilled], Order]) -> None:
         self._order = order
@@ -69,7 +70,7 @@ class TransferQueue:
     def _enter(self, transfer: Transfer) -> None:
         if transfer.state is State.WAITING:
             insort(self._queue(transfer), (self._order(transfer.stage), transfer), key=_order)
-        elif transfer.state in (State.PLACED, State.MOVING):
+        elif transfer.state in UNDER_WAY:
             self.moving[transfer.request.id] = transfer
 
     def _leave(self, transfer: Transfer) -> None:

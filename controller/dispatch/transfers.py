@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from controller.core.errors import ConfigError
@@ -17,21 +17,28 @@ MAX_PREFILLS = 3  # of one request whose KV was lost
 
 @dataclass(frozen=True, slots=True)
 class MigratorConfig:
-    """`placed_timeout_s`: until blocks are reserved; `moving_timeout_s`: until the KV is there. `retry_s`: before a
-    request that found no room at an engine is placed again, and doubled with each failure where all instances failed
-    it. `max_failures`: broken transfers of one request before it is given up. `hold_s`: a request that no placement
-    wants for that long is given up where there is no decode instance at all, else it goes where there is room, whatever
-    its TPOT; less than the lease for which engines keep KV (30 s). `scan_limit`: requests looked at that find no place
-    before a pass ends. `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a
-    row that close a link, for `link_closed_s` at first.
+    """Of each state (see State) how long it may last: `prefilling_timeout_s` beyond the time in which the first token
+    is expected, `waiting_timeout_s` since that token, the others since they began. `release_timeout_s`: until a prefill
+    instance is asked again to free KV, `release_tries` times in all. `retry_s`: before a request that found no room at
+    an engine is placed again, and doubled with each failure where all instances failed it. `max_failures`: broken
+    transfers of one request before it is given up. `hold_s`: a request that no placement wants for that long is given
+    up where there is no decode instance at all, else it goes where there is room, whatever its TPOT; less than the
+    lease for which engines keep KV (30 s). `scan_limit`: requests looked at that find no place before a pass ends.
+    `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
+    for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
     of them, and is then sent over any. `overlap`: where prefill engines give out KV while they compute, a decode stage
     is placed when the last step of its prefill begins, so that its KV moves meanwhile; without it, and at other
     engines, when the prefill has ended, as HyperFlexis does.
     """
 
+    prefilling_timeout_s: float = 120.0
+    waiting_timeout_s: float = 300.0
     placed_timeout_s: float = 5.0
+    reserved_timeout_s: float = 10.0
     moving_timeout_s: float = 30.0
+    release_timeout_s: float = 2.0
+    release_tries: int = 3
     retry_s: float = 0.05
     max_failures: int = 6
     hold_s: float = 25.0
@@ -43,10 +50,10 @@ class MigratorConfig:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("placed_timeout_s", "moving_timeout_s", "retry_s", "hold_s", "link_closed_s", "link_patience_s"):
+        for name in (each.name for each in fields(self) if each.name.endswith("_s")):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
-        for name in ("max_failures", "scan_limit", "link_failures"):
+        for name in ("max_failures", "scan_limit", "link_failures", "release_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
         if self.engine_rank not in MIGRATION_RANKS:
@@ -54,11 +61,21 @@ class MigratorConfig:
 
 
 class State(StrEnum):
-    PREFILLING = "prefilling"  # known before its prefill ended: one-shot placements choose then
-    WAITING = "waiting"
-    PLACED = "placed"
-    MOVING = "moving"
-    COMMITTED = "committed"
+    """Each but the last has a time-out, and an undo for when it has passed (or something failed before)."""
+
+    PREFILLING = "prefilling"  # known before its prefill ended. Undo: the prefill is aborted, computed again elsewhere
+    WAITING = "waiting"  # for a decode instance. Undo: given up, its KV freed
+    PLACED = "placed"  # one was chosen and told. Undo: aborted there, another is chosen
+    RESERVED = "reserved"  # that one took blocks, and pulls nothing yet. Undo: the same
+    MOVING = "moving"  # KV flows. Undo: the same
+    COMMITTED = (
+        "committed"  # it decodes there. Time-out: the prefill instance is told again to free, then its lease does
+    )
+    RELEASED = "released"  # the prefill instance keeps nothing of it
+
+
+UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)
+LANDED = (State.COMMITTED, State.RELEASED)
 
 
 class Transfer:
@@ -73,6 +90,9 @@ class Transfer:
         "hopeless",
         "kv_tokens",
         "not_before",
+        "overdue_at",
+        "paired",
+        "prefill_s",
         "since",
         "source",
         "stage",
@@ -81,14 +101,16 @@ class Transfer:
         "turned_away",
     )
 
-    def __init__(self, request: Request, source: str, now: float) -> None:
+    def __init__(self, request: Request, source: str, now: float, prefill_s: float = 0.0, paired: bool = False) -> None:
         self.stage = Prefilled(request, now)
         self.source = source
         self.target = ""
         self.state = State.PREFILLING
         self.since = now
         self.kv_tokens = 0
-        self.due = now  # when its first token was expected, at the sending of its prefill
+        self.prefill_s, self.paired = prefill_s, paired  # a pair's prefill begins when its decode stage is placed
+        self.due = now + prefill_s  # when its first token was expected, at the sending of its prefill
+        self.overdue_at = math.inf  # a prefill that has not ended by then is undone
         self.early = False  # its prefill has not ended, and it may be placed already
         self.assumed = False  # committed, as far as anybody knows
         self.failures = 0
@@ -100,6 +122,15 @@ class Transfer:
     @property
     def request(self) -> Request:
         return self.stage.request
+
+    @property
+    def landed(self) -> bool:
+        return self.state in LANDED
+
+    @property
+    def prefilling(self) -> bool:
+        """Its prefill has not ended, and its KV is not at a decode instance."""
+        return self.state is State.PREFILLING or (self.early and not self.landed)
 
     def kv_is_lost(self, reason: str) -> bool:
         """The engine says so; or one that does not say why fails it after it was turned away, or for the second time.

@@ -13,13 +13,26 @@ from typing import Protocol
 
 from controller.core import events as ev
 from controller.core.links import KvMoved, LinkState
-from controller.core.steps import Aborted, EngineAction, EngineEvent, Finish, Landed, Release, Reserve, Reserved, Seq
+from controller.core.steps import (
+    Aborted,
+    EngineAction,
+    EngineEvent,
+    Finish,
+    Landed,
+    Release,
+    Reserve,
+    Reserved,
+    Seq,
+    SeqState,
+)
 from controller.core.types import Outcome, Role
 from controller.dispatch import Migrator
+from controller.dispatch.transfers import MAX_PREFILLS
 from controller.simulator.cluster import Cluster
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
 from controller.simulator.links import GIGA, LinkFailure, Network
+from controller.simulator.moves import Move, Prefill
 from controller.simulator.settings import SimulationSettings
 from controller.simulator.trip import Trip
 
@@ -42,28 +55,6 @@ class Host(Protocol):
     def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None: ...
 
 
-class Prefill:
-    """One whose last step has begun. `computed`: it has ended too, which the gateway may not have heard yet."""
-
-    __slots__ = ("computed", "instance", "seq")
-
-    def __init__(self, instance: Instance, seq: Seq) -> None:
-        self.instance, self.seq, self.computed = instance, seq, False
-
-
-class Move:
-    """One transfer: the sequence as it will go on at `target`. `rest`: bytes that can flow when its prefill has ended
-    and the others have."""
-
-    __slots__ = ("began", "moved", "rest", "seq", "size", "source", "target", "waits_since")
-
-    def __init__(self, seq: Seq, source: str, target: str, began: float) -> None:
-        self.seq, self.source, self.target, self.began = seq, source, target, began
-        self.size = self.rest = 0.0  # bytes
-        self.waits_since: float | None = None  # for its prefill
-        self.moved: KvMoved | None = None  # how it went, once it landed
-
-
 class Handoff:
     """Between a first token and the decode instance that goes on from it."""
 
@@ -79,6 +70,7 @@ class Handoff:
         self._cut: dict[str, float] = {}  # instances whose port is dead, until when
         self._settling = False
         self._wake = 0
+        self._wake_at: float | None = None
         self._network_version = 0
 
     @property
@@ -174,13 +166,16 @@ class Handoff:
             if not self._news:
                 break
         self._settling = False
-        self._wake += 1
-        if reply.wake_at is not None:
-            at = max(reply.wake_at, now + SHORTEST_WAKE_S)
+        at = None if reply.wake_at is None else max(reply.wake_at, now + SHORTEST_WAKE_S)
+        if at == self._wake_at:
+            return  # most passes leave the next time-out as it was
+        self._wake, self._wake_at = self._wake + 1, at
+        if at is not None:
             self._host.heap.push(at, Kind.TICK, partial(self._woke, self._wake))
 
     def _woke(self, version: int) -> None:
         if version == self._wake:
+            self._wake_at = None
             self._news.append(ev.Woke())
             self._settle()
 
@@ -189,27 +184,41 @@ class Handoff:
         if isinstance(action, ev.Place):
             host.later(partial(self._reserve, action))
         elif isinstance(action, ev.FreeKv):
-            self._free(action.request_id)
+            self._free(action.request_id, action.instance_id)
         elif isinstance(action, ev.Abort):
             self._undo(action.request_id)
             self._recall(action)
         elif isinstance(action, ev.PrefillAgain):
-            trip = host.trip(action.request.id)
-            if trip is not None:
-                self._stop_prefill(action.request.id)
-                trip.restart()
-                host.tell_dispatcher(ev.Arrived(action.request, action.avoid))
-                host.heap.push(host.heap.now, Kind.TICK, _nothing)
+            self._again(action)
         elif isinstance(action, ev.GiveUp):
             trip = host.trip(action.request.id)
             if trip is not None:
                 host.stop(trip, Outcome.CUT, action.decision.reason)
 
-    def _stop_prefill(self, name: str) -> None:
+    def _again(self, action: ev.PrefillAgain) -> None:
+        """As the gateway does: with the same bound on prefills of one request."""
+        host, request = self._host, action.request
+        trip = host.trip(request.id)
+        if trip is None:
+            return
+        self._stop_prefill(trip, request.id)
+        request.attempts += 1
+        if request.attempts >= MAX_PREFILLS:
+            host.stop(trip, Outcome.FAILED, action.decision.reason)
+            return
+        trip.restart()
+        host.tell_dispatcher(ev.Arrived(request, action.avoid))
+        host.heap.push(host.heap.now, Kind.TICK, _nothing)
+
+    def _stop_prefill(self, trip: Trip, name: str) -> None:
         """One that is not to be decoded from here, and has not ended as far as the dispatcher knows."""
         prefill = self._ending.pop(name, None)
         if prefill is None:
-            return
+            instance = self._host.cluster.get(trip.instance)
+            if trip.seq is None or trip.landed_at is not None or instance is None:
+                return
+            prefill = Prefill(instance, trip.seq)
+            prefill.computed = trip.seq.state is SeqState.FINISHED  # and nobody has heard so
         self._host.tell_dispatcher(ev.Failed(name, False, "prefilled elsewhere"))
         if prefill.instance.up:
             over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
@@ -234,9 +243,17 @@ class Handoff:
         move.size = float((seq.prompt_tokens - seq.cached) * source.kv_bytes_per_token)
         if early is not None:
             move.rest = move.size / self._host.settings.links.layers
-        self._report(ev.TransferStarted(name, place.target))
+        latency_s = self._host.settings.links.latency_s
+        self._report(ev.TransferStarted(name, place.target, moves=not latency_s))
+        if latency_s:
+            self._host.heap.push(now + latency_s, Kind.DELIVERY, partial(self._pulls, name, move))
         self.network.start(name, place.source, place.target, move.size - move.rest, now)
         self._plan()
+
+    def _pulls(self, name: str, move: Move) -> None:
+        """The source has answered. Only time-outs depend on it, so it travels with other news."""
+        if self._moves.get(name) is move:
+            self._host.later(partial(self._news.append, ev.TransferMoves(name, move.target)))
 
     def _plan(self) -> None:
         self._network_version += 1
@@ -324,15 +341,21 @@ class Handoff:
             seq, trip.seq, trip.landed_at = trip.seq, None, None
             self._host.tell_engine(instance, [Aborted(seq)])
 
-    def _free(self, name: str) -> None:
-        where, seq = self._kept.pop(name, ("", None))
+    def _free(self, name: str, at: str = "") -> None:
+        """What is kept of it: `at` that instance, or anywhere."""
+        where, seq = self._kept.get(name, ("", None))
         instance = self._host.cluster.get(where)
-        if instance is not None and seq is not None:
+        if at in ("", where):
+            self._kept.pop(name, None)
+        if instance is not None and seq is not None and at in ("", where):
             self._host.later(partial(self._release, instance, seq))
+        elif at:
+            self._news.append(ev.KvReleased(name, at))
 
     def _release(self, instance: Instance, seq: Seq) -> None:
         if instance.up:
             self._host.tell_engine(instance, [Release(seq)])
+        self._news.append(ev.KvReleased(seq.id, instance.id))
 
     def _link_failed(self, failure: LinkFailure) -> None:
         instance = self._host.cluster.in_slot(failure.instance)

@@ -44,6 +44,7 @@ class Capabilities:
     links: bool = False  # keeps links to its peers and tells how they are
     paired: bool = False  # both stages of a handover are sent at once and find one another (`meeting`)
     offers_early: bool = False  # says where a prompt's KV waits when the last step of its prefill begins
+    tells_pulling: bool = False  # a stream that goes on from another engine's KV says when that engine gives it out
     tells_landing: bool = False  # the headers of a whole answer come when the KV that it goes on from is there
 
 
@@ -79,8 +80,8 @@ class Chunk(NamedTuple):
 
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
     a token, be it without text yet, `done` when `[DONE]` is among them. `body`: the complete answer of a non-streamed
-    call. `moved`: how the KV came, where the engine says so. `offer`: with `accepted`, where the KV of a
-    prefill under way waits.
+    call. `moved`: how the KV came, where the engine says so; `pulling`: that it has begun to come.
+    `offer`: with `accepted`, where the KV of a prefill under way waits.
     """
 
     kind: ChunkKind
@@ -90,6 +91,7 @@ class Chunk(NamedTuple):
     done: bool = False
     moved: KvMoved | None = None
     offer: bytes = b""
+    pulling: bool = False
 
 
 class Promise(NamedTuple):

@@ -17,6 +17,7 @@ from workers.backends.handover import kv_moved
 MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill our memory
 DONE = b"data: [DONE]"
 ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
+KV_BEGAN = b": kv-began"  # the reference engine's: the KV of this answer begins to come
 KV_COMMENT = b": kv "  # the reference engine's: how the KV of this answer came
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
 
@@ -77,7 +78,7 @@ class EventReader:
         self._rest = data
 
     def _read(self, whole: bytes, events: list[bytes]) -> Chunk:
-        tokens, usage, done, dropped = 0, None, False, False
+        tokens, usage, done, dropped, pulling = 0, None, False, False, False
         moved: KvMoved | None = None
         kept: list[bytes] = []
         for event in events:
@@ -90,6 +91,9 @@ class EventReader:
                 if not self._keep_usage:
                     dropped = True
                     continue
+            elif event == KV_BEGAN:
+                pulling = dropped = True
+                continue
             elif event.startswith(KV_COMMENT):
                 moved, dropped = kv_moved(event.removeprefix(KV_COMMENT)), True
                 continue
@@ -97,4 +101,4 @@ class EventReader:
                 tokens += 1
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return Chunk("data", raw, tokens, usage, done, moved)
+        return Chunk("data", raw, tokens, usage, done, moved, pulling=pulling)

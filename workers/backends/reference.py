@@ -32,6 +32,7 @@ class ReferenceBackend(VllmBackend):
         frees_kv=True,
         links=True,
         offers_early=True,
+        tells_pulling=True,
         tells_landing=True,
     )
 

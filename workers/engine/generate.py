@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from workers.engine.errors import ApiError
 from workers.engine.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.handover import FIELD, Handover
 from workers.engine.http import JSON_TYPE, Exchange
-from workers.engine.kv_transfer import Offer
+from workers.engine.kv_transfer import Listener, Offer
 from workers.engine.pseudo_text import seed_of
 from workers.engine.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.streams import Stream
@@ -25,6 +26,7 @@ Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
 NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.links.KvMoved as JSON
+KV_BEGAN = b": kv-began\n\n"
 OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits whose last step has begun
 
 
@@ -97,8 +99,8 @@ class Generator:
     async def _decode(
         self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, offer: Offer, handover: Handover
     ) -> None:
-        """From KV of another engine. The headers of a stream say that blocks are reserved, a comment how the KV came;
-        those of a whole answer come once the KV is here, and say it themselves."""
+        """From KV of another engine. The headers of a stream say that blocks are reserved, a comment that the KV begins
+        to come, another how it came; those of a whole answer come once the KV is here, and say it themselves."""
         handover.reserve(stream, offer)
         if not asked.stream:
             moved = await handover.take_over(stream, offer)
@@ -108,7 +110,8 @@ class Generator:
             return
         await exchange.start(200, EVENT_STREAM, NO_CACHE)
         try:
-            moved = await handover.take_over(stream, offer)
+            began = partial(exchange.write, KV_BEGAN)
+            moved = await handover.take_over(stream, offer, Listener(began))
         except ApiError as error:
             await exchange.write(b"data: " + error.body() + b"\n\n", more=False)
             return

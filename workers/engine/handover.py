@@ -26,7 +26,7 @@ from workers.engine.kv_links import Links
 from workers.engine.kv_progress import Progress
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import KvStore
-from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_transfer import NOBODY, Listener, Offer, Traffic
 from workers.engine.kv_wire import KvTransferError
 from workers.engine.streams import Stream
 
@@ -192,11 +192,11 @@ class Handover:
         seq.first_token_at = seq.scheduled_at = self._engine.now()
         self._engine.reserve(stream)
 
-    async def take_over(self, stream: Stream, offer: Offer) -> KvMoved:
+    async def take_over(self, stream: Stream, offer: Offer, listener: Listener = NOBODY) -> KvMoved:
         """After `reserve`: return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
         seq, busy_s = stream.seq, self._engine.busy_s()
         try:
-            moved, first_token = await self._pull(stream, offer)
+            moved, first_token = await self._pull(stream, offer, listener)
         except KvTransferError as error:
             self._engine.abort(seq)
             moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
@@ -214,9 +214,9 @@ class Handover:
         self._engine.handle(Landed(seq))
         return moved._replace(busy_s=self._engine.busy_s() - busy_s)
 
-    async def _pull(self, stream: Stream, offer: Offer) -> tuple[KvMoved, int]:
+    async def _pull(self, stream: Stream, offer: Offer, listener: Listener) -> tuple[KvMoved, int]:
         """Nothing more is written into blocks that an abort gave back."""
-        pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq))
+        pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq, listener))
         over = asyncio.ensure_future(stream.ready())
         try:
             await asyncio.wait((pulling, over), return_when=asyncio.FIRST_COMPLETED)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core.links import KvMoved, LinkReport
 from controller.core.steps import Seq
 from controller.engine.link_health import LinkHealth
 from workers.engine.kv_store import KvStore
-from workers.engine.kv_transfer import Connection, Offer, Pulled, Traffic, as_transfer_errors
+from workers.engine.kv_transfer import NOBODY, Connection, Listener, Offer, Pulled, Traffic, as_transfer_errors
 from workers.engine.kv_wire import KvTransferError
 
 PING_S = 1.0
@@ -28,6 +28,7 @@ PROBE_S = 5.0  # between two probes of a link that is used by transfers which do
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
+LONGEST_PREFILL_S = 600.0  # that a pull waits for a source that says it computes: longer than any gateway would
 NOT_THE_LINKS_FAULT = ("refused", "kv_lost")
 log = logging.getLogger(__name__)
 
@@ -164,10 +165,11 @@ class Links:
         for at in list(self._links):
             self._forget(at)
 
-    async def pull(self, offer: Offer, seq: Seq) -> tuple[KvMoved, int]:
+    async def pull(self, offer: Offer, seq: Seq, listener: Listener = NOBODY) -> tuple[KvMoved, int]:
         """Bring the KV of the prompt into the blocks of `seq`; how it went, and the token that its prefill sampled.
 
-        Raises KvTransferError with what had come. The time-out counts from when the source computes no more."""
+        Raises KvTransferError with what had come. The time-out counts from when the source computes no more, which it
+        may do for LONGEST_PREFILL_S."""
         link = self._links.get((offer.host, offer.port))
         if link is None:
             link = self._make(Peer(offer.engine, offer.host, offer.port), announced=False)
@@ -177,8 +179,13 @@ class Links:
             with as_transfer_errors(f"KV of {offer.request}", "unreachable"):
                 async with asyncio.timeout(self._timeout_s) as limit:
                     loop = asyncio.get_running_loop()
-                    still = lambda: limit.reschedule(loop.time() + self._timeout_s)  # noqa: E731
-                    pulled = await transfer.run(self._store, self._traffic, still)
+                    at_last = loop.time() + LONGEST_PREFILL_S
+
+                    def still() -> None:
+                        limit.reschedule(min(loop.time() + self._timeout_s, at_last))
+                        listener.still()
+
+                    pulled = await transfer.run(self._store, self._traffic, replace(listener, still=still))
         except KvTransferError as error:
             error.moved = self._moved(transfer, seq, began, error.reason)
             self._traffic.failed += 1
@@ -226,23 +233,21 @@ class _Transfer:
     def received(self) -> int:
         return self._connection.received if self._connection is not None else 0
 
-    async def run(self, store: KvStore, traffic: Traffic, still: Callable[[], None]) -> Pulled:
+    async def run(self, store: KvStore, traffic: Traffic, listener: Listener) -> Pulled:
         self._connection, new = await self._link.take()
         try:
-            pulled = await self._over(self._connection, store, traffic, still)
+            pulled = await self._over(self._connection, store, traffic, listener)
         except KvTransferError as error:
             if new or self._connection.received or error.reason not in ("cut", "unreachable"):
                 raise
             self._connection = await self._link.open()
-            pulled = await self._over(self._connection, store, traffic, still)
+            pulled = await self._over(self._connection, store, traffic, listener)
         self._link.give_back(self._connection)
         return pulled
 
-    async def _over(
-        self, connection: Connection, store: KvStore, traffic: Traffic, still: Callable[[], None]
-    ) -> Pulled:
+    async def _over(self, connection: Connection, store: KvStore, traffic: Traffic, listener: Listener) -> Pulled:
         try:
-            return await connection.pull(self.offer, self._seq, store, traffic, still)
+            return await connection.pull(self.offer, self._seq, store, traffic, listener)
         except BaseException:
             connection.close()
             raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +58,21 @@ class Offer:
     tokens: int
     first_token: int | None = None
     engine: str = ""
+
+
+async def _untold() -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Of one pull. `began`: the source has answered, and gives out what is computed. `still`: it computes, it says."""
+
+    began: Callable[[], Awaitable[None]] = _untold
+    still: Callable[[], None] = lambda: None
+
+
+NOBODY = Listener()
 
 
 class Pulled(NamedTuple):
@@ -115,10 +130,9 @@ class Connection:
         return time.monotonic() - began
 
     async def pull(
-        self, offer: Offer, seq: Seq, store: KvStore, traffic: Traffic, still: Callable[[], None] = lambda: None
+        self, offer: Offer, seq: Seq, store: KvStore, traffic: Traffic, listener: Listener = NOBODY
     ) -> Pulled:
-        """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here. `still` is
-        called whenever the source says that it computes.
+        """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
 
         Raises KvTransferError; then what is in the blocks is worthless.
         """
@@ -127,6 +141,7 @@ class Connection:
         wanted = {"layers": store.layers, "token_bytes": store.token_bytes, "tokens": offer.tokens}
         if header != wanted:
             raise KvTransferError(f"the source has another layout: {header} instead of {wanted}", "refused")
+        await listener.began()
         at, due, waited_s = seq.cached, 0, 0.0  # the run's first token, the layer of it that comes next
         with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
             while True:
@@ -136,7 +151,7 @@ class Connection:
                 if "first_token" in frame:
                     break
                 if "computing" in frame:
-                    still()
+                    listener.still()
                     continue
                 stop = frame.get("stop")
                 named = frame.get("layer") == due and frame.get("start") == at

@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
+from controller.dispatch.releases import Releases
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
 from workers.backends.base import EngineError, Prefilled, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
@@ -27,6 +28,13 @@ def tells(bed: TestBed, name: str) -> FakeBackend:
     backend = bed.backend(name)
     backend.capabilities = replace(backend.capabilities, tells_landing=True)
     return backend
+
+
+def patience(bed: TestBed, **changes: Any) -> None:
+    """Other settings of its migrator: `patience(bed, moving_timeout_s=0.05)`."""
+    migrator = bed.gateway.runtime.handoff.migrator
+    config = migrator.config = migrator.undoing.config = replace(migrator.config, **changes)
+    migrator.undoing.releases = Releases(config.release_timeout_s, config.release_tries)
 
 
 # ---- what was noted -------------------------------------------------------------------------------------------------

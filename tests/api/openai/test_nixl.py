@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.transfers import MAX_PREFILLS
 from tests.api.openai.gateways import completion, until
+from tests.api.openai.handoffs import patience
 from tests.api.openai.servers import ServerBed
 from tests.workers.backends.nixl_server import ASKED, NixlServer
 
@@ -111,8 +111,7 @@ async def test_blocks_that_are_gone_are_computed_again() -> None:
 
 async def test_blocks_that_are_gone_each_time_end_as_an_error_not_as_waiting() -> None:
     async with fleet("pd", lease_s=0.0) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
-        migrator.config = replace(migrator.config, retry_s=0.005)
+        patience(bed, retry_s=0.005)
         answer = await bed.ask(STREAMED)
         assert (answer.status, "no_capacity" in answer.body.decode()) == (503, True)
         assert (bed.servers["p"].computed, bed.outstanding()) == (MAX_PREFILLS, 0)

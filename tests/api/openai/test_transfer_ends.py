@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.api.openai.handoffs import (
     STREAMED,
     fleet,
     kinds,
+    patience,
     tells,
     transfers,
     transfers_so_far,
@@ -33,7 +33,7 @@ async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
         await until(lambda: bed.backend("d").running == 1)
         await asyncio.sleep(0.01)
         (name,) = bed.gateway.runtime.flights
-        assert bed.gateway.runtime.handoff.migrator.state_of(name) is State.COMMITTED
+        assert bed.gateway.runtime.handoff.migrator.state_of(name) is State.RELEASED
         assert transfers_so_far(bed) == ["kv_landed"], "long before the answer"
         assert (await client.done()).status == 200
 
@@ -47,8 +47,7 @@ async def hangs(call: UpstreamCall) -> AsyncIterator[Chunk]:
 @pytest.mark.parametrize(("stream", "reason"), [(True, "placed_timeout"), (False, "moving_timeout")])
 async def test_an_engine_that_does_not_answer_is_given_up_and_the_kv_used_elsewhere(stream: bool, reason: str) -> None:
     async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
-        migrator.config = replace(migrator.config, placed_timeout_s=0.05, moving_timeout_s=0.05)
+        patience(bed, placed_timeout_s=0.05, moving_timeout_s=0.05)
         tells(bed, "d").generate = hangs
         tells(bed, "e").scripts = [Script(moved=MOVED)]
         answer = await bed.ask(completion(stream=stream))
@@ -107,7 +106,7 @@ async def test_a_request_that_the_migrator_lost_begins_anew(monkeypatch: pytest.
             if done and left[0]:
                 left[0] -= 1
                 for event in done:
-                    migrator._forget(event.request.id)
+                    migrator.undoing.forget(event.request.id)
                 raise RuntimeError("a defect")
             return handle(events, now)
 

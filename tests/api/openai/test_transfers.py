@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from api.openai import status
@@ -12,7 +11,7 @@ from api.openai.transfers import moved_in
 from controller.core import events as ev
 from controller.core.links import KvMoved, LinkReport, LinkState
 from tests.api.openai.gateways import TestBed, completion, until
-from tests.api.openai.handoffs import STREAMED, fleet, freed, transfers
+from tests.api.openai.handoffs import STREAMED, fleet, freed, patience, transfers
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend, Script
 
@@ -101,8 +100,7 @@ async def test_no_room_reaches_no_further_than_the_placement() -> None:
 
 async def test_an_overdue_one_is_undone_and_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
-        migrator.config = replace(migrator.config, moving_timeout_s=0.05)
+        patience(bed, moving_timeout_s=0.05)
         bed.backend("d", Script(hang_after=0), Script())
         answer = await bed.ask(STREAMED)
         assert answer.status == 200

@@ -15,7 +15,7 @@ from controller.core.links import KvMoved, moved_from_json
 from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
-from tests.workers.engine.process import EngineProcess, fleet
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.test_engine import make_engine
 from workers.engine import kv_server
 from workers.engine.errors import ApiError
@@ -24,7 +24,7 @@ from workers.engine.kv_links import Links
 from workers.engine.kv_progress import Progress
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import EmulatedKv
-from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_transfer import Listener, Offer, Traffic
 from workers.engine.kv_wire import KvTransferError
 from workers.engine.streams import Stream
 
@@ -124,11 +124,11 @@ async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(session
     prefill = await Prefill.begin(sessions["p"], request_id="gone")
     decode = asyncio.ensure_future(post(sessions["d"], COMPLETIONS, asked(prefill.offer)))
     await asyncio.sleep(0.05)
-    prefill.body.cancel()
-    async with sessions["p"].post("/abort_requests", json={"request_ids": ["gone"]}):
-        pass
+    told, said = await post(sessions["p"], "/abort_requests", {**FLEET, "request_ids": ["gone"]})
+    assert told == 200, said
     status, answer = await decode
     assert (status, answer["error"]["kv"]["reason"]) == (502, "kv_lost")
+    assert (await prefill.body)["choices"][0]["finish_reason"] == "abort"
     assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
 
 
@@ -271,7 +271,7 @@ async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(la
     def hang_up(turns: int) -> None:
         engine.abort(stream.seq) if turns == 0 else loop.call_soon(hang_up, turns - 1)
 
-    async def pull(offer: Offer, seq: Seq) -> tuple[KvMoved, int]:
+    async def pull(offer: Offer, seq: Seq, listener: Listener) -> tuple[KvMoved, int]:
         hang_up(later)
         return KvMoved(), 7
 
