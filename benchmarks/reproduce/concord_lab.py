@@ -14,7 +14,6 @@ import numpy as np
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
 from controller.policies.batching import BATCHINGS, Pausing
-from controller.policies.by_stage import BY_STAGE
 from controller.predict.latency import LatencyModel
 from controller.simulator import InstanceSettings, Simulation, SimulationResult, SimulationSettings
 from controller.simulator.__main__ import read_profile, read_trace
@@ -47,7 +46,7 @@ PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where 
 class System:
     """`policy` is the dispatcher's set; `foresight` what is believed of lengths and graphs: "noisy", "oracle" or
     "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch
-    (None: learned as the run goes on); `by_stage`: the engine is of the combined set, which says that it runs CALM."""
+    (None: learned as the run goes on)."""
 
     name: str
     batching: str
@@ -57,7 +56,6 @@ class System:
     foresight: str = "noisy"
     policy: str = "round_robin"
     history: float | None = None
-    by_stage: bool = False
 
     def variant(self, **changes: Any) -> System:
         return replace(self, **changes)
@@ -162,7 +160,6 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
     if system.batching == "calm":
         settings.setdefault("prefill_s", coefficients().prefill_b)
         settings.setdefault("starvation", 0.5 if count == "tokens" else 0.5 * PER_REQUEST)
-    kind = {"engine_kind": BY_STAGE, "deadlines": True} if system.by_stage else {"batching": system.batching}
     return InstanceSettings(
         coefficients(),
         kv_tokens=KV_TOKENS,
@@ -170,8 +167,8 @@ def instance(system: System, count: str = "tokens") -> InstanceSettings:
         max_num_batched_tokens=system.budget,
         max_model_len=16_384,
         prefix_caching=False,
+        batching=system.batching,
         batching_settings=settings,
-        **kind,
     )
 
 
@@ -188,11 +185,12 @@ def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
     )
 
 
-def run(system: System, case: Case) -> Figures:
+def run(system: System, case: Case, engine: InstanceSettings | None = None) -> Figures:
+    """`engine` None: the system's own."""
     times = arrivals(case)
     programs = programs_of(system, case, times)
     settings = SimulationSettings(
-        (instance(system, case.count),) * case.engines,
+        (engine or instance(system, case.count),) * case.engines,
         cutoff_s=PATIENCE_S,
         progress_s=5.0,
         telemetry_period_s=5.0,

@@ -1,0 +1,31 @@
+"""Two runs of the same arrivals, seed by seed: is the second at least as good?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.reproduce.claims import Claim
+
+FIGURES = 4  # that a printed number keeps
+
+
+def compare(
+    home: str,
+    what: str,
+    setting: str,
+    theirs: Sequence[float],
+    ours: Sequence[float],
+    seeds: Sequence[int],
+    reason: str = "",
+) -> Claim:
+    """Paired by seed; `reason` is told where ours is behind."""
+    differences = [here - there for here, there in zip(ours, theirs, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    lost = statistics.fmean(differences) < -error
+    own, mine = short(statistics.fmean(theirs)), short(statistics.fmean(ours))
+    return Claim("Combined", home, what, own, mine, not lost, setting, tuple(seeds), reason if lost else "")
+
+
+def short(value: float) -> float:
+    return float(f"{value:.{FIGURES}g}")
