@@ -56,8 +56,8 @@ class SimulationInput(serializers.Serializer):
     spec = SpecField(
         help_text=(
             "`instances` (a list, or `{fleet: today or then, model, change, role}`; `profile`: a shipped name or "
-            "coefficients), `workload` (`kind`: mix, tasks, trace with `path` a trace's slug, or window with `since`, "
-            "`until`, `model`, `tenant`, `slo_class`), `policies` (names or `{name, label, overrides, engine, "
+            "coefficients), `workload` (`kind`: mix, tasks, programs, trace with `path` a trace's slug, or window with "
+            "`since`, `until`, `model`, `tenant`, `slo_class`), `policies` (names or `{name, label, overrides, engine, "
             "instances}`), `rates` or `knee`, `seeds`, `settings`, `level`, `warmup_s`: see "
             "controller/simulator/README.md."
         )

@@ -258,7 +258,18 @@ def requests_expected(spec: Mapping[str, Any]) -> int | None:
     if kind == "trace":
         count = workload.get("count") or trace_named(workload.get("path")).requests
         return count if isinstance(count, int) else None
+    if kind == "programs":
+        return _of_programs(workload)
     return _of_tasks(workload, spec.get("rates"))
+
+
+def _of_programs(workload: Mapping[str, Any]) -> int | None:
+    """Calls: what is wrong with the workload, the simulator says."""
+    from controller.simulator.concord_mix import calls_each
+
+    count, shares = workload.get("programs"), workload.get("shares", [1, 1, 1])
+    known = isinstance(count, int) and _is_list(shares) and all(isinstance(each, int | float) for each in shares)
+    return round(count * calls_each(shares)) if known and len(shares) == 3 and sum(shares) > 0 else None
 
 
 def _of_tasks(workload: Mapping[str, Any], rates: Any) -> int | None:

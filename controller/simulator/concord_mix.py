@@ -29,6 +29,12 @@ SPREAD = 4.0  # gamma shape of the calls' parts: a coefficient of variation of 0
 LONGEST_PROMPT, LONGEST_ANSWER = 12_000, 2_048  # of one call, tokens
 
 
+def calls_each(shares: Sequence[float]) -> float:
+    """Mean calls of a program, by the shares of latency, deadline and compound ones."""
+    compound = (sum(STAGES) / 2 - 1) * sum(WIDTH) / 2 + 1
+    return (shares[0] + shares[1] + shares[2] * compound) / sum(shares)
+
+
 class Median95(NamedTuple):
     """A lognormal length by its median and 95 % point, tokens."""
 

@@ -62,24 +62,35 @@ def _quantiles(ascending: Sequence[float]) -> dict[str, float | None]:
 
 
 def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
-    """The whole run as plain JSON values. Requests that arrived before `warmup_s` are left out of every figure."""
+    """The whole run as plain JSON values. Requests that arrived before `warmup_s` are left out of every figure.
+
+    Where the workload is of programs, these are what attainment and goodput are of (a stage that is late loses
+    nothing yet); latencies and outcomes stay those of their calls.
+    """
     records = [record for record in result.records if record.at >= warmup_s]
     classes: dict[str, list[SimRecord]] = defaultdict(list)
     for record in records:
         classes[record.slo_class].append(record)
     span = max(1e-9, result.ended_at - warmup_s)
     whole = of_class(records)
+    by_class = {name: of_class(classes[name]) for name in sorted(classes)}
+    programs = [program for program in result.programs if program.at >= warmup_s]
+    if programs:
+        whole |= _kept(programs)
+        for kind in {program.kind for program in programs} & set(by_class):
+            by_class[kind] |= _kept([program for program in programs if program.kind == kind])
+    judged: Sequence[SimRecord | ProgramRecord] = programs or records
     return {
         "policy": result.policy,
         **whole,
-        "by_class": {name: of_class(classes[name]) for name in sorted(classes)},
+        "by_class": by_class,
         "goodput_tokens_per_s": whole["goodput_tokens"] / span,
-        "attained_per_s": sum(record.attained for record in records) / span,
+        "attained_per_s": sum(each.attained for each in judged) / span,
         "seconds": result.ended_at,
         "cost": result.cost,
         "utilisation": _utilisation(result),
         "preemptions": sum(use.preemptions for use in result.instances),
-        "programs": of_programs(result.programs),
+        "programs": of_programs(programs),
         "queue": queue_over_time(result),
         "time_to_scale_s": time_to_scale(result),
         "decisions": [{"at_s": d.at, "kind": d.kind, "reason": d.reason} for d in result.decisions],
@@ -90,6 +101,13 @@ def time_to_scale(result: SimulationResult) -> float | None:
     """Median seconds from the decision to an instance that serves; None where none was added."""
     seconds = [each.up_at - each.asked_at for each in result.scaled_out]
     return statistics.median(seconds) if seconds else None
+
+
+def _kept(programs: Sequence[ProgramRecord]) -> dict[str, Any]:
+    return {
+        "attainment": sum(program.attained for program in programs) / len(programs),
+        "goodput_tokens": sum(program.earned for program in programs),
+    }
 
 
 def of_programs(programs: Sequence[ProgramRecord]) -> dict[str, Any]:

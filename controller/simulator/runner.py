@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.simulator.demand import Demand
 from controller.simulator.experiment import Contender, Experiment
+from controller.simulator.program_workload import ProgramMix
 from controller.simulator.report import report
 from controller.simulator.results import SimulationResult
 from controller.simulator.simulation import Simulation
@@ -32,14 +34,16 @@ def run_once(
     progress: Progress = silent,
     trace: TraceWriter | None = None,
 ) -> SimulationResult:
-    demands = experiment.workload.demands(rate, seed)
-    if not demands:
-        raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
     settings = contender.settings(experiment.settings)
     if settings.machine_speed is not None:
         settings = replace(settings, machine_speed=settings.machine_speed.drawn(seed))
+    workload, programs, demands = experiment.workload, None, list[Demand]()
+    if isinstance(workload, ProgramMix):
+        programs = workload.programs(rate, seed, settings.instances[0].believed or settings.instances[0].latency)
+    elif not (demands := workload.demands(rate, seed)):
+        raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
     migrator = contender.build_migrator() if settings.disaggregated else None
-    simulation = Simulation(settings, contender.build(), demands, migrator=migrator, trace=trace)
+    simulation = Simulation(settings, contender.build(), demands, programs=programs, migrator=migrator, trace=trace)
     at = f" at {rate:.3g}/s" if rate else ""
     return simulation.run(lambda done, of: progress(f"{contender.label}{at}, seed {seed}", done, of))
 

@@ -1,4 +1,5 @@
-"""Workloads of an experiment file: a mix of tasks, or rows of a trace. Each gives requests for a rate and a seed."""
+"""Workloads of an experiment file: a mix of tasks, rows of a trace, or programs. Each gives requests for a rate and a
+seed."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from controller.simulator.arrivals import LAWS, Lengths, renewal_times
 from controller.simulator.demand import Demand
 from controller.simulator.fields import Fields
 from controller.simulator.mixes import PATIENT_S, Task
+from controller.simulator.program_workload import ProgramMix, read_program_mix
 
-KINDS = ("mix", "tasks", "trace")
+KINDS = ("mix", "tasks", "trace", "programs")
 MIXES = {**mixes.MIXES, **qwen.MIXES}
 
 
@@ -119,9 +121,28 @@ class Trace:
 def read_workload(fields: Fields, read_trace: ReadTrace, longest: int) -> Workload:
     """`longest`: tokens an engine takes (prompt and answer); longer rows of a trace are cut to it."""
     kind = fields.text("kind", valid=KINDS)
-    workload = _trace(fields, read_trace, longest) if kind == "trace" else _tasks(fields, kind)
+    workload: Workload
+    if kind == "trace":
+        workload = _trace(fields, read_trace, longest)
+    else:
+        workload = _programs(fields, read_trace, longest) if kind == "programs" else _tasks(fields, kind)
     fields.done()
     return workload
+
+
+def _programs(fields: Fields, read_trace: ReadTrace, longest: int) -> ProgramMix:
+    recorded = []
+    if "gaps" in fields:
+        path = fields.text("gaps")
+        try:
+            recorded = [row.at for row in read_trace(path)]
+        except ConfigError as error:
+            raise ConfigError(str(error), field=fields.name("gaps")) from None
+        if not recorded:
+            raise ConfigError(f"{path} has no requests", field=fields.name("gaps"))
+        if "cv" in fields:
+            raise ConfigError("gaps of a trace have a cv of their own", field=fields.name("cv"))
+    return read_program_mix(fields, recorded, longest)
 
 
 def _tasks(fields: Fields, kind: str) -> Tasks:

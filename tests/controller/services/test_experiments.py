@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
+from controller.core.errors import ConfigError
 from controller.models import Decision, Experiment
 from controller.services import experiments as service
 from controller.services.actors import Actor
@@ -64,6 +65,28 @@ def test_a_replay_knows_what_its_classes_are_worth():
     row = data.experiment(workload={"kind": "window", "model": "demo", **times}, policies=["slackline"])
     [one] = read(row.spec)
     assert [each.value for each in one.workload.demands(None, 1)] == [7.0, 3.0]
+
+
+PROGRAMS = {"kind": "programs", "programs": 30, "rate": 2.0, "foresight": {"kind": "oracle"}}
+ROOMY = [{**data.INSTANCES[0], "max_model_len": 16_384, "kv_tokens": 262_144}]
+
+
+def test_programs_are_asked_for_by_a_row_and_run():
+    from controller.simulator.report import report
+    from controller.simulator.runner import run_once
+
+    row = data.experiment(workload=PROGRAMS, instances=ROOMY, policies=["slackline"])
+    [one] = read(row.spec)
+    found = report(run_once(one, one.contenders[0], None, 1))
+    assert sum(kind["programs"] for kind in found["programs"].values()) == 30
+    assert found["requests"] == sum(kind["calls"] for kind in found["programs"].values())
+
+
+def test_too_many_calls_of_programs_are_refused_before_anything_is_built():
+    """30,000 programs of 4.5 calls each in the mean."""
+    with pytest.raises(ConfigError, match="about 135,000 requests a run") as caught:
+        data.experiment(workload={**PROGRAMS, "programs": 30_000}, instances=ROOMY, policies=["slackline"])
+    assert caught.value.field == "workload"
 
 
 def test_every_policy_is_read_with_its_own_instances():

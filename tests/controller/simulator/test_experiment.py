@@ -55,7 +55,7 @@ def test_a_good_file_is_read_whole():
     ("path", "value", "field", "message"),
     [
         ("surprise", 1, "surprise", "valid: .*instances"),
-        ("workload.kind", "mux", "workload.kind", "valid: mix, tasks, trace"),
+        ("workload.kind", "mux", "workload.kind", "valid: mix, tasks, trace, programs"),
         ("workload.mix", "5-task", "workload.mix", "valid: 2-task, 4-task"),
         ("workload.rate", -1, "workload.rate", "above 0"),
         ("workload.duration_s", 10, "workload.per_task", "either"),
