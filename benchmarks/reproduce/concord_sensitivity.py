@@ -11,6 +11,7 @@ from benchmarks.reproduce.concord_lab import AUTELLIX, CONCORD, LTR, SARATHI, Ca
 from controller.simulator.concord_mix import ConcordMix
 
 RATE, SEED = 4.0, 8
+SIZE = "600 programs an engine, one seed"
 OTHERS = (LTR.name, AUTELLIX.name, SARATHI.name)
 MIXES = {
     "1:1:1": (1.0, 1.0, 1.0),
@@ -78,7 +79,7 @@ def _table(lab: Runner, title: str, what: str, cases: dict[str, Case]) -> Table:
             round(own.requests_per_s / _most(found[name].requests_per_s for name in OTHERS), 2),
         ])  # fmt: skip
     columns = [what, CONCORD.name, *OTHERS, "times the best other, tokens", "requests (tokens are what is maximised)"]
-    return Table(f"{title}: goodput, tokens/s", columns, rows)
+    return Table(f"{title}: goodput, tokens/s; {SIZE}", columns, rows)
 
 
 def _errors(lab: Runner, base: Case) -> Table:
@@ -87,7 +88,7 @@ def _errors(lab: Runner, base: Case) -> Table:
         found = lab.figures(CONCORD.name, replace(base, length_error=error))
         rows.append([error, round(found.tokens_per_s), round(found.attained, 3)])
     return Table(
-        "Predictor error: CALM's goodput by the lognormal error of remaining lengths",
+        f"Predictor error: CALM's goodput by the lognormal error of remaining lengths; {SIZE}",
         ["error", "goodput tokens/s", "attained"],
         rows,
     )
@@ -110,32 +111,37 @@ def _claims(lab: Runner, base: Case) -> list[Claim]:
         for count in counts
     ]
     sarathi = min(times(replace(base, mix=ConcordMix(slo_scale=scale)), (SARATHI.name,)) for scale in (0.8, 1.0, 1.5))
+    alone = min(
+        times(replace(base, engines=count, rate=RATE * count, programs=base.programs * count), (SARATHI.name,))
+        for count in counts
+    )
     tight = [times(replace(base, mix=ConcordMix(slo_scale=scale)), OTHERS) for scale in (0.8, 1.0, 1.5)]
+    mix = mixed["1 latency : 2 deadline"]
+    latency_only = times(mixed["latency only"], (SARATHI.name,))
     found = [
         ("Figure 6.8", "token goodput over the best baseline, replicas: lowest (theirs 1.34)", 1.34, min(replicas),
-         LOAD),
+         f"over Sarathi-Serve, built from its paper, at least {alone:.2f}. {LOAD}"),
         ("Figure 6.9", "token goodput over the best baseline, SLOs 0.8 to 1.5: lowest (theirs 2.3)", 2.3, min(tight),
          f"lowest at 1.5 times the targets, where the same load is lighter; over Sarathi-Serve {sarathi:.2f}. {LOAD}"),
         ("Figure 6.10", "token goodput over the best baseline, 33 % latency, 66 % deadline (theirs 1.8)", 1.8,
-         times(mixed["1 latency : 2 deadline"], OTHERS), SINGLES),
-        ("Figure 6.10", "token goodput over Sarathi-Serve, latency-sensitive only (theirs 1.72)", 1.72,
-         times(mixed["latency only"], (SARATHI.name,)), SINGLES),
+         times(mix, OTHERS), f"{SINGLES}; over Sarathi-Serve {times(mix, (SARATHI.name,)):.2f}"),
+        ("Figure 6.10", "token goodput over Sarathi-Serve, latency-sensitive only (theirs 1.72)", 1.72, latency_only,
+         SINGLES),
     ]  # fmt: skip
-    setting = "rates of equal work (see the tables), one engine but for Figure 6.8"
-    return [
-        Claim(
-            "concord",
-            figure,
-            claim,
-            theirs,
-            round(ours, 3),
-            ours >= theirs,
-            setting,
-            [SEED],
-            "" if ours >= theirs else reason,
-        )
-        for figure, claim, theirs, ours, reason in found
-    ]
+    setting = (
+        "rates of equal work (see the tables), one engine but for Figure 6.8; 600 programs (some 2,700 requests) an "
+        "engine, more where all are single"
+    )
+    made = []
+    for figure, claim, theirs, ours, reason in found:
+        reached: bool | None = ours >= theirs
+        why = "" if reached else reason
+        if "best baseline" in claim:
+            word = "Above" if reached else "Below"
+            why = f"no verdict: LTR and Autellix are built from their descriptions. {word} the paper's; {reason}"
+            reached = None
+        made.append(Claim("concord", figure, claim, theirs, round(ours, 3), reached, setting, [SEED], why))
+    return made
 
 
 def _most(values: Iterable[float]) -> float:

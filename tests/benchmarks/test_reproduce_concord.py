@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.reproduce import concord
-from benchmarks.reproduce.concord_lab import CONCORD, LTR, Case, Figures, arrivals, instance
+from benchmarks.reproduce.concord_lab import AUTELLIX, CONCORD, LTR, ORACLE, SARATHI, Case, Figures, arrivals, instance
+from benchmarks.reproduce.concord_latency import over
 from benchmarks.reproduce.concord_sweep import choices, finite
 
 
@@ -50,3 +51,35 @@ def test_every_candidate_of_the_sweep_can_be_built():
 
 def test_what_never_came_has_no_figure():
     assert (finite(1.234), finite(float("inf"))) == (1.23, None)
+
+
+def test_latency_is_judged_by_what_came():
+    never = float("inf")
+    assert over(10.0, 4.0)[:2] == (2.5, True)
+    assert over(4.0, 10.0)[:2] == (0.4, False)
+    assert over(never, 4.0)[:2] == (None, True)
+    assert over(4.0, never)[:2] == (None, False)
+    assert over(never, never)[:2] == (None, False)
+
+
+def test_no_verdict_over_what_was_built_from_a_description():
+    def at(tokens):
+        values = {field.name: 1.0 for field in fields(Figures)}
+        return {rate: [Figures(**{**values, "tokens_per_s": each})] for rate, each in tokens.items()}
+
+    grid = {name: at({1.0: 100.0, 2.0: 150.0, 3.0: 160.0}) for name in (LTR.name, AUTELLIX.name, SARATHI.name)}
+    grid |= {
+        CONCORD.name: at({1.0: 100.0, 2.0: 200.0, 3.0: 280.0}),
+        ORACLE.name: at({1.0: 101.0, 2.0: 202.0, 3.0: 290.0}),
+    }
+    made = concord._grid_claims(grid)
+    judged = {claim.claim: claim.reached for claim in made if claim.figure == "Figure 6.5"}
+    assert [text for text, reached in judged.items() if reached is None] == [
+        "rates at which goodput is the highest of all, LTR and Autellix too, per cent",
+        "resources saved over LTR and Autellix, per cent, least (theirs 28.5 to 83.2)",
+        "resources saved over LTR and Autellix, per cent, most (theirs 28.5 to 83.2)",
+    ]
+    assert judged["rates at which goodput is the highest of those built from their papers or code, per cent"] is True
+    assert judged["resources saved over Sarathi-Serve, per cent, least (theirs 28.5 to 83.2)"] is True
+    head = {name: at({4.0: 100.0})[4.0] for name in (CONCORD.name, LTR.name, AUTELLIX.name, ORACLE.name)}
+    assert [claim.reached for claim in concord._headline(head, (1,))] == [None, None, True]
