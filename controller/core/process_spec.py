@@ -7,8 +7,8 @@ from collections.abc import Iterable
 # Options of `python -m workers.engine`, as the engine names them but for the hyphens.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
-    *("block_size", "scheduling_policy", "batching", "startup_delay", "scheduler", "boundary", "chunk_tokens"),
-    *("executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
+    *("block_size", "scheduling_policy", "batching", "batching_options", "startup_delay", "scheduler", "boundary"),
+    *("chunk_tokens", "executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
 )
 FLAGS = ("deadlines",)  # the same, of options without a value

@@ -106,6 +106,7 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
         "unit_cost": row.unit_cost,
         "model": row.model.name,
         **{name: told[name] for name in TOLD if told.get(name) is not None},
+        **({"batching_settings": told["batching_options"]} if told.get("batching_options") else {}),
         **_scheduler(row, told, field),
     }
     if kv_tokens:

@@ -269,6 +269,8 @@ def _check(row: Instance, new_spec: bool = True) -> None:
         raise ValidationError({"spec": "Must be an object."})
     if new_spec and row.provisioner == "process" and (wrong := refusal(row.spec)):
         raise ValidationError({"spec": wrong})
+    if not isinstance(row.spec.get("batching_options", {}), dict):
+        raise ValidationError({"spec": "batching_options must be an object of the batching policy's settings."})
     if row.spec.get("weights") not in (None, Weights.PRESENT, Weights.ABSENT):
         raise ValidationError({"spec": "weights must be present or absent."})
     if row.spec.get("executor") == "torch" and not (isinstance(row.spec.get("folder"), str) and row.spec["folder"]):

@@ -37,7 +37,8 @@ def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
         options = {**options, "startup_delay": None}
     for name in OPTIONS:
         if options.get(name) is not None:
-            argv += [f"--{name.replace('_', '-')}", str(options[name])]
+            value = options[name]
+            argv += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
     argv += [f"--{name.replace('_', '-')}" for name in FLAGS if options.get(name) is True]
     return argv
 

@@ -145,6 +145,11 @@ def test_a_reference_engine_batches_as_it_was_told():
         ({"scheduler": "preemptive"}, "prefill", {"engine_kind": "preemptive_prefill"}),
         ({"scheduler": "slackline", "deadlines": True}, "collocated", {"engine_kind": "slackline", "deadlines": True}),
         ({"scheduler": "slackline"}, "decode", {"engine_kind": "slackline"}),
+        (
+            {"batching": "calm", "batching_options": {"slots": 7}},
+            "collocated",
+            {"batching": "calm", "batching_settings": {"slots": 7}},
+        ),
         ({"scheduling_policy": "fcfs", "max_num_batched_tokens": 4096}, "collocated", {"scheduling_policy": "fcfs"}),
         ({"kv_blocks": 1000, "block_size": 32}, "collocated", {"kv_tokens": 32_000, "block_size": 32}),
     ],

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from controller.core.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
-from workers.engine.config import build_parser
+from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
 from workers.supervisor.engines import EngineFolder, engine_argv
 
@@ -56,6 +56,11 @@ def test_an_option_without_a_value_is_named_alone():
     argv = engine_argv(8123, {**FAST, "scheduler": "slackline", "deadlines": True})
     assert argv[-1] == "--deadlines"
     assert "--deadlines" not in engine_argv(8123, {**FAST, "deadlines": False})
+
+
+def test_a_batching_policys_knobs_arrive():
+    argv = engine_argv(8123, {**FAST, "batching": "calm", "batching_options": {"slots": 7}})
+    assert parse(argv[3:]).batching.config.slots == 7
 
 
 def test_from_wish_to_ready_to_gone(folder):
