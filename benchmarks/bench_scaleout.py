@@ -1,8 +1,9 @@
 """`make bench-scaleout`: how long a warm engine takes to its first answer, by where its weights come from.
 
 One engine serves a random model of at least 1 GB; a second one is warm (process up, weights absent). A request waits at
-the warm engine while its weights come from disk (page cache dropped for the files), from a copy in host memory, and
-from the serving engine's memory (torch.distributed, every tensor's digest checked). `first_served_s` is from the order
+the warm engine while its weights come from disk (page cache dropped for the files), from the copy in host memory that
+the serving engine left there when it had read the disk (`--host-copy`), and from the serving engine's memory
+(torch.distributed); the digest of every tensor of both is checked. `first_served_s` is from the order
 to load to that request's first token; `load_s` is the load alone: meeting, room, transfer, digests. The source answers
 throughout; its TPOT is taken alone and during each load. All weights are removed between rounds; sources take turns;
 reported are medians.
@@ -43,6 +44,7 @@ SOURCES = ("disk", "host", "engine")
 PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
 CONTEXT = 8192
+MEMORY = Path("/dev/shm")
 
 
 class Fleet:
@@ -51,14 +53,17 @@ class Fleet:
     def __init__(self, source: Engine, warm: Engine, token: str, model: str) -> None:
         self.source, self.warm, self.token, self.model = source, warm, token, model
 
-    def empty(self, keep_copy: bool) -> None:
-        """The warm engine without weights; with a copy in host memory if asked."""
-        level, told = {"level": 1 if keep_copy else 2}, {"token": self.token}
-        _ok(requests.post(f"{self.warm.url}/sleep", params=level, json=told, timeout=120))
+    def empty(self) -> None:
+        """The warm engine without weights, and without a copy of its own."""
+        _ok(requests.post(f"{self.warm.url}/sleep", params={"level": 2}, json={"token": self.token}, timeout=120))
 
-    def fill(self) -> None:
-        """From disk, so that there is something to keep a copy of."""
-        self.load({"kind": "disk"})
+    def wait_for_copy(self, within_s: float = 120.0) -> None:
+        """Until the serving engine has written the one for this host's engines. Raises RuntimeError."""
+        ends_at = time.monotonic() + within_s
+        while not _ok(requests.get(f"{self.warm.url}/weights", timeout=30)).json()["host_copy"]:
+            if time.monotonic() > ends_at:
+                raise RuntimeError(f"no copy in host memory; {self.source.log} says why")
+            time.sleep(0.1)
 
     def load(self, *sources: dict[str, str]) -> dict[str, Any]:
         asked = {"token": self.token, "sources": list(sources)}
@@ -116,9 +121,7 @@ def tpot_ms(answers: Sequence[Sequence[float]], began: float, ended: float) -> f
 
 
 def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float | None]:
-    if kind == "host":
-        fleet.fill()
-    fleet.empty(keep_copy=kind == "host")
+    fleet.empty()
     if kind == "disk":
         forget(folder)
     served: list[float] = []
@@ -163,7 +166,9 @@ def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> I
     """The serving and the warm engine; `apart`: each on a device of its own."""
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
     threads = ("--threads", "1") if args.device == "cpu" else ()
-    options = (*common, *threads, "--kv-cache-gib", "0.1", "--profile", "constant:50ms", "--kv-timeout", "120")
+    shared = ("--host-copy", str(MEMORY if MEMORY.is_dir() else logs.parent))
+    timed = ("--profile", "constant:50ms", "--kv-timeout", "120")
+    options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
     first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in "01")
     with (
         reference_engines(1, logs / "source", *options, environment=first) as [source],
@@ -201,6 +206,7 @@ def main() -> None:
 
         for source, warm in engines(args, folder / "model", folder / "logs", on_cuda and count > 1):
             fleet = Fleet(source, warm, token, "big")
+            fleet.wait_for_copy()
             alone = tpot_alone(fleet)
             for turn in range(args.rounds):
                 at = turn % len(sources)

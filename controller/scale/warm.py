@@ -43,7 +43,7 @@ def take(pool: Iterable[WarmInstance], instances: int) -> list[str]:
 
 def wanted(pool: int, *, room: int | None, sharers: int, headroom: int) -> int:
     """How many a policy keeps that does not say: those it has and its part of the free devices, as long as all of them
-    could serve. None where nobody knows the devices.
+    could serve. 0 where nobody knows the devices: an unknown machine is not filled with processes.
 
     `room`: more instances that the free devices allow (None: unknown); `sharers`: policies that would have a part of
     them, at least 1; `headroom`: most instances the policy may have, less those that serve, start or sleep.

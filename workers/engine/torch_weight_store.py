@@ -99,7 +99,7 @@ class TorchWeights:
     def _write(self, shared: HostCopy, key: str) -> None:
         began = time.monotonic()
         try:
-            if shared.write(key, self.memory.entries(), self.memory.blocks()):
+            if shared.whole() is None and shared.write(key, self.memory.entries(), self.memory.blocks()):
                 seconds = time.monotonic() - began
                 log.info("wrote %.1f MB of weights for this host's engines in %.2f s", self.nbytes / 1e6, seconds)
         except NoCopy as error:
