@@ -1,14 +1,31 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
+from django.conf import settings
+from django.db import connection
 
 from controller.models import Instance
 from tests import factories
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers import actions, links, sleep_client, sleeping
 from workers.asking import Asker
+from workers.supervisor.plan import ROOT
+
+FLEET_TOKEN = "fleet-secret"
+WORKER = """
+import time, django
+django.setup()
+from workers.actions import look
+print("ready", flush=True)
+while True:
+    look([])
+    time.sleep(0.2)
+"""
 
 
 @pytest.fixture
@@ -41,3 +58,29 @@ def vllm() -> Iterator[SleepingVllm]:
 def row(vllm: SleepingVllm) -> Instance:
     """That vLLM as the fleet knows it."""
     return factories.instance(id="v1", backend="vllm", provisioner="static", url=vllm.url)
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a real process that looks at actions as a worker does; those that still run at the end are ended."""
+    info = connection.get_connection_params()
+    url = f"postgresql://{info['user']}@{info['host']}:{info['port']}/{info['dbname']}"
+    told = {"DATABASE_URL": url, "REDIS_URL": settings.REDIS_URL, "DATA_DIR": str(settings.DATA_DIR)}
+    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": FLEET_TOKEN}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER], env={**os.environ, **told}, cwd=ROOT, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"ready"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

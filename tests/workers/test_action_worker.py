@@ -1,41 +1,26 @@
 """A real engine that loads for seconds and real workers, one of them ended by `kill -9` in the middle."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import requests
-from django.conf import settings
-from django.db import connection
 
 from controller.models import Action, Decision, Instance
 from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
 from tests import factories
+from tests.workers.conftest import FLEET_TOKEN
 from tests.workers.engine.process import EngineProcess
-from workers.supervisor.plan import ROOT
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-TOKEN = "fleet-secret"
 LOAD_S = 4.0
-WORKER = """
-import time, django
-django.setup()
-from workers.actions import look
-print("ready", flush=True)
-while True:
-    look([])
-    time.sleep(0.2)
-"""
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", TOKEN)
+    monkeypatch.setenv("FLEET_TOKEN", FLEET_TOKEN)
     loads = f"engine={LOAD_S},host={LOAD_S},disk={LOAD_S}"
     with EngineProcess(
         *("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent", "--emulated-load-s", loads)
@@ -43,35 +28,11 @@ def engine(monkeypatch):
         yield process
 
 
-@pytest.fixture
-def worker():
-    """Starts one; those that still run at the end are ended."""
-    info = connection.get_connection_params()
-    url = f"postgresql://{info['user']}@{info['host']}:{info['port']}/{info['dbname']}"
-    told = {"DATABASE_URL": url, "REDIS_URL": settings.REDIS_URL, "DATA_DIR": str(settings.DATA_DIR)}
-    told |= {"DJANGO_SETTINGS_MODULE": "console.settings", "SLACKLINE_ROLE": "worker", "FLEET_TOKEN": TOKEN}
-    started = []
-
-    def start():
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER], env={**os.environ, **told}, cwd=ROOT, stdout=subprocess.PIPE
-        )
-        started.append(process)
-        assert process.stdout.readline().strip() == b"ready"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def until(condition, within_s=30.0):
+def until(condition, within_s=30.0, every_s=0.1):
     ends_at = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends_at, "too late"
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def said(engine):
