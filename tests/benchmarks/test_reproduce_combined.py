@@ -1,0 +1,137 @@
+"""What the section on the combined set measures is the set, and what it says is what was measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.reproduce import combined, combined_kairos, combined_stored, kairos_setting
+from benchmarks.reproduce.claims import Claim, Section, Table
+from benchmarks.reproduce.combined_pairs import compare
+from benchmarks.reproduce.concord_lab import CONCORD, WHOLE_SLOTS
+from benchmarks.reproduce.concord_sweep import choices
+from benchmarks.reproduce.hyperflexis_setting import OURS
+from benchmarks.reproduce.kairos_stages import Stages
+from controller.core.types import LatencyCoefficients
+from controller.engine import PreemptivePrefill
+from controller.simulator import InstanceSettings, SimulationSettings
+from workers.engine.config import parse
+
+BELIEVED = LatencyCoefficients(0.001, 5e-5, 2e-10, 0.013, 4e-8, 1e-5)
+SLACKLINE, HYPERFLEXIS = OURS
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def test_concords_engine_is_one_that_can_be_started():
+    engine = combined.collocated().build_engine()
+    options = ["--max-num-seqs", str(engine.config.max_num_seqs), "--max-num-batched-tokens", "512"]
+    live = parse(["--port", "1", "--scheduler", "slackline", "--deadlines", *options])
+    assert engine.batching.config == live.batching.config
+    assert (engine.config.max_num_seqs, engine.token_budget) == (live.engine.max_num_seqs, 512)
+
+
+def test_kairos_engines_are_the_sets():
+    prefill, decode = (each.build_engine() for each in combined_kairos.engines(combined_kairos.SET, BELIEVED))
+    assert isinstance(prefill, PreemptivePrefill)
+    assert (prefill.batching.config.prefill_b, prefill.preemption.boundary) == (BELIEVED.prefill_b, "operator")
+    assert decode.batching.name == "kairos_decode"
+    assert (decode.batching.config.decode_b, decode.batching.config.profile) == (BELIEVED.decode_b, "equal")
+
+
+def test_stages_apart_become_the_sets():
+    engine = InstanceSettings(BELIEVED, batching="vllm_v1")
+    apart = SimulationSettings((replace(engine, role="prefill"), replace(engine, role="decode")))
+    names = [each.part.batching for each in combined.by_stage(apart).instances]
+    assert names == ["slo_aware_batching", "kairos_decode"]
+
+
+@pytest.mark.parametrize("rate", [2.0, 5.0])
+def test_kairos_simulated_whole_agrees_with_its_testbed(rate):
+    calls = kairos_setting.long_tail(rate, 1, 150)
+    own = kairos_setting.PAIRS[kairos_setting.KAIROS]
+    apart = kairos_setting.Figures(Stages(kairos_setting.TESTBED, *own).run(calls))
+    whole = combined_kairos.simulation(combined_kairos.Pair(own), calls).run()
+    assert combined_kairos.attained(whole) == pytest.approx(apart.e2e, abs=2.0)
+    assert max(record.ttft_s for record in whole.records) == pytest.approx(apart.longest_ttft_s, rel=0.05)
+
+
+def test_the_profile_believed_is_fitted_to_the_device():
+    believed, truth = combined_kairos.calibrated(120), kairos_setting.ANCHORS
+    assert believed.prefill_b == pytest.approx(truth.prefill_b, rel=0.01)
+    assert believed.decode_b < truth.decode_b  # its steps grow with one sequence, not with all
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "reached"),
+    [
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), True),
+        ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), True),
+        ((0.6, 0.7, 0.8), (0.5, 0.6, 0.7), False),
+        ((0.5, 0.5, 0.5), (0.6, 0.3, 0.5), True),  # behind on the whole, by less than the error of it
+        ((0.5,), (0.4,), False),
+    ],
+)
+def test_noise_is_judged_by_pairs(theirs, ours, reached):
+    seeds = tuple(range(len(ours)))
+    claim = compare("Home", "attainment", "here", theirs, ours, seeds, "because")
+    assert claim.reached is reached
+    assert claim.reason == ("" if reached else "because")
+    assert (claim.theirs, claim.ours) == pytest.approx((sum(theirs) / len(theirs), sum(ours) / len(ours)), rel=1e-3)
+
+
+def keep(folder, name, claims=(), tables=()):
+    (folder / f"{name}.json").write_text(json.dumps(Section(name, "", list(claims), list(tables)).to_json()))
+
+
+def test_figures_of_the_report_are_taken_as_they_are(tmp_path):
+    columns = ["mix", "model", "load, x", "scheduler", "attainment", "attainment of Table 1's targets"]
+    fifth = [["2-task", "M", load, name, met, 0.1] for load, name, met in (
+        (1.0, SLACKLINE, 0.9), (1.0, HYPERFLEXIS, 0.8), (2.0, SLACKLINE, 0.5), (2.0, HYPERFLEXIS, 0.6),
+    )]  # fmt: skip
+    totals = [[SLACKLINE, "all", 0.85], [HYPERFLEXIS, "all", 0.8]]
+    knees = [[SLACKLINE, 48.0], [HYPERFLEXIS, 39.0]]
+    tables = [
+        Table("Fig. 5: priorities mapped to targets", columns, fifth),
+        Table("Fig. 6: clients", ["scheduler", "priority", "attained"], totals),
+        Table("Fig. 7, M: alone; 1 x = 3", ["scheduler", "90 % point, requests/s"], knees),
+    ]
+    sixth = [
+        Claim("HyperFlexis", "Fig. 6", f"{name}: share", 1.0, share, False, "M", (1,))
+        for name, share in ((SLACKLINE, 0.6), (HYPERFLEXIS, 0.7))
+    ]
+    keep(tmp_path, "hyperflexis", sixth, tables)
+    found = list(combined_stored.from_the_report(lambda line: None, "the order", tmp_path))
+    assert [(claim.theirs, claim.ours, claim.reached) for claim in found] == [
+        (0.8, 0.9, True), (0.6, 0.5, False), (39.0, 48.0, True), (0.7, 0.6, False),
+    ]  # fmt: skip
+    assert found[1].reason == "the order"
+    assert "0.850, HyperFlexis 0.800" in found[3].reason
+
+
+def test_a_report_that_was_not_run_is_left_out(tmp_path):
+    said = []
+    assert list(combined_stored.from_the_report(said.append, "", tmp_path)) == []
+    assert "left out" in said[0]
+
+
+def test_calm_stands_at_the_best_of_its_sweep(tmp_path):
+    with pytest.raises(RuntimeError, match="run --paper concord first"):
+        combined_stored.calm_at_its_best(tmp_path)
+    packed, whole = (choices()[name] for name in (CONCORD.name, WHOLE_SLOTS.name))
+    rows = [[each.name, each.text, 100.0 + number, 10.0] for number, each in enumerate((*packed, *whole))]
+    rows[2][3] = 500.0
+    keep(tmp_path, "concord", tables=[Table("Concord: every system's own settings, swept", ["a", "b", "c", "d"], rows)])
+    assert combined_stored.calm_at_its_best(tmp_path) == [packed[2], whole[-1]]
+
+
+@pytest.mark.slow
+def test_the_section_is_made():
+    section = combined.reproduce(lambda line: None, True)
+    assert {claim.figure for claim in section.claims} == {"HyperFlexis", "FlowPrefill", "Kairos", "Concord"}
+    assert all(claim.reason or claim.reached for claim in section.claims if claim.figure != "FlowPrefill")
+    assert len(section.tables) == 3
