@@ -24,11 +24,13 @@ MODES = {"null": "collocated", None: "collocated"}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`role`: as registered, to be compared with what the server was started as; "": not now."""
+    """`role` and `kv_role` (of a vLLM): as registered, to be compared with what the server was started as; "": not
+    now."""
 
     url: str
     backend: str = "vllm"
     role: str = ""
+    kv_role: str = ""
 
 
 class Watch:
@@ -80,7 +82,11 @@ def _look(id: str, endpoint: Endpoint) -> Observed:
         return Observed(id, "exited", url, error=f"{type(error).__name__} at {url}{path}")
     if status != 200:
         return Observed(id, "starting", url, error=f"status {status} at {url}{path}")
-    wrong = _other_role(endpoint) if endpoint.backend == "sglang" and endpoint.role else ""
+    wrong = ""
+    if endpoint.backend == "sglang" and endpoint.role:
+        wrong = _other_role(endpoint)
+    elif endpoint.kv_role:
+        wrong = _other_kv_role(endpoint)
     return Observed(id, "starting" if wrong else "ready", url, error=wrong)
 
 
@@ -97,3 +103,19 @@ def _other_role(endpoint: Endpoint) -> str:
     if role == endpoint.role:
         return ""
     return f"it runs as {role} (disaggregation_mode {mode}) and is registered as {endpoint.role}"
+
+
+def _other_kv_role(endpoint: Endpoint) -> str:
+    """The same of a vLLM, which tells how it was started in its development mode; without that it is believed."""
+    try:
+        url = f"{endpoint.url.rstrip('/')}/server_info"
+        answer = requests.get(url, params={"config_format": "json"}, timeout=INFO_TIMEOUT_S)
+        if answer.status_code == 404:
+            return ""
+        transfer = answer.json()["vllm_config"]["kv_transfer_config"] or {}
+        started = transfer.get("kv_role")
+    except (requests.RequestException, ValueError, AttributeError, KeyError, TypeError) as error:
+        return f"{type(error).__name__} at {endpoint.url}/server_info"
+    if started == endpoint.kv_role:
+        return ""
+    return f"it was started with kv_role {started} and is registered with {endpoint.kv_role}"

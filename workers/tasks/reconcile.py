@@ -46,10 +46,15 @@ def provisioners(data_dir: Path) -> dict[str, Provisioner]:
 
 
 def _endpoints() -> dict[str, Endpoint]:
-    """The role is compared when an endpoint joins; later it may be switching."""
+    """Roles are compared when an endpoint joins; later it may be switching."""
     rows = Instance.objects.live().filter(provisioner="static").exclude(url="")
-    joined = Instance.Observed.READY
-    return {row.pk: Endpoint(row.url, row.backend, "" if row.observed_state == joined else row.role) for row in rows}
+    return {row.pk: _endpoint(row) for row in rows}
+
+
+def _endpoint(row: Instance) -> Endpoint:
+    if row.observed_state == Instance.Observed.READY:
+        return Endpoint(row.url, row.backend)
+    return Endpoint(row.url, row.backend, row.role, row.kv_role)
 
 
 def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:

@@ -145,3 +145,50 @@ def test_one_that_joins_in_another_role_says_so(sglang):
     sglang.info = {"disaggregation_mode": "null"}
     [unified] = StaticProvisioner({"s": Endpoint(sglang.url, "sglang", "collocated")}).observe()
     assert unified.state == "ready"
+
+
+@pytest.fixture
+def vllm():
+    """A server whose /server_info is `.info`; None: not in development mode."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            info = self.path == "/server_info?config_format=json"
+            self.send_response(200 if self.path == "/health" or (info and self.server.info is not None) else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(self.server.info).encode() if info else b"")
+
+        def log_message(self, *args):
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.info = {"vllm_config": {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}}
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def seen_with(server, kv_role):
+    [seen] = StaticProvisioner({"v": Endpoint(server.url, "vllm", "prefill", kv_role)}).observe()
+    return seen.state, seen.error
+
+
+def test_a_vllm_that_was_started_for_other_sides_says_so_where_it_tells(vllm):
+    assert seen_with(vllm, "kv_both") == ("ready", "")
+    assert seen_with(vllm, "kv_producer") == (
+        "starting", "it was started with kv_role kv_both and is registered with kv_producer",
+    )  # fmt: skip
+    vllm.info = {"vllm_config": {"kv_transfer_config": None}}
+    assert seen_with(vllm, "kv_both") == (
+        "starting", "it was started with kv_role None and is registered with kv_both",
+    )  # fmt: skip
+    assert seen_with(vllm, "") == ("ready", ""), "nothing was said that could be wrong"
+    vllm.info = {"another": "page"}
+    assert seen_with(vllm, "kv_both") == ("starting", f"KeyError at {vllm.url}/server_info")
+
+
+def test_a_vllm_that_does_not_tell_is_believed(vllm):
+    vllm.info = None
+    assert seen_with(vllm, "kv_both") == ("ready", "")

@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -185,3 +186,14 @@ def test_an_endpoint_that_goes_and_comes_back_is_told_each_time(look, fake, poli
         for _ in range(2):
             look_and_act({"static": static}, time.time())
     assert kinds() == ["instance_ready", "instance_unreachable"] * 2
+
+
+def test_what_was_said_of_an_endpoint_is_compared_when_it_joins_and_not_again(policy):
+    """A role may be turned while it serves."""
+    both = {"role": "prefill", "spec": {"kv_role": "kv_both"}}
+    instance_register(actor=SYSTEM, id="v1", model=policy.model, url="http://h:1", **both)
+    joins = reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"]
+    assert (joins.backend, joins.role, joins.kv_role) == ("vllm", "prefill", "kv_both")
+    Instance.objects.update(observed_state="ready")
+    serves = reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"]
+    assert (serves.role, serves.kv_role) == ("", "")
