@@ -1,4 +1,6 @@
-"""A wire between two engines that a test may cut: it listens at another loopback address, on the engine's own port."""
+"""A wire between two engines that a test may cut, or have it damage what it carries.
+
+It listens at another loopback address, on the engine's own port."""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ class Wire:
     """`async with Wire(port) as wire`: from ELSEWHERE:port to 127.0.0.1:port.
 
     `cut`: the first connection that from now on carries more bytes than that from the engine is reset there, once.
+    `flip`: of the first one that carries that many, the last bit of the next byte is turned over, once.
     """
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.cuts = 0
+        self.cuts = self.flips = 0
         self._cut_after: int | None = None
+        self._flip_after: int | None = None
         self._carried: dict[asyncio.StreamWriter, int] = {}  # bytes from the engine since `cut`, by connection
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -32,6 +36,10 @@ class Wire:
 
     def cut(self, after: int) -> None:
         self._cut_after = after
+        self._carried.clear()
+
+    def flip(self, after: int) -> None:
+        self._flip_after = after
         self._carried.clear()
 
     async def mend(self) -> None:
@@ -70,6 +78,10 @@ class Wire:
                     self._cut_after, self.cuts = None, self.cuts + 1
                     await asyncio.sleep(0.05)  # so that what was written gets there before the reset
                     return
+                if self._flip_after is not None and carried + len(data) > self._flip_after:
+                    at = self._flip_after - carried
+                    data = data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
+                    self._flip_after, self.flips = None, self.flips + 1
                 writer.write(data)
                 await writer.drain()
                 self._carried[writer] = carried + len(data)

@@ -17,7 +17,7 @@ from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.test_engine import make_engine
-from workers.engine import kv_server
+from workers.engine import kv_links, kv_server
 from workers.engine.errors import ApiError
 from workers.engine.handover import Handover
 from workers.engine.kv_links import Links
@@ -230,6 +230,19 @@ async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
     assert not pulling.done()
     source.end()
     assert (await pulling)[1] == 9
+    links.close()
+    server.close()
+
+
+async def test_a_source_that_says_for_ever_that_it_computes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(kv_server, "STILL_S", 0.05)
+    monkeypatch.setattr(kv_links, "LONGEST_PREFILL_S", 0.5)
+    source = Source()
+    pulling, server, links, taken = await begin(source, timeout_s=0.3)
+    with pytest.raises(KvTransferError) as raised:
+        async with asyncio.timeout(5.0):
+            await pulling
+    assert (raised.value.reason, taken) == ("timeout", [])
     links.close()
     server.close()
 

@@ -14,12 +14,14 @@ import torch
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
 from tests.workers.engine.process import EngineProcess, fleet
+from tests.workers.engine.proxy import ELSEWHERE, Wire
 from tests.workers.engine.torch_bench import VOCABULARY, folder, program
-from workers.engine.kv_links import Links
+from workers.engine.kv_links import Links, Peer
 from workers.engine.kv_progress import Progress
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import KvMismatch
 from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_wire import KvTransferError
 from workers.engine.torch_executor import TorchExecutor
 from workers.engine.torch_kv import TorchKv
 from workers.engine.torch_task import Boundary
@@ -111,6 +113,34 @@ async def test_layers_of_a_real_step_move_as_it_passes_them():
     links.close()
     server.close()
     executor.close()
+
+
+async def test_real_entries_of_which_one_bit_was_turned_over_on_the_way_are_not_taken():
+    """Nothing but the checksum could tell: any bits are entries."""
+    one, other = program(folder()), program(folder())
+    torch.manual_seed(0)
+    one.cache.memory.copy_(torch.randn_like(one.cache.memory))
+    here, there = TorchKv(one.cache), TorchKv(other.cache)
+    tokens = [(7 * i) % VOCABULARY for i in range(40)]
+    source = Seq("s", 0.0, 40, 1, token_ids=[*tokens, 9], keep_kv=True, blocks=list(range(10)), computed=40)
+    source.state, source.finish, source.output_tokens = SeqState.FINISHED, FinishReason.LENGTH, 1
+    server = KvServer(here, "t", {"s": source}.get, lambda taken: None)
+    await server.start("127.0.0.1", 0)
+    links = Links(there, "t", Traffic(), 30.0)
+    target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
+    offer = Offer(ELSEWHERE, server.port, "s", 40)
+    async with Wire(server.port) as wire:
+        links.announce([Peer("p", ELSEWHERE, server.port)])
+        await links.tried(5.0)  # its bandwidth is measured: what comes next is the pull
+        wire.flip(30 * here.token_bytes)
+        with pytest.raises(KvTransferError, match="wrong checksum") as raised:
+            await links.pull(offer, target)
+        assert (raised.value.reason, wire.flips) == ("corrupt", 1)
+        await links.pull(offer, target)
+    for layer in range(here.layers):
+        assert there.read(target, layer, 0, 40) == here.read(source, layer, 0, 40)
+    links.close()
+    server.close()
 
 
 async def samples_of(session: aiohttp.ClientSession) -> dict[str, float]:
