@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from api.openai.errors import KINDS
+from api.refusals import REASONS as REFUSALS
 from console.sentences import SENTENCES, say
 from console.words import REASONS, SOURCES
+from controller.core.types import Outcome
 from controller.dispatch.transfers import MigratorConfig, State
 from controller.services.sleeping import LEVELS
 from tests.console.reason_search import Source, read
@@ -39,6 +42,12 @@ FILLED = {
     "level_*": tuple(f"level_{level}" for level in LEVELS),
 }  # fmt: skip
 SILENT = ("steady", "not_idle")  # a state of mind that leaves no decision; an engine that is asked once more
+# Not to be found at a place that takes a reason: codes that clients get, ends of a request, refusals by their
+# exception, a link that rules out a source of weights, of several such sources the first, and how KV stayed behind.
+ELSEWHERE = {
+    *(*KINDS, *Outcome, *(code for _, code in REFUSALS)),
+    *("link_down", "same_host", "widest_link", "link_unknown", "left_to_lease"),
+}
 
 
 def reasons() -> dict[str, str]:
@@ -86,6 +95,10 @@ class Refused(Exception):
 def test_every_reason_has_words():
     known = REASONS.keys() | SOURCES.keys() | set(SILENT)
     assert {code: where for code, where in reasons().items() if code not in known} == {}
+
+
+def test_no_word_is_left_of_a_reason_that_nobody_gives():
+    assert REASONS.keys() - reasons().keys() - ELSEWHERE == set()
 
 
 def test_every_reason_is_documented():
