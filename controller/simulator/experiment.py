@@ -15,10 +15,10 @@ from controller.predict.operator_profile import OperatorProfile, read_operator_p
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
 from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSpeed
+from controller.simulator.load_times import LOAD_S, load_times
 from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
 from controller.simulator.settings import (
-    LOAD_S,
     MODEL_SHAPE,
     ElasticSettings,
     Failure,
@@ -34,7 +34,7 @@ FROM_PROFILE = {  # fields of an instance that its profile may bring, by their n
     "kv_bytes_per_token": ("kv_bytes_per_token",),
     "tensor_parallel": ("tp",),
 }
-OF_AN_INSTANCE = ("role", "from_s", "until_s")  # no policy changes these
+OF_AN_INSTANCE = ("role", "from_s", "until_s", "weights_of")  # no policy changes these
 MEASURED = ("latency", "believed", "operators")  # read from profiles, not as they stand in the file
 ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in MEASURED))
 
@@ -186,6 +186,8 @@ def _instance(item: Fields, read_profile: ReadProfile) -> InstanceSettings:
         found = next((profile[each] for each in names if profile.get(each)), None)
         if found is not None:
             values[known] = int(found)
+    if isinstance(profile.get("model"), str):
+        values["weights_of"] = profile["model"]
     believed = item.any("believed")
     if believed is not None:
         values["believed"] = _coefficients(_profile(item, believed, read_profile), item.name("believed"))
@@ -251,7 +253,7 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
         changes[name] = item.number(name, getattr(settings, name), above=-1e-12)
     for name in ("know_output", "leaps"):
         changes[name] = item.flag(name, getattr(settings, name))
-    changes["elastic"] = _elastic(item.object("elastic"), instances[0].model) if "elastic" in item else None
+    changes["elastic"] = _elastic(item.object("elastic"), instances[0]) if "elastic" in item else None
     if "mapping" in item:
         changes["mapping"] = _mapping(item.object("mapping"))
     if "links" in item:
@@ -315,8 +317,9 @@ def _link_failure(item: Fields) -> LinkFailure:
     return made
 
 
-def _elastic(item: Fields, model: str) -> ElasticSettings:
+def _elastic(item: Fields, first_of_all: InstanceSettings) -> ElasticSettings:
     """With `decode` the fields beside it are of the prefill instances, else of all."""
+    model, usual = first_of_all.model, load_times(first_of_all.weights_of or first_of_all.model)
     decode = item.object("decode") if "decode" in item else None
     first = _scaling(item, ScalingConfig(model, "prefill" if decode is not None else "collocated"))
     second = _scaling(decode, ScalingConfig(model, "decode")) if decode is not None else None
@@ -324,7 +327,7 @@ def _elastic(item: Fields, model: str) -> ElasticSettings:
         decode.done()
     source = item.text("source", "device", valid=sorted(LOAD_S))
     load = item.object("load_s")
-    seconds = {name: load.number(name, LOAD_S[name], above=-1e-12) for name in sorted(LOAD_S)}
+    seconds = {name: load.number(name, usual[name], above=-1e-12) for name in sorted(LOAD_S)}
     load.done()
     most, switch_s = item.optional_integer("most"), item.number("switch_s", 0.0, above=-1e-12)
     start_s, warm = item.number("start_s", 0.0, above=-1e-12), item.integer("warm", 0, least=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from controller.core.errors import ConfigError
@@ -20,6 +19,7 @@ from controller.predict.boundaries import ComposedBoundaries, ProfiledBoundaries
 from controller.predict.operator_profile import OperatorProfile
 from controller.scale import ScalingConfig
 from controller.simulator.links import LinkSettings
+from controller.simulator.load_times import LOAD_S
 from controller.simulator.machine_speed import MachineSpeed
 
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
@@ -56,6 +56,7 @@ class InstanceSettings:
     believed: LatencyCoefficients | None = None
     unit_cost: float = 1.0
     model: str = "model"
+    weights_of: str = ""  # the model's usual name, such as Qwen2.5-7B: load times are chosen by it
     role: str = "collocated"
     tensor_parallel: int = 1  # devices of one instance; the profile is of all of them together
     kv_bytes_per_token: int = 131_072  # Llama-3.1-8B in 16 bits: 2 x 32 layers x 8 KV heads x 128 x 2 bytes
@@ -80,6 +81,8 @@ class InstanceSettings:
         if self.decode_by not in DECODE_BY:
             valid = ", ".join(DECODE_BY)
             raise ConfigError(f"unknown decode_by {self.decode_by!r}; valid: {valid}", field="decode_by")
+        if not isinstance(self.weights_of, str):
+            raise ConfigError(f"weights_of must be a model's name, not {self.weights_of!r}", field="weights_of")
         if self.operators is not None and self.all_reduce_share:
             raise ConfigError("measured operators hold their all-reduce", field="all_reduce_share")
         for name in ("tensor_parallel", "kv_bytes_per_token"):
@@ -196,13 +199,10 @@ class Failure:
             raise ConfigError("for_s must be positive seconds", field="failures.for_s")
 
 
-# Seconds from the decision to serving, by where the weights come from (HyperFlexis Table 2, Qwen-7B).
-LOAD_S: Mapping[str, float] = MappingProxyType({"device": 0.89, "host": 2.73, "disk": 4.14})
-
-
 @dataclass(frozen=True, slots=True)
 class ElasticSettings:
-    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk".
+    """`source`: where weights are loaded from; "device" needs a live instance, else it is "disk". `load_s`: seconds
+    from the decision to serving, by source (load_times.py has them by model).
 
     `scaling`: of the collocated instances; where instances have roles, of those that prefill, and `decode` of those
     that decode. `most`: instances of all roles together, None for the sum of what each may have. `switch_s`: from
