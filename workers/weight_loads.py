@@ -60,7 +60,8 @@ def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, fl
     if said.state == "present":
         return _present(action, said, mine)
     if said.state == "loading":
-        return _later(action, state=Action.State.RUNNING)
+        trying = {"trying": len(said.attempts)} if mine else {}  # of what it was told: who sends now, for other plans
+        return _later(action, state=Action.State.RUNNING, params={**action.params, **trying})
     if mine:
         return give_up(action, "no_source", _last_error(said.attempts), said.attempts)
     if action.tries >= MOST_TRIES:
@@ -73,7 +74,7 @@ def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, fl
 
 def _plan(action: Action, utilisation: Mapping[str, float], host_copy: bool) -> bool:
     """What it will be told, stored before it is told. False: the action is somebody else's by now."""
-    params: dict[str, Any] = dict(action.params)
+    params: dict[str, Any] = {**action.params, "trying": 0}
     if "sources" in params:
         params["told"] = params["sources"]
     else:

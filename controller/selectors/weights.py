@@ -39,7 +39,7 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
             each.url,
             _host(each),
             utilisation.get(each.pk, 0.0),
-            sending[each.url],
+            sending[each.url.rstrip("/")],
             each.pk not in down,
             each.ranks,
         )
@@ -69,11 +69,13 @@ def first_token_at(row: Instance, since: datetime) -> datetime | None:
 
 
 def _sending() -> Counter[str]:
-    """Transfers under way, by the url of the engine that is tried first."""
-    plans = Action.objects.filter(kind=Action.Kind.WEIGHTS_LOAD, state=Action.State.RUNNING).values_list(
-        "params__told", flat=True
-    )
-    return Counter(told[0].get("url", "") for told in plans if told)
+    """Transfers under way, by the url of the engine that sends: of what each target was told, what it tries now."""
+    loads = Action.objects.filter(kind=Action.Kind.WEIGHTS_LOAD, state=Action.State.RUNNING)
+    found: Counter[str] = Counter()
+    for told, trying in loads.values_list("params__told", "params__trying"):
+        for source in (told or [])[trying or 0 :][:1]:
+            found[source.get("url", "").rstrip("/")] += 1
+    return found
 
 
 def _host(row: Instance) -> str:

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from console.sentences import sentence
 from controller.models import Action, Decision, Instance
+from controller.selectors.weights import weight_plan
 from controller.services.actions import action_lease, first_served_watch, weights_load_order
 from controller.services.actors import SYSTEM, Actor
 from controller.services.decisions import decision_record
@@ -115,6 +116,28 @@ def test_ready_is_when_the_engine_had_them_not_when_it_was_looked_at(warm, holde
     (decision,) = look_once()
     assert decision.outcome["ready_s"] == pytest.approx(10.0, abs=0.5)
     assert decision.inputs["ordered_s"] == pytest.approx(30.0, abs=0.5)
+
+
+def test_the_engine_that_sends_now_counts_as_sending_and_those_tried_before_do_not(warm, holder, engine, look_once):
+    """For the next plan: two that are as near, and of them the one that sends nothing."""
+    second = factories.instance(holder.model, id="second")
+    other = factories.instance(holder.model, id="other", weights="absent")
+    order(warm)
+    look_once()
+    assert engine.orders[0][1] == [holder.url, second.url, "disk"]
+
+    def first_choice():
+        assert look_once() == []
+        plan = weight_plan(other, {})
+        return plan.choices[0].id, plan.figures["source_transfers"]
+
+    assert first_choice() == ("second", 0), "the holder sends"
+    cut = {"kind": "engine", "url": holder.url, "seconds": 0.5, "bytes": 0, "error": "it broke off"}
+    engine.said = replace(engine.said, attempts=[cut])
+    assert first_choice() == ("holder", 0), "the second sends"
+    engine.said = replace(engine.said, attempts=[cut, {**cut, "url": second.url}])
+    assert first_choice() == ("holder", 0), "nobody does: the disk is read"
+    assert weight_plan(other, {"holder": 0.5}).choices[0].id == "second"
 
 
 def test_each_attempt_is_recorded(warm, holder, engine, look_once):
