@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, Engine, vllm_missing, vllm_servers
+from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, ROOT, Engine, vllm_missing, vllm_servers
 from benchmarks.stack import Fleet, Stack
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, events, ids
+from workers.provisioners import Endpoint, StaticProvisioner
 
 pytestmark = pytest.mark.vllm
 
@@ -37,12 +42,18 @@ def pair(folder: Path) -> Iterator[list[Engine]]:
 
 
 @pytest.fixture(scope="module")
-def apart(folder: Path, pair: list[Engine]) -> Iterator[Client]:
-    """A gateway that prefills on the first and decodes on the second."""
+def stages(folder: Path, pair: list[Engine]) -> Iterator[Stack]:
+    """The first prefills, the second decodes."""
     urls = [server.url for server in pair]
     fleet = Fleet(MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS, roles=("prefill", "decode"))
-    with Stack(folder / "pd", fleet) as stack, stack.gateway() as gateway:
-        yield Client(gateway.url, {"Authorization": f"Bearer {stack.api_key}"})
+    with Stack(folder / "pd", fleet) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def apart(stages: Stack) -> Iterator[Client]:
+    with stages.gateway() as gateway:
+        yield Client(gateway.url, {"Authorization": f"Bearer {stages.api_key}"})
 
 
 def taken_over(engine: Engine) -> float:
@@ -73,3 +84,48 @@ def test_a_whole_answer_goes_the_same_way(apart: Client, pair: list[Engine]):
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 6
     assert taken_over(pair[1]) > before
+
+
+TURN = """
+from controller.services.actors import Actor
+from controller.services.role_switches import role_ask
+for name, role in (("engine-0", "decode"), ("engine-1", "prefill")):
+    assert role_ask(actor=Actor.job("test"), instance_id=name, role=role) is None
+"""
+
+
+def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pair: list[Engine], stages: Stack):
+    """Started with kv_both, so no server is told anything: gateways hear of the roles, and KV goes the other way."""
+    command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", TURN]
+    environment = {**os.environ, **stages.environment, "SLACKLINE_ROLE": "worker"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    before, give_up_at = [taken_over(server) for server in pair], time.monotonic() + 30
+    while True:
+        prompt = ids(700)
+        response = apart.post(COMPLETIONS, prompt=prompt, max_tokens=6, ignore_eos=True, temperature=0)
+        assert response.status_code == 200, response.text
+        if response.headers["x-slackline-instance"] == "engine-0":
+            break
+        assert time.monotonic() < give_up_at, "the gateway did not hear of it"
+    gained = [taken_over(server) - was for server, was in zip(pair, before, strict=True)]
+    assert gained[0] >= 640, "whole blocks came from the one that decoded before"
+    body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 6, "ignore_eos": True, "temperature": 0}
+    alone = requests.post(f"{pair[1].url}{COMPLETIONS}", json=body, timeout=120).json()
+    assert response.json()["choices"][0]["text"] == alone["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(("kv_role", "state"), [("kv_both", "ready"), ("kv_producer", "starting")])
+def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(pair: list[Engine], kv_role: str, state: str):
+    """The first such question may take a server longer than it is waited for: it looks its machine over."""
+    server, give_up_at = (
+        StaticProvisioner({"v": Endpoint(pair[0].url, "vllm", "prefill", kv_role)}),
+        time.monotonic() + 60,
+    )
+    [seen] = server.observe()
+    while seen.state != state or "Timeout" in seen.error or "not answered" in seen.error:
+        assert time.monotonic() < give_up_at, seen
+        time.sleep(1.0)
+        [seen] = server.observe()
+    assert seen.error == (
+        "" if state == "ready" else "it was started with kv_role kv_both and is registered with kv_producer"
+    )
