@@ -34,8 +34,8 @@ RATES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 HEADLINE = 4.0  # programs/s: where the baselines stand to each other as in the paper (text)
 SEEDS = (1, 2, 3)
 HOUR_S = 3600.0
-DESCRIBED = (LTR.name, AUTELLIX.name)  # neither their papers nor their code could be read here
-BUILT = "no verdict: the baseline could only be built from its description in Concord's text and its abstract"
+DESCRIBED = (AUTELLIX.name,)
+BUILT = "no verdict: Autellix is built from its description in Concord's text and from excerpts of its paper"
 HEAD = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests) a seed"
 ONE_SEED = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests), one seed"
 HOUR = f"{HEADLINE:g} programs/s on one engine, one hour, one seed"
@@ -135,7 +135,7 @@ def _headline(head: Mapping[str, Sequence[Figures]], seeds: Sequence[int]) -> li
     ltr, autellix = (statistics.fmean(ratio(concord, head[name])) for name in (LTR.name, AUTELLIX.name))
     oracle = 100 * (1 - mean(concord, "tokens_per_s") / mean(head[ORACLE.name], "tokens_per_s"))
     return [
-        _claim("6.1", "token goodput over LTR, times (theirs 1.3 to 1.7)", 1.3, ltr, None, seeds, BUILT),
+        _claim("6.1", "token goodput over LTR, times (theirs 1.3 to 1.7)", 1.3, ltr, ltr >= 1.3, seeds),
         _claim("6.1", "token goodput over Autellix, times (theirs 5.3 to 6.1)", 5.3, autellix, None, seeds,
                f"{BUILT}. The factor grows with the load (see the plot over rates): least attained service finishes "
                "single requests and starves programs, and here singles are two thirds of requests"),
@@ -172,7 +172,8 @@ def _hour(lab: Lab) -> tuple[list[Claim], Plot]:
         )
         found.append(
             _claim("6.1", f"lowest factor over {name} in any five minutes of the hour", theirs, least,
-                   None, [7], BUILT + ("" if least >= theirs else f". {QUIET}"), HOUR)
+                   None if name in DESCRIBED else least >= theirs, [7],
+                   BUILT if name in DESCRIBED else "" if least >= theirs else QUIET, HOUR)
         )  # fmt: skip
     return found, plot
 
@@ -194,8 +195,8 @@ def _requests(lab: Lab, seeds: Sequence[int]) -> list[Claim]:
         f"in time, and all that arrive would be {most:.2f} times what it serves. The paper does not say how its LTR "
         "loses them"
     )
-    return [_claim("6.2", "request goodput over LTR, times (theirs 2.3 to 4.5)", 2.3, times, None, seeds[:2],
-                   BUILT + ("" if times >= 2.3 else f". Below the paper's: {reason}"))]  # fmt: skip
+    return [_claim("6.2", "request goodput over LTR, times (theirs 2.3 to 4.5)", 2.3, times, times >= 2.3, seeds[:2],
+                   "" if times >= 2.3 else reason)]  # fmt: skip
 
 
 def _grid_claims(grid: Runs) -> list[Claim]:
@@ -216,7 +217,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
     ]  # fmt: skip
     for claim, left_out, why in (
         ("rates at which goodput is the highest of those built from their papers or code, per cent", DESCRIBED, ""),
-        ("rates at which goodput is the highest of all, LTR and Autellix too, per cent", (), BUILT),
+        ("rates at which goodput is the highest of all, Autellix too, per cent", (), BUILT),
     ):
         others = [of for name, of in grid.items() if name not in (ORACLE.name, *left_out)]
         wins = sum(
@@ -227,7 +228,7 @@ def _grid_claims(grid: Runs) -> list[Claim]:
         reason = ". ".join(part for part in (why, "" if all_of_them else LIGHT) if part)
         highest = 100 * wins / len(rates)
         found.append(_claim("6.5", claim, 100.0, highest, None if why else all_of_them, [6], reason, GRID))
-    for names, why in (((SARATHI.name,), ""), (DESCRIBED, BUILT)):
+    for names, why in (((LTR.name, SARATHI.name), ""), (DESCRIBED, BUILT)):
         engines = sorted(value for name in names for value in savings(grid, name))
         for which, theirs, at in (("least", 28.5, 0), ("most", 83.2, -1)):
             if engines:

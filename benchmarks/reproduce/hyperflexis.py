@@ -37,8 +37,9 @@ robin. SCORPIO is read from its public scheduler: *behind round robin* as the pa
 worker, which sees its own queue alone; answers paced by credits; put off rather than refused, since its latencies and
 costs lie above all others' in the paper, as they only can where all is answered), and twice stronger than that, with
 one queue for both workers: *as published* (it refuses) and *at its best* of all settings, chosen for each mix by the
-sweep below. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description, since neither
-paper nor code could be read here: "-" in the column *reached*. They too run at the best of their sweep.
+sweep below. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description, since their
+papers could be read here in excerpts only and no code of their authors was found: "-" in the column *reached*. They too
+run at the best of their sweep.
 
 Sizes that are smaller than the figures': SCORPIO's sweep and the scaler's thresholds are of {swept} alone, the table of
 sequences an engine of one model; the sweep of the single-task schedulers is one seed. Models: Fig. 3 and Table 2 three,

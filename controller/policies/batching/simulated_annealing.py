@@ -1,7 +1,8 @@
 """Simulated annealing over the order of an engine's queue: the most requests in time for the least latency.
 
-Huang et al., "SLO-Aware Scheduling for Large Language Model Inferences", 2025, https://arxiv.org/abs/2504.14966; built
-from its abstract and public summaries, not from its code. The value of an order is G = n / t: how many requests are
+Huang et al., "SLO-Aware Scheduling for Large Language Model Inferences", 2025, https://arxiv.org/abs/2504.14966.
+Its paper could be read here in excerpts only, and no code of its authors was found: built from its abstract and public
+summaries. The value of an order is G = n / t: how many requests are
 predicted to meet their targets over the sum of their predicted latencies. Whenever a request arrives, moves of one
 request (exchange two, put one off to the end, pull one to the front) are tried on the queue; a worse order is kept
 with probability exp(loss / temperature), the loss as a share of G, and the best order seen is served.

@@ -2,10 +2,10 @@
 
 Autellix (Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs", 2025,
 https://arxiv.org/abs/2502.13965), PLAS: a call's priority is the service that all calls of its *program* have received
-when it arrives, not that of the call. Built from its description in Concord's evaluation, not from its
-code; service is counted in tokens (prompt and output), a request without a workflow is a program of its own.
-Deviation: a call keeps the rank it arrived with until it is queued again. `keep` bounds the programs and open requests
-remembered, the oldest forgotten first. Cost: O(1) a decision and an event.
+when it arrives, not that of the call. Its paper could be read here in excerpts only, and no code of its authors was
+found: built from its description in Concord's evaluation. Service is counted in tokens (prompt and output), a request
+without a workflow is a program of its own. Deviation: a call keeps the rank it arrived with until it is queued again.
+`keep` bounds the programs and open requests remembered, the oldest forgotten first. Cost: O(1) a decision and an event.
 """
 
 from __future__ import annotations
