@@ -78,3 +78,12 @@ def engine_part(role: Role, deadlines: bool = False) -> EnginePart:
     if role is Role.DECODE:
         return _DECODE
     return _WITH_DEADLINES if deadlines else _COLLOCATED
+
+
+def told_batching(told: Mapping[str, Any], role: Role) -> str | None:
+    """How an engine batches that was started with these options (`scheduler`, `deadlines`, `batching`); None where they
+    do not say. A role given later leaves an engine's scheduler as it is: `role` is that of its start."""
+    if told.get("scheduler") == BY_STAGE:
+        return engine_part(role, told.get("deadlines") is True).batching
+    name: str | None = told.get("batching") or None
+    return _PREFILL.batching if name is None and told.get("scheduler") == "preemptive" else name

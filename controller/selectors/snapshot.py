@@ -31,6 +31,7 @@ from controller.models import (
 )
 from controller.models.fleet import InstanceQuerySet, Weights
 from controller.policies.batching import BATCHINGS, selects
+from controller.policies.by_stage import told_batching
 from controller.selectors.latency_fits import Fits, active_fits
 
 
@@ -140,7 +141,7 @@ def _model(row: ServedModel) -> ModelConfig:
 
 
 def _instance(row: Instance, fits: Fits) -> InstanceSpec:
-    fit = fits.of(row)
+    fit, batching = fits.of(row), told_batching(row.spec, Role(row.role))
     return InstanceSpec(
         id=row.id,
         model=row.model.name,
@@ -152,7 +153,7 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
         max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,
         latency=LatencyCoefficients(**fit.coefficients) if fit else None,
-        selects=row.spec.get("batching") in BATCHINGS and selects(row.spec["batching"]),
+        selects=batching is not None and batching in BATCHINGS and selects(batching),
         labels={"provisioner": row.provisioner, "device_kind": row.device_kind},
     )
 

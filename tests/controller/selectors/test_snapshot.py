@@ -107,3 +107,22 @@ def test_it_names_what_is_on_its_way():
         factories.instance(model, id=name, **fields)
     coming = {each.id: (each.model, each.not_before) for each in gateway_snapshot().coming}
     assert coming == {"pending": ("m", 99.5), "starting": ("m", 0.0), "waking": ("m", 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "selects"),
+    [
+        ({}, "collocated", False),
+        ({"batching": "calm"}, "collocated", True),
+        ({"batching": "nobody's"}, "collocated", False),
+        ({"scheduler": "slackline"}, "collocated", False),
+        ({"scheduler": "slackline", "deadlines": True}, "collocated", True),
+        ({"scheduler": "slackline"}, "prefill", True),
+        ({"scheduler": "slackline"}, "decode", False),
+        ({"scheduler": "preemptive"}, "collocated", True),
+    ],
+)
+def test_engines_that_choose_by_value_are_known_by_what_they_were_started_with(spec, role, selects):
+    factories.instance(factories.served_model(), spec=spec, role=role)
+    (instance,) = gateway_snapshot().instances
+    assert instance.selects is selects
