@@ -123,7 +123,6 @@ TEMPLATES = [
 
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-STATIC_ROOT = DATA_DIR / "static"
 
 # ---- people ------------------------------------------------------------------------------------------------------
 LOGIN_URL = "/login/"

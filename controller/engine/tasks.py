@@ -82,10 +82,6 @@ class RoundTotals:
         self.blocking_s += seconds
         self.blocking_max_s = max(self.blocking_max_s, seconds)
 
-    @property
-    def mean_blocking_s(self) -> float:
-        return self.blocking_s / self.signals if self.signals else 0.0
-
 
 def holds(step: Step | None, seq: Seq) -> bool:
     """Whether the step reads or writes the sequence's blocks."""

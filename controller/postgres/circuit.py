@@ -29,10 +29,6 @@ class Circuit:
         self._lock = threading.Lock()
         self._open = False
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
     def check(self) -> None:
         if self._open:
             raise CircuitOpen("PostgreSQL is away; it is tried again in the background")

@@ -1,19 +1,14 @@
-"""Instances for jobs and pages: what is wished, what is there, what it cost."""
+"""What instances cost, by the intervals for which they were provisioned."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import Count, F, QuerySet, Sum
+from django.db.models import Count, F, Sum
 from django.db.models.functions import Coalesce, Greatest, Least
 
-from controller.models import Instance, InstanceInterval
-
-
-def instances_live() -> QuerySet[Instance]:
-    """Wanted, or still there."""
-    return Instance.objects.live().select_related("model", "host")
+from controller.models import InstanceInterval
 
 
 def cost(*, since: datetime, until: datetime) -> float:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.db.models import Avg, Count, Max, Q, QuerySet, Sum
-from django.utils import timezone
+from django.db.models import Count, Q, QuerySet
 
 from controller.core.links import LinkState
 from controller.models import InstanceLink, KvTransfer
 
 ORDER = ("-started_at", "-id")
-LATELY = timedelta(hours=1)
 
 
 def instance_links(*, open: bool | None = True, instance: str | None = None) -> QuerySet[InstanceLink]:
@@ -76,44 +74,3 @@ def kv_transfers(
     if instance is not None:
         rows = rows.filter(Q(source=instance) | Q(target=instance))
     return rows.order_by(*ORDER)
-
-
-def transfers_of_request(request_id: str) -> list[KvTransfer]:
-    """In the order in which they were tried. One query."""
-    return sorted(kv_transfers(request=request_id), key=lambda row: (row.started_at, row.attempt))
-
-
-@dataclass(frozen=True, slots=True)
-class TransferSums:
-    """Of an instance's transfers, either way. Means and the longest of those that arrived; None: none did."""
-
-    sent: int
-    received: int
-    failed: int  # failed or undone
-    sent_bytes: int
-    received_bytes: int
-    mean_s: float | None
-    longest_s: float | None
-    mean_overlap_s: float | None
-
-
-def transfer_sums(instance: str, *, now: datetime | None = None) -> TransferSums:
-    """Over the last hour. One query."""
-    since = (now or timezone.now()) - LATELY
-    done, out, into = Q(outcome="done"), Q(source=instance), Q(target=instance)
-    sums = (
-        kv_transfers(instance=instance, since=since)
-        .order_by()
-        .aggregate(
-            sent=Count("pk", filter=done & out),
-            received=Count("pk", filter=done & into),
-            failed=Count("pk", filter=~done),
-            sent_bytes=Sum("bytes", filter=done & out),
-            received_bytes=Sum("bytes", filter=done & into),
-            mean_s=Avg("seconds", filter=done),
-            longest_s=Max("seconds", filter=done),
-            mean_overlap_s=Avg("overlap_s", filter=done),
-        )
-    )
-    moved = {name: sums[name] or 0 for name in ("sent_bytes", "received_bytes")}
-    return TransferSums(**{**sums, **moved})

@@ -1,10 +1,8 @@
-"""Token goodput (Concord ch. 3) and cost (HyperFlexis eq. 3)."""
+"""Token goodput (Concord ch. 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-PAPER_UNIT_S = 0.05  # HyperFlexis counts cost in units of 50 ms of one instance
+from collections.abc import Sequence
 
 
 def token_goodput(token_times: Sequence[float], ttft_s: float, tbt_s: float) -> int:
@@ -18,8 +16,3 @@ def token_goodput(token_times: Sequence[float], ttft_s: float, tbt_s: float) -> 
 def deadline_goodput(e2e_s: float, deadline_s: float, prompt_tokens: int, output_tokens: int) -> int:
     """Deadline and workflow requests: input and output tokens, all or nothing."""
     return prompt_tokens + output_tokens if e2e_s <= deadline_s + 1e-9 else 0
-
-
-def cost(provisioned_s: Iterable[float], unit_cost: float = 1.0) -> float:
-    """Eq. 3: provisioned seconds of every instance times the cost of one instance-second."""
-    return sum(provisioned_s) * unit_cost

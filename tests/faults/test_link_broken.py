@@ -18,7 +18,7 @@ from api.openai.gateway import Gateway, GatewayOptions
 from controller.core.snapshot import ClassConfig, GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.models import Decision, InstanceLink
-from controller.selectors.links import kv_transfers, transfers_of_request
+from controller.selectors.links import kv_transfers
 from controller.services.records import records_write
 from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
@@ -188,7 +188,7 @@ async def test_kv_cut_half_way_is_moved_again(engines, fleet, say):
         assert (cut.reason, cut.source, cut.state, cut.measured_by) == ("cut", "p", "moving", "engine")
         assert 0 < cut.bytes < WHOLE  # a pull that waits for its prefill may have begun before the wire was told
         assert "closed" in cut.error
-        tried = await in_database(lambda: transfers_of_request(cut.request))
+        tried = await in_database(lambda: list(kv_transfers(request=cut.request).order_by("started_at", "attempt")))
         assert [row.outcome for row in tried] == ["failed", "done"]
         assert (tried[-1].bytes, tried[-1].state) == (WHOLE, "released")
         say(requests=len(bed.answers), cut_after_bytes=cut.bytes, moved_again_s=round(tried[-1].seconds, 4))

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from controller.models import Instance
-from controller.selectors import decisions, fleet, health, requests
+from controller.selectors import decisions, health, requests
 from controller.services.actors import SYSTEM, Actor
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
@@ -102,7 +102,7 @@ def test_the_fleet_is_what_is_wanted_or_still_there():
     stopping = factories.instance(model, desired_state=Instance.Desired.STOPPED)
     gone = factories.instance(model, desired_state=Instance.Desired.STOPPED, observed_state=Instance.Observed.STOPPED)
 
-    live = set(fleet.instances_live().filter(model=model))
+    live = set(Instance.objects.live().filter(model=model))
     assert {ready, stopping} <= live
     assert gone not in live
 

@@ -10,7 +10,7 @@ from django.db import connection
 
 from controller.core.links import LinkReport, LinkState
 from controller.models import Decision, InstanceLink, KvTransfer, Link
-from controller.selectors.links import instance_links, kv_transfers, link_counts, transfer_sums, transfers_of_request
+from controller.selectors.links import instance_links, kv_transfers, link_counts
 from controller.selectors.partitions import TRANSFERS, partitions
 from controller.services.instance_links import instance_links_observe, instance_links_retain
 from controller.services.partitions import partitions_make, records_retain
@@ -184,7 +184,7 @@ def test_each_attempt_is_a_row_and_an_unmeasured_one_says_so():
         del lost["figures"][name]
     record = factories.record(decisions=[lost, step(attempt=2)])
     write(record)
-    first, second = transfers_of_request(record.id)
+    first, second = sorted(kv_transfers(request=record.id), key=lambda row: row.attempt)
     assert (first.outcome, first.reason, first.bytes, first.bytes_s) == ("undone", "moving_timeout", None, None)
     assert (second.attempt, second.outcome) == (2, "done")
 
@@ -234,10 +234,6 @@ def test_transfers_are_found_by_either_end_and_newest_first():
     assert [row.target for row in kv_transfers(instance="p")] == ["p", "e", "d"]
     assert [row.target for row in kv_transfers(source="p", outcome="done")] == ["d"]
     assert [row.source for row in kv_transfers(since=at(70))] == ["q"]
-    sums = transfer_sums("p", now=at(120))
-    assert (sums.sent, sums.received, sums.failed, sums.sent_bytes) == (1, 1, 1, 4096)
-    assert (sums.mean_s, sums.longest_s, sums.mean_overlap_s) == (0.25, 0.25, 0.1)
-    assert transfer_sums("p", now=at(86_400)).mean_s is None
 
 
 def test_a_day_without_a_partition_gets_one_and_old_ones_go():

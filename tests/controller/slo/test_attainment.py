@@ -5,7 +5,7 @@ import pytest
 from controller.core.records import RequestRecord
 from controller.core.types import Outcome, Targets
 from controller.slo.attainment import AttainmentWindows, judge, quantile
-from controller.slo.goodput import PAPER_UNIT_S, cost, deadline_goodput, token_goodput
+from controller.slo.goodput import deadline_goodput, token_goodput
 
 TARGETS = Targets(0.7, 0.5)
 
@@ -56,10 +56,6 @@ def test_c1_token_goodput():
     assert token_goodput([1.5, 2.05, 2.25, 2.28, 2.6], 2.0, 0.1) == 3
     assert deadline_goodput(20.0, 20.0, 93, 318) == 411
     assert deadline_goodput(20.01, 20.0, 93, 318) == 0
-
-
-def test_h12_cost():
-    assert cost([60, 30]) / PAPER_UNIT_S == pytest.approx(1800)
 
 
 def record(outcome="ok", attained=True, ttft=0.1, tenant="acme", slo_class="chat"):
