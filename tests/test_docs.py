@@ -6,7 +6,9 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -182,3 +184,27 @@ def test_what_a_spec_may_say_is_listed():
     first = text.index("An instance of provisioner `process` takes from its `spec`")
     listed = text[first : text.index("The control API refuses", first)]
     assert set(re.findall(r"`([a-z_]{2,})`", listed)) - {"spec", "process", "true"} == set(SAYABLE)
+
+
+def knobs_of(policy: type) -> set[str]:
+    """Fields of what it is configured by."""
+    config = getattr(policy, "Config", None)
+    if config is None:
+        told = get_type_hints(policy.__init__).get("config")
+        config = next((each for each in get_args(told) if each is not type(None)), None)
+    return {field.name for field in fields(config)} if config is not None else set()
+
+
+@pytest.mark.parametrize(
+    ("section", "registry"),
+    [
+        ("Orderings", ORDERINGS), ("Admissions", ADMISSIONS), ("Routings", ROUTINGS), ("Migrations", MIGRATIONS),
+        ("Pacings", PACINGS), ("Batchings", BATCHINGS), ("Preemptions", PREEMPTIONS),
+    ],
+)  # fmt: skip
+def test_the_catalogue_names_every_knob(section, registry):
+    text = CATALOGUE.read_text().partition(f"\n## {section}")[2].partition("\n## ")[0]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    place = table[0].index("knobs")
+    listed = {re.findall(r"`(\w+)`", row[0])[0]: set(re.findall(r"`(\w+)`", row[place])) for row in table[2:]}
+    assert {name: knobs_of(registry[name]) for name in registry} == listed
