@@ -1,20 +1,10 @@
-"""Kairos' urgency-based prefill: each step fills a chunk with the most urgent prompts.
+"""Kairos' urgency-based prefill, sign-aware: each step fills a chunk with the most urgent prompts.
 
-"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2. Before every
-step each prompt's finish time under first come, first served is estimated from its remaining tokens and a running mean
-of the prefill throughput; the slack to its TTFT, relative to the TTFT, becomes its urgency, and the chunk is filled in
-descending order of urgency, the last prompt cut to fit.
-
-Two policies. `kairos_urgency_printed` divides the relative slack by the prompt's length, as printed: for negative
-slack that turns the order round, longest first (the paper's own example then misses both), and under overload it falls
-back towards arrival order. `kairos_urgency` divides where slack is not negative and multiplies where it is, which is
-what the prose wants, and bounds ages: a prompt that has waited `age_bound` times its TTFT goes first (ours: "without
-risking starvation" does not hold otherwise). Read otherwise than printed in both: line 18 is c_used <- C and ends the
-loop, lines 13-15 use remaining tokens, line 22 counts the tokens of this step, Alg. 2 orders by (arrival, id) so that
-equal arrivals do not wait for each other.
-
-On a collocated engine the decodes come first, as in chunked prefill (the paper's prefill instances have none). A
-promise of no time to first token counts as 1 s. Cost: O(n log n) in prompts a step.
+"Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 1 and 2 (read as in
+kairos_slack.py). The printed urgency divides the relative slack by the prompt's length; for negative slack that turns
+the order round (kairos_urgency_printed.py). This one divides where slack is not negative and multiplies where it is,
+which is what the prose wants, and bounds ages: a prompt that has waited `age_bound` times its TTFT goes first (ours:
+"without risking starvation" does not hold otherwise). Cost: O(n log n) in prompts a step.
 
 `tokens_per_s`: throughput before anything was measured, from a profile; `age_bound` 10 (ours).
 """
@@ -22,23 +12,12 @@ promise of no time to first token counts as 1 s. Cost: O(n log n) in prompts a s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.steps import EngineEvent, Seq, StepRan
-from controller.policies.batching.base import BATCHINGS, EngineView, Grant
-from controller.policies.batching.filling import fill, prompts
-
-
-@dataclass(frozen=True, slots=True)
-class KairosUrgencyPrintedConfig:
-    tokens_per_s: float = 20_000.0
-
-    def __post_init__(self) -> None:
-        if not self.tokens_per_s > 0:
-            raise ConfigError("tokens_per_s must be positive", field="tokens_per_s")
+from controller.policies.batching.base import BATCHINGS
+from controller.policies.batching.kairos_slack import Prompt, Urgency, relative_slack
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,75 +32,8 @@ class KairosUrgencyConfig:
             raise ConfigError("age_bound must be positive TTFTs", field="age_bound")
 
 
-class Prompt(NamedTuple):
-    """What Alg. 1 and 2 read of a request. `arrival` and `ttft_s` in seconds, lengths in tokens."""
-
-    arrival: float
-    id: str
-    length: int
-    remaining: int
-    ttft_s: float
-
-
-def finish_times(queue: Iterable[Prompt], tokens_per_s: float, now: float) -> dict[str, float]:
-    """Alg. 2 for all prompts in one pass: each finishes when those before it by (arrival, id) and itself are done."""
-    cursor, found = now, {}
-    for prompt in sorted(queue):
-        cursor += prompt.remaining / tokens_per_s
-        found[prompt.id] = cursor
-    return found
-
-
-def relative_slack(prompt: Prompt, finish: float) -> float:
-    """Eq. 1."""
-    return (prompt.ttft_s - (finish - prompt.arrival)) / prompt.ttft_s
-
-
-class _Urgency:
-    """Throughput and order; the subclasses say what urgency is. Not steady: the order of the queue moves with time."""
-
-    reorders: ClassVar[bool] = True
-
-    def __init__(self, tokens_per_s: float) -> None:
-        self._profiled = tokens_per_s
-        self._tokens = 0
-        self._seconds = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Mean over all steps with prefill; the profile's before the first."""
-        return self._tokens / self._seconds if self._seconds > 0 else self._profiled
-
-    def urgency(self, prompt: Prompt, finish: float, now: float) -> float:
-        raise NotImplementedError
-
-    def order(self, queue: Sequence[Prompt], now: float) -> list[Prompt]:
-        """Most urgent first; ties by (arrival, id)."""
-        finish = finish_times(queue, self.tokens_per_s, now)
-        return sorted(queue, key=lambda prompt: (-self.urgency(prompt, finish[prompt.id], now), prompt))
-
-    def compose(self, engine: EngineView, now: float) -> list[Grant]:
-        decodes = [Grant(seq, 1) for seq in engine.running if seq.decoding][: engine.token_budget]
-        by_id = {item.seq.id: item for item in prompts(engine)}
-        if not by_id:
-            return decodes
-        ordered = self.order([_prompt(item.seq, item.needed) for item in by_id.values()], now)
-        return decodes + fill(engine, (by_id[prompt.id] for prompt in ordered), engine.token_budget - len(decodes))
-
-    def observe(self, event: EngineEvent, now: float) -> None:
-        if isinstance(event, StepRan) and event.step.chunks and event.seconds > 0:
-            self._tokens += sum(chunk.length for chunk in event.step.chunks)
-            self._seconds += event.seconds
-
-
-def _prompt(seq: Seq, needed: int) -> Prompt:
-    promised = seq.ttft_s if math.isfinite(seq.ttft_s) else 1.0
-    arrival = seq.due - seq.ttft_s if math.isfinite(seq.due) else seq.arrival
-    return Prompt(arrival, seq.id, seq.prompt_tokens, needed, promised)
-
-
 @BATCHINGS.register("kairos_urgency")
-class KairosUrgency(_Urgency):
+class KairosUrgency(Urgency):
     """Sign-aware, with an age bound."""
 
     name: ClassVar[str] = "kairos_urgency"
@@ -136,18 +48,3 @@ class KairosUrgency(_Urgency):
             return math.inf
         slack = relative_slack(prompt, finish)
         return slack / prompt.length if slack >= 0 else slack * prompt.length
-
-
-@BATCHINGS.register("kairos_urgency_printed")
-class KairosUrgencyPrinted(_Urgency):
-    """The formula as printed, to reproduce the paper's curves."""
-
-    name: ClassVar[str] = "kairos_urgency_printed"
-    Config = KairosUrgencyPrintedConfig
-
-    def __init__(self, config: KairosUrgencyPrintedConfig | None = None) -> None:
-        self.config = config or KairosUrgencyPrintedConfig()
-        super().__init__(self.config.tokens_per_s)
-
-    def urgency(self, prompt: Prompt, finish: float, now: float) -> float:
-        return relative_slack(prompt, finish) / prompt.length

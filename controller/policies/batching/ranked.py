@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
@@ -23,6 +24,14 @@ from controller.policies.batching.filling import grant
 Key = tuple[float, ...]
 Entry = tuple[Key, float, str, Seq]
 NEVER = 1 << 30  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """Of orders that have nothing else to set."""
+
+    slots: int = 64
+    preempt: bool = True
 
 
 class Ranked:

@@ -12,8 +12,7 @@ import pytest
 
 from api.openai.flight import Flight
 from controller.core.types import InstanceSpec, Request, Targets
-from controller.policies.batching.kairos_urgency import _prompt as seen_prompt
-from controller.policies.batching.kairos_urgency import relative_slack
+from controller.policies.batching.kairos_slack import as_prompt, relative_slack
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
 from workers.backends.reference import ReferenceBackend
@@ -85,7 +84,7 @@ def test_a_gateways_deadline_becomes_the_engines():
 def test_kairos_sees_live_who_is_urgent():
     """Equal prompts that reach the engine together: who waited longer at the gateway has less of its TTFT left."""
     calm, pressed = sequence(flight(100.0).call(7), 50.0), sequence(flight(101.9).call(7), 50.0)
-    slack = [relative_slack(seen_prompt(seq, seq.prompt_tokens), 50.0) for seq in (calm, pressed)]
+    slack = [relative_slack(as_prompt(seq, seq.prompt_tokens), 50.0) for seq in (calm, pressed)]
     assert slack == pytest.approx([1.0, 0.05])
 
 

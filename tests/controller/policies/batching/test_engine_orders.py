@@ -7,15 +7,11 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.estimates import Estimate
 from controller.core.steps import Added, Chunk, Seq, Step, StepRan
-from controller.policies.batching.engine_orders import (
-    EarliestDeadlineFirst,
-    LearnedRank,
-    LearnedRankConfig,
-    LeastAttainedConfig,
-    LeastAttainedService,
-    RankConfig,
-    ShortestJobFirst,
-)
+from controller.policies.batching.earliest_deadline_first import EarliestDeadlineFirst
+from controller.policies.batching.learned_rank import LearnedRank, LearnedRankConfig
+from controller.policies.batching.least_attained_service import LeastAttainedConfig, LeastAttainedService
+from controller.policies.batching.ranked import RankConfig
+from controller.policies.batching.shortest_job_first import ShortestJobFirst
 from controller.predict.foresight import KnownLength
 from tests.controller.policies.batching.view import FakeView
 

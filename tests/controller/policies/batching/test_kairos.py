@@ -10,14 +10,9 @@ from controller.core.steps import Chunk, Seq, Step, StepRan
 from controller.core.types import LatencyCoefficients
 from controller.policies.batching.kairos_choice import Active, StepTable, choose, slack
 from controller.policies.batching.kairos_decode import KairosDecode, KairosDecodeConfig
-from controller.policies.batching.kairos_urgency import (
-    KairosUrgency,
-    KairosUrgencyConfig,
-    KairosUrgencyPrinted,
-    Prompt,
-    finish_times,
-    relative_slack,
-)
+from controller.policies.batching.kairos_slack import Prompt, finish_times, relative_slack
+from controller.policies.batching.kairos_urgency import KairosUrgency, KairosUrgencyConfig
+from controller.policies.batching.kairos_urgency_printed import KairosUrgencyPrinted
 from controller.predict.latency import LatencyModel
 from tests.controller.policies.batching.view import FakeView, decoding
 

@@ -1,0 +1,29 @@
+"""Whose promise falls due first, preemptive (Liu and Layland 1973): the order of Concord's EDF baseline in the engine.
+
+Due is the end promised by the Estimate (for programs the stage's amortised one), for paced requests the first token's;
+without an Estimate the first token's.
+
+Deviation: a preempted sequence keeps its KV at no cost while there is room, which favours those that preempt often.
+`slots`: sequences a step. Cost: see ranked.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from controller.core.steps import Seq
+from controller.policies.batching.base import BATCHINGS
+from controller.policies.batching.ranked import Key, RankConfig, Ranked
+
+
+@BATCHINGS.register("earliest_deadline_first")
+class EarliestDeadlineFirst(Ranked):
+    name: ClassVar[str] = "earliest_deadline_first"
+    Config = RankConfig
+
+    def __init__(self, config: RankConfig | None = None) -> None:
+        self.config = config or RankConfig()
+        super().__init__(self.config.slots, self.config.preempt)
+
+    def key(self, seq: Seq) -> Key:
+        return (seq.due if seq.estimate is None else min(seq.due, seq.estimate.due),)
