@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -54,8 +55,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     makeable = pattern is not None and room != 0
     startable = makeable or any(each.ready for each in map(warm_of, (*pool, *asleep)))
     able = sleepable(serving) - turning.keys() if policy.sleep_level else set()
-    turns = {row.pk for row in serving if takes_both(row)}
-    turns -= failed_lately([row for row in serving if row.pk in turns], Kind.ROLE_SWITCH)
+    turns = _turning(serving)
     known = [
         Row(row.pk, row.desired_state, _state(row, turning), _fixed(row, able), row.pk in turns) for row in serving
     ]
@@ -64,6 +64,14 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
         seen = replace(seen, held_by=NO_DEVICE)
     loading = any(row.weights in COMING for row in serving)
     return Stage(policy, scaling_config(policy), pool, asleep, loading, pattern, room, seen)
+
+
+def _turning(serving: Sequence[Instance]) -> set[str]:
+    """Those that may take the other stage's role. The last of its kind stays: only engines of a kind read each other's
+    KV, so it would leave those of the other stage alone, or be alone there."""
+    kinds = Counter(row.backend for row in serving)
+    able = [row for row in serving if takes_both(row) and kinds[row.backend] > 1]
+    return {row.pk for row in able} - failed_lately(able, Kind.ROLE_SWITCH)
 
 
 def startable_now(stage: Stage, wanted: int) -> int:

@@ -206,6 +206,16 @@ def test_one_that_may_be_put_to_sleep_is_not_therefore_one_that_turns(stages):
     assert roles() == AS_REGISTERED
 
 
+def test_the_last_engine_of_its_kind_keeps_its_stage(stages):
+    """d2 has the least to do, but the KV of a reference engine that prefills would have nowhere to go."""
+    prefill, decode = stages
+    Instance.objects.filter(pk__in=["d1", "d3"]).update(
+        backend="vllm", provisioner="static", spec={"kv_role": "kv_both"}
+    )
+    tick(decode, fleet(**DIVERGED))
+    assert tick(prefill, fleet(**DIVERGED)).outcome == {"switched": {"instance": "d1", "from": "decode"}}
+
+
 def test_of_several_the_one_that_takes_both_stages_is_given_though_another_has_less_to_do(stages):
     prefill, decode = stages
     Instance.objects.update(backend="vllm", provisioner="static")
