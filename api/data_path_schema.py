@@ -74,7 +74,7 @@ QUOTA_HEADERS: Fragment = {
 }
 RETRY_AFTER: Fragment = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 
-# Stable codes (design section 8): status to codes with what they mean.
+# Status to codes with what they mean. Clients match on the codes: none is ever renamed.
 ERROR_CODES: dict[int, dict[str, str]] = {
     400: {
         "invalid_json": "The body is not a JSON object.",

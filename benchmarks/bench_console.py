@@ -1,7 +1,7 @@
 """`make bench-console`: server time and queries of every page over a large database, and event to browser.
 
 Pages: in this process over its own PostgreSQL with 1,000,000 request records, 100,000 decisions and 200 instances;
-`cold_ms` is the first look after a start. Live: `make up` on ports of its own under a steady 200 requests/s, 99
+`server_ms` is the first look after a start. Live: `make up` on ports of its own under a steady 200 requests/s, 99
 WebSocket clients and one Chromium measured to the DOM. Queue: what 10,000 waiting requests cost while somebody watches
 them. The last line is JSON.
 """

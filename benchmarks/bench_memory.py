@@ -1,7 +1,7 @@
 """`make bench-memory`: proportional set size (PSS) of gateway, engine and the whole of `make up`.
 
 Gateway: 10,000 requests with 1 kB bodies queued, each on an open connection of its own, while its only engine is full.
-Engine: a reference engine, idle and after serving. `make up`: every process below the supervisor, idle, demo load off.
+Engine: a reference engine that has served. `make up`: every process below the supervisor, idle, demo load off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: one shape, stable codes (design section 8), the field that is wrong."""
+"""Errors as OpenAI clients expect them: one shape, codes that stay as they are, the field that is wrong."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class Send(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Answer at once with an error; `code` is one of the stable API codes (design section 8)."""
+    """Answer at once with an error; `code` is one of the data path's error codes."""
 
     request: Request
     code: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-STALE_PERIODS = 3.0  # design section 3: nobody acts on a snapshot older than three of its publisher's periods
+STALE_PERIODS = 3.0  # nobody acts on a snapshot older than three of its publisher's periods
 STALE_AT_LEAST_S = 3.0  # for people: a period of 50 ms does not make a message late by a blink stale
 
 

@@ -108,7 +108,8 @@ class LatencyCoefficients(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """How one finished request is judged (design section 5)."""
+    """How one finished request is judged. `deadline_met` also where none was promised; `goodput_tokens`: output tokens
+    that came in time, or under a deadline all of prompt and answer or none."""
 
     ttft_met: bool
     tpot_met: bool
