@@ -1,5 +1,8 @@
 """Measured operators: reading, interpolation, and the boundaries that follow from them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from controller.core.errors import ConfigError
@@ -8,6 +11,7 @@ from controller.core.types import LatencyCoefficients
 from controller.predict.boundaries import ComposedBoundaries, ProfiledBoundaries, shape
 from controller.predict.operator_profile import OPERATORS, Curve, read_operator_profile
 
+SAMPLE = Path(__file__).parents[3] / "controller/simulator/samples/operators_thin_cpu.json"
 F5 = dict(zip(OPERATORS, (2e-3, 8e-3, 1e-3, 4e-3, 3e-3), strict=True))
 
 
@@ -59,6 +63,18 @@ def test_a_cached_prefix_makes_attention_longer_and_nothing_else():
     assert [x for name, x in zip(OPERATORS, alone, strict=True) if name != "attn"] == pytest.approx(
         [x for name, x in zip(OPERATORS, behind, strict=True) if name != "attn"]
     )
+
+
+def test_squares_say_what_was_measured_behind_a_cached_past():
+    """Of the measured sample: chunks of 512 tokens behind up to 1,536, told from prompts that were prefilled whole."""
+    raw = json.loads(SAMPLE.read_text())
+    whole = read({**raw, "rows": [row for row in raw["rows"] if not row["past"]]})
+    chunks = [row for row in raw["rows"] if row["past"]]
+    assert len(chunks) == 3
+    for row in chunks:
+        squares = row["tokens"] * (row["tokens"] + 2 * row["past"])
+        found = whole.durations(row["tokens"], squares)[OPERATORS.index("attn")]
+        assert found == pytest.approx(row["attn"], rel=0.05)
 
 
 def test_curves_hold_below_go_on_above_and_average_what_was_measured_twice():
