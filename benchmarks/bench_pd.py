@@ -26,7 +26,7 @@ import secrets
 import statistics
 import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "attainment": statistics.median(each.attainment for each in scores),
         "spread": [min(each.attainment for each in scores), max(each.attainment for each in scores)],
         "e2e_mean_s": statistics.median(each.e2e_mean_s for each in scores),
-        "ttft_p50_s": statistics.median(_middle(each.ttft_p50_s) for each in scores),
+        "ttft_p50_s": _middle(_middle(each.ttft_p50_s.values()) for each in scores),
         "kv_bytes": received,
         "kv_transfers": found.get("kv_received", 0.0),
         "kv_failed": found.get("kv_failed", 0.0),
@@ -247,9 +247,10 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _middle(by_task: Any) -> float:
-    values = list(by_task.values()) if isinstance(by_task, dict) else [by_task]
-    return statistics.median(value for value in values if value is not None and math.isfinite(value))
+def _middle(values: Iterable[float | None]) -> float | None:
+    """The median of those that were measured; None where none was."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(known) if known else None
 
 
 def table(by_mode: dict[str, dict[str, Any]], rate: float) -> str:

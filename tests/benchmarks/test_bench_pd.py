@@ -1,6 +1,7 @@
 """What bench-pd asks of its modes and makes of their runs."""
 
 import json
+import math
 
 import pytest
 
@@ -31,6 +32,12 @@ def test_medians_and_what_moved(by_mode):
     assert (found["kv_bytes"], found["kv_gb_per_s"], found["kv_early_share"]) == (5e9, 0.5, 0.8)
 
 
+def test_a_mode_in_which_nobody_got_a_token_is_a_figure_too():
+    nobody = Score(0.0, {}, 25.0, 25.0, {"document": math.nan, "story": math.nan}, {}, {"failed": 2}, 0.1)
+    found = summary({"scores": [nobody], "dropped": 0})
+    assert (found["attainment"], found["ttft_p50_s"], found["kv_bytes"]) == (0.0, None, 0.0)
+
+
 def test_bytes_and_bandwidth_are_in_the_json_by_mode(by_mode):
     found = json.loads(json.dumps(answer(by_mode)))
     assert found["attainment"] == {"collocated": 0.9, "pd": 0.95}
@@ -57,7 +64,10 @@ def test_modes_run_the_policy_set_as_it_is_but_for_what_they_are_about():
 def test_the_simulated_fleet_has_the_roles_and_the_load():
     plan = experiment(collocated(512), 40.0, 10, 1.0)
     assert [(spec.role, spec.max_num_batched_tokens) for spec in plan.settings.instances] == [("collocated", 512)] * 4
-    assert sorted(spec.role for spec in experiment(PD, 40.0, 10, 1.0).settings.instances) == ["decode"] * 2 + ["prefill"] * 2
+    assert (
+        sorted(spec.role for spec in experiment(PD, 40.0, 10, 1.0).settings.instances)
+        == ["decode"] * 2 + ["prefill"] * 2
+    )
 
 
 def test_a_light_load_is_attained_in_the_simulator():
