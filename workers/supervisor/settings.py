@@ -67,6 +67,11 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         raise ConfigError(
             f"GATEWAY_PORT and CONSOLE_PORT are both {gateway}: give them different ports", "GATEWAY_PORT"
         )
+    hosts = {name.strip() for name in given(environ, "ALLOWED_HOSTS").split(",")} - {""}
+    if hosts and not hosts & {HOST, "*"}:
+        raise ConfigError(
+            f"ALLOWED_HOSTS lacks {HOST}, where the console is asked whether it is ready", "ALLOWED_HOSTS"
+        )
     return Settings(
         data_dir=Path(given(environ, "DATA_DIR") or ".data").expanduser().resolve(),
         gateway_port=gateway,

@@ -32,6 +32,7 @@ def test_all_by_environment(tmp_path):
         ({"GATEWAY_PORT": "8000"}, "GATEWAY_PORT"),  # the console's
         ({"DEMO_LOAD": "maybe"}, "DEMO_LOAD"),
         ({"DATABASE_URL_FILE": "/nowhere"}, "DATABASE_URL_FILE"),
+        ({"ALLOWED_HOSTS": "slackline.example, localhost"}, "ALLOWED_HOSTS"),
     ],
 )
 def test_nonsense_is_refused_by_name(environ, field):
@@ -75,7 +76,7 @@ def test_all_processes_go_by_the_same_files(tmp_path):
 
 def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):
     environ = {"CONSOLE_URL": "https://slackline.example/", "GATEWAY_URL": "https://llm.example", "GATEWAY_PORT": "81"}
-    settings = settings_from({**environ, "DATA_DIR": str(tmp_path)})
+    settings = settings_from({**environ, "DATA_DIR": str(tmp_path), "ALLOWED_HOSTS": "slackline.example, 127.0.0.1"})
     told = plan.told(settings, {}, environ)
     assert (told["CONSOLE_URL"], told["GATEWAY_URL"]) == ("https://slackline.example", "https://llm.example")
     announce.welcome(settings)
