@@ -49,14 +49,14 @@ def curve(
     return {rate: [Figures(Stages(bed, *PAIRS[name]).run(calls(rate, seed))) for seed in seeds] for rate in rates}
 
 
-def table_of_paper(curves: Curves) -> Table:
+def table_of_paper(curves: Curves, point: float | None) -> Table:
+    """`point`: DistServe's 90 % TTFT point, from the rates that the paper's loads were normalised by."""
     rows: list[list[str | float | None]] = []
-    ours_knee = knee(curves[DISTSERVE])
     for key, by_policy in PAPER.items():
         for policy, points in by_policy.items():
             for rate, theirs in points.items():
                 if rate in curves[policy]:
-                    normal = None if ours_knee is None else round(rate / ours_knee, 2)
+                    normal = None if point is None else round(rate / point, 2)
                     rows.append(
                         [
                             FIGURES[key],
@@ -72,14 +72,13 @@ def table_of_paper(curves: Curves) -> Table:
     return Table("The paper's figures in its text, and ours at the same QPS", columns, rows)
 
 
-def table_of_curves(curves: Curves) -> Table:
+def table_of_curves(curves: Curves, point: float | None) -> Table:
     rows: list[list[str | float | None]] = []
-    ours_knee = knee(curves[DISTSERVE])
     for name, by_rate in curves.items():
         for rate, of in sorted(by_rate.items()):
             values = [round(median(of, key), 1) for key in ("ttft", "tpot", "e2e", "throughput", "longest_ttft_s")]
             spread = f"{min(f.e2e for f in of):.1f}-{max(f.e2e for f in of):.1f}"
-            rows.append([name, rate, None if ours_knee is None else round(rate / ours_knee, 2), *values, spread])
+            rows.append([name, rate, None if point is None else round(rate / point, 2), *values, spread])
     columns = [
         "policies", "QPS", "of the 90 % point", "TTFT %", "TPOT %", "both %", "tokens/s", "longest TTFT, s", "spread",
     ]  # fmt: skip
@@ -213,12 +212,12 @@ def reproduce(progress: Progress, quick: bool) -> Section:
         each = rates if name in MAIN else ABLATION_RATES
         curves[name] = curve(name, each, seeds, beds.get(name, TESTBED), calls)
         progress(f"{name} done")
-    at = equal_loads(curves)
+    point, at = knee(curves[DISTSERVE]), equal_loads(curves)
     for rate in sorted(set(at.values()) - set(curves[DISTSERVE])):
         for name in MAIN:
             curves[name] |= curve(name, [rate], seeds, beds.get(name, TESTBED), calls)
     progress(f"loads equal to the paper's: {at}")
-    tables = [table_of_gains(curves, at), table_of_paper(curves), table_of_curves(curves)]
+    tables = [table_of_gains(curves, at), table_of_paper(curves, point), table_of_curves(curves, point)]
     if sweep is not None:
         tables += [sweep, calibration(best, seeds, calls), other_cost(beds, (2.0, 3.4), seeds, calls)]
         progress("cost of a sequence, cost by sum done")
