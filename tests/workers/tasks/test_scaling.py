@@ -78,6 +78,7 @@ def test_while_another_worker_ticks_nothing_happens(policy, two):
     ) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, policy.pk])
         assert tick(policy, fleet(0.95, *two)) is None
+        other.execute("SELECT pg_advisory_unlock(%s, %s)", [LOCK_CLASS, policy.pk])  # a closed session's ends later
     assert Decision.objects.filter(kind="scale_out").count() == 0
     assert tick(policy, fleet(0.95, *two)) is not None
 

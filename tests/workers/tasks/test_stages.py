@@ -129,6 +129,7 @@ def test_while_the_other_stage_ticks_it_is_not_asked(stages):
     ) as other:
         other.execute("SELECT pg_advisory_lock(%s, %s)", [LOCK_CLASS, decode.pk])
         assert "started" in tick(prefill, messages).outcome
+        other.execute("SELECT pg_advisory_unlock(%s, %s)", [LOCK_CLASS, decode.pk])  # a closed session's ends later
     Instance.objects.filter(role="prefill").exclude(pk="p1").update(desired_state="stopped", observed_state="stopped")
     ScalerState.objects.filter(policy=prefill).update(state={"ticks": 50})
     assert "switched" in tick(prefill, messages).outcome
