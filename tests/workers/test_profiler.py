@@ -101,6 +101,7 @@ async def test_measured_batches_match_the_engine(server):
     profile = Profile()
     async with ClientSession() as session:
         profiler = EngineProfiler(session, base(server), "mid", seed=1)
+        await profiler.settle()
         for batch, length in ((1, 512), (2, 1024), (4, 512), (4, 1024)):
             await profiler.measure(batch, length, profile)
     model = LatencyModel(TRUE)
@@ -113,6 +114,18 @@ async def test_measured_batches_match_the_engine(server):
     assert len(profile.decode) == 4
     for step in profile.decode:
         assert 0.8 * model.decode(step.batch, 0) < step.seconds < 4 * model.decode(step.batch, 0) + 0.02
+
+
+async def test_a_blocker_that_ended_before_its_batch_came_measures_nothing(server):
+    """It takes this engine 41 ms: half a second later the batch finds it idle."""
+    profile = Profile()
+    async with ClientSession() as session:
+        profiler = EngineProfiler(session, base(server), "mid", seed=1)
+        profiler.lead_s = 0.5
+        await profiler.measure(2, 1024, profile)
+        assert (profile.prefill, profile.discarded, len(profile.decode)) == ([], 1, 1)
+        await profiler.settle()
+    assert 0.4 * 0.04 <= profiler.lead_s <= 0.06
 
 
 async def test_a_profile_has_what_engines_and_instances_read(server):
