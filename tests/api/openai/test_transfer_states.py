@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from api.openai import status
+from controller.core.types import InstanceSpec, Role
 from controller.dispatch.transfers import State
 from tests.api.openai.gateways import TestBed, completion, until
 from tests.api.openai.handoffs import (
@@ -22,6 +24,9 @@ from tests.api.openai.handoffs import (
     patience,
     transfers,
 )
+from tests.api.openai.servers import ServerBed
+from tests.workers.engine.client import samples
+from tests.workers.engine.process import FLEET, EngineProcess
 from workers.backends.base import Chunk, EngineError, Prefilled, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
@@ -143,6 +148,35 @@ async def test_a_decode_engine_that_is_always_full_ends_as_an_error_not_as_waiti
         assert ("place", "waiting_timeout") in kinds(bed)
         assert await freed(bed, "p") == [bed.sink.records[0].id]
         assert await left_outstanding(bed) == 0
+
+
+async def test_through_real_engines_a_prefill_that_sticks_while_it_is_pulled_leaves_no_block_taken(monkeypatch) -> None:
+    """Its only step takes 3 s; the decode engine has reserved, and is told each second that it is still computed."""
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
+    options = ("--model", "demo", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching")
+    options = (*options, "--kv-layers", "4", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
+    with (
+        EngineProcess(*options, "--profile", "constant:3s", "--role", "prefill") as p,
+        EngineProcess(*options, "--profile", "constant:2ms", "--role", "prefill") as q,
+        EngineProcess(*options, "--profile", "constant:2ms", "--role", "decode") as d,
+    ):
+        roles = {"p": (p, Role.PREFILL), "q": (q, Role.PREFILL), "d": (d, Role.DECODE)}
+        specs = [InstanceSpec(name, "demo", each.url, "reference", role) for name, (each, role) in roles.items()]
+        async with aiohttp.ClientSession(auto_decompress=False) as session, ServerBed(specs, session) as bed:
+            patience(bed, prefilling_timeout_s=0.5)
+            body = completion(prompt=list(range(1, 301)), max_tokens=6, ignore_eos=True, stream=True)
+            answers = [await client.done() for client in [bed.send(body) for _ in range(2)]]
+            assert [answer.status for answer in answers] == [200, 200]
+            stuck = [r for r in bed.sink.records if ("place", "prefilling_timeout") in _steps(r)]
+            assert {(r.prefill_instance, r.instance, r.outcome) for r in stuck} == {("q", "d", "ok")}
+            for record in stuck:
+                undone, done = (step["figures"] for step in record.decisions if step["kind"] == "transfer")
+                assert (undone["undo"], undone["state"]) == ("prefilling_timeout", "moving")
+                assert done["state"] == "released"
+            for each, _ in roles.values():
+                async with aiohttp.ClientSession(each.url) as engine, asyncio.timeout(10.0):
+                    while (await samples(engine))["vllm:kv_cache_usage_perc", ""]:
+                        await asyncio.sleep(0.1)
 
 
 # ---- releases -------------------------------------------------------------------------------------------------------

@@ -181,7 +181,21 @@ def test_wrong_settings_are_refused_by_both_builders(overrides, field):
 happenings = st.lists(
     st.tuples(
         st.sampled_from(
-            ["prefilled", "started", "done", "failed", "no_room", "finished", "cancelled", "down", "up", "wait"]
+            [
+                *(
+                    "prefilled",
+                    "sent",
+                    "ending",
+                    "started",
+                    "reserved",
+                    "moves",
+                    "done",
+                    "failed",
+                    "no_room",
+                    "released",
+                ),
+                *("finished", "cancelled", "down", "up", "wait", "wait_long"),
+            ]
         ),
         st.integers(0, 5),
         st.integers(0, 2),
@@ -197,10 +211,15 @@ def test_whatever_is_said_the_books_balance(script, name):
     made = migrator("slackline", decoders=2, slots=2, migration={"name": name})
     now, asked, ended = 0.0, {}, set()
     for what, which, where in script:
-        now += 0.3
+        now += 15.0 if what == "wait_long" else 0.3
         rid, target = f"r{which}", f"d{where}"
         event = {
             "started": ev.TransferStarted(rid, target),
+            "reserved": ev.TransferStarted(rid, target, moves=False),
+            "moves": ev.TransferMoves(rid, target),
+            "released": ev.KvReleased(rid, "p", known=which % 2 == 0),
+            "ending": ev.PrefillEnding(rid, "p"),
+            "wait_long": ev.Woke(),
             "done": ev.TransferDone(rid, target),
             "failed": ev.TransferFailed(rid, target, "link_down"),
             "no_room": ev.TransferFailed(rid, target, "no_room"),
@@ -213,6 +232,9 @@ def test_whatever_is_said_the_books_balance(script, name):
         if what == "prefilled" and rid not in asked:
             asked[rid] = True
             event = done(rid, now)
+        if what == "sent" and rid not in asked:
+            asked[rid] = True
+            event = ev.PrefillSent(request(rid, arrival=now), "p", prefill_s=0.2)
         if event is None:
             continue
         reply = made.handle([event], now)
@@ -228,3 +250,8 @@ def test_whatever_is_said_the_books_balance(script, name):
         made.handle([ev.Finished(rid, 10)], now)
     assert all(state.running == state.waiting == 0 for state in made.fleet(now))
     assert made.waiting() == 0
+    for _ in range(3):
+        now += 2.0
+        made.handle([ev.Woke()], now)
+    assert not made.busy, "what nobody said was freed is left to its lease"
+    assert made.handle([], now).wake_at is None
