@@ -23,6 +23,7 @@ from controller.predict.output_length import OutputLengthModel
 from controller.simulator.cluster import Cluster
 from controller.simulator.demand import Demand
 from controller.simulator.elastic import Elastic
+from controller.simulator.failures import Failures
 from controller.simulator.handoff import Handoff
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
@@ -31,7 +32,7 @@ from controller.simulator.monitor import Monitor
 from controller.simulator.presence import Presence
 from controller.simulator.programs import Programs
 from controller.simulator.results import SimRecord, SimulationResult
-from controller.simulator.settings import Failure, SimulationSettings
+from controller.simulator.settings import SimulationSettings
 from controller.simulator.trace_events import TraceWriter
 from controller.simulator.trip import Trip
 
@@ -80,7 +81,7 @@ class Simulation:
         self._wake = 0
         self._handlers: dict[Kind, Callable[[Any, int], None]] = {
             Kind.STEP: self._step_ended,
-            Kind.FAILURE: self._failure,
+            Kind.FAILURE: self._fleet_changes,
             Kind.DELIVERY: self._delivered,
             Kind.ARRIVAL: self._arrival,
             Kind.TICK: lambda what, _: what(),
@@ -111,8 +112,7 @@ class Simulation:
 
     def _start(self) -> None:
         Presence(self).start()
-        for failure in self.settings.failures:
-            self.heap.push(failure.at, Kind.FAILURE, failure)
+        Failures(self).start()
         if self.handoff is not None:
             self.handoff.start()
         if not self._demands:
@@ -245,7 +245,7 @@ class Simulation:
             seqs = [seq for seq in seqs if self._current(seq)]
             if instance is None:
                 for seq in seqs:
-                    self._lost(self._trips[seq.id])
+                    self.lost(self._trips[seq.id])
                 return
             self._pending.extend(ev.Accepted(seq.id) for seq in seqs)
             self._tell(instance, instance.tell([Added(seq) for seq in seqs], self.heap.now))
@@ -327,7 +327,7 @@ class Simulation:
             self._pending.append(ev.Cancelled(trip.request.id))
             self._end(trip, Outcome.REFUSED, "too_long", ())
         else:
-            self._lost(trip)
+            self.lost(trip)
 
     def _so_far(self, trip: Trip) -> array[float]:
         """Token times of an answer that is cut now."""
@@ -359,30 +359,18 @@ class Simulation:
 
     # ---- failures -------------------------------------------------------------------------------------------------
 
-    def _failure(self, subject: Any, _: int) -> None:
-        if isinstance(subject, Failure):
-            self._die(subject)
-        elif callable(subject):
+    def _fleet_changes(self, subject: Any, _: int) -> None:
+        """Something that befalls an instance, or the name of one that has been asked for and is there now."""
+        if callable(subject):
             subject()
         else:
             self.come_up(subject)
 
-    def _die(self, failure: Failure) -> None:
-        instance, now = self.cluster.in_slot(failure.instance), self.heap.now
-        if instance is None:
-            return
-        self._pending.append(ev.InstanceDown(instance.id))
-        for trip in [trip for trip in self._trips.values() if trip.instance == instance.id and trip.seq is not None]:
-            self._lost(trip)
-        if self.handoff is not None:
-            self.handoff.died(instance)
-        self.cluster.remove(instance, now)
-        if failure.for_s is not None:
-            if instance.spec.role is not Role.DECODE:  # as live: what comes now waits for the replacement
-                self._pending.append(ev.Expected(instance.spec.model, now))
-            self.bring_up_later(self.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)
+    def at_engine(self, instance_id: str) -> list[Trip]:
+        """Requests that the instance is serving."""
+        return [trip for trip in self._trips.values() if trip.instance == instance_id and trip.seq is not None]
 
-    def _lost(self, trip: Trip) -> None:
+    def lost(self, trip: Trip) -> None:
         """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
         before = trip.first_at is None or trip.prefills_again
         self._pending.append(ev.Failed(trip.request.id, before, "instance failed"))
