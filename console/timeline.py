@@ -177,6 +177,8 @@ def kv_moves(row: RequestRecord) -> list[KvMove]:
             words.append(f"{figures['bytes'] / 1e6:.3g} MB in {figures['seconds']:.4f} s, {rate / 1e6:.3g} MB/s")
         if not arrived:
             words.append(reason_in_words(str(step.get("reason", ""))))
+        elif figures.get("undo"):  # of what it left at its source
+            words.append(reason_in_words(str(figures["undo"])))
         target, source = str(figures.get("instance", "")), str(figures.get("source", ""))
         found.append(KvMove(began, ended, source, target, arrived, ", ".join(words)))
     return found

@@ -131,10 +131,11 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
     steps = [
         {"kind": "prefill", "reason": "prefilled", "at": 0.2, "figures": {}},
         attempt(1, 0.3, outcome="failed"),
-        attempt(2, 0.45, outcome="done", bytes=12_000_000, seconds=0.05),
+        attempt(2, 0.45, outcome="done", bytes=12_000_000, seconds=0.05, undo="left_to_lease"),
     ]
     kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV cache"]
     assert [bar.kind for bar in kv.bars] == ["bad", "kv"]
     assert "the link between the two was down" in kv.bars[0].title
     assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
+    assert kv.bars[1].title.endswith("never said that it had freed the KV cache: its lease will")
     assert kv.note == "prefill-1 to decode-2, 2 attempts"
