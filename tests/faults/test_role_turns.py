@@ -39,6 +39,9 @@ def engines(system):
         assert answer.status_code == status, answer.text
         return answer.json()
 
+    def gone(path):
+        assert system.control(session, path, {}, "DELETE").status_code == 204
+
     with ExitStack() as stack:
         ask("models", {"name": MODEL, "context_tokens": 2048})
         for name, role in ROLES.items():
@@ -48,10 +51,10 @@ def engines(system):
             stack.callback(ask, f"instances/{name}/stop", {}, status=200)
         system.until(lambda: {name: system.instances().get(name) for name in ROLES} == dict.fromkeys(ROLES, "ready"))
         system.until(lambda: ROLES.keys() <= set(system.gateway_health()["instances"]))
-        policies = [ask("scaling-policies", {"model": MODEL, "role": role, **POLICY}) for role in ("prefill", "decode")]
+        for role in ("prefill", "decode"):
+            policy = ask("scaling-policies", {"model": MODEL, "role": role, **POLICY})
+            stack.callback(gone, f"scaling-policies/{policy['id']}")
         yield
-        for policy in policies:
-            ask(f"scaling-policies/{policy['id']}", {"enabled": False, "version": policy["version"]}, "PATCH", 200)
 
 
 def roles(system):
