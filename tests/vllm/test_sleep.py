@@ -30,7 +30,7 @@ AWAKE = SleepState(awake=True)
 
 @pytest.fixture
 def server(servers: list[Engine]) -> Iterator[Engine]:
-    """Awake again at the end, whatever a test did to it. Its first `/server_info` takes seconds: an order looks again."""
+    """Awake again at the end, whatever a test did to it. Its first `/server_info` takes seconds, the next ones none."""
     requests.get(f"{servers[0].url}/server_info", timeout=120)
     yield servers[0]
     requests.post(f"{servers[0].url}/wake_up", timeout=30)
