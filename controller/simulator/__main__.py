@@ -132,7 +132,7 @@ def _changed(each: Contender, part: str, setting: str, value: Any) -> Contender:
     overrides = {**each.overrides, part: {**each.overrides.get(part, {}), setting: value}}
     engines = {"engine": each.engine, "prefill_engine": each.prefill_engine, "decode_engine": each.decode_engine}
     changed = {"label": each.label, "name": each.policy_set, "overrides": overrides, **engines}
-    return contender(changed, "--set")
+    return replace(contender(changed, "--set"), foresight=each.foresight)
 
 
 def _value(text: str) -> Any:

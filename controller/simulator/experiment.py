@@ -18,6 +18,8 @@ from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSp
 from controller.simulator.load_times import LOAD_S, load_times
 from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
+from controller.simulator.program_workload import ProgramMix, read_foresight
+from controller.simulator.programs import Foresight
 from controller.simulator.settings import (
     MODEL_SHAPE,
     ElasticSettings,
@@ -42,7 +44,8 @@ ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name 
 @dataclass(frozen=True, slots=True)
 class Contender:
     """A policy set with its settings, under a label of its own; `engine` changes fields of every instance for it, and
-    `prefill_engine` and `decode_engine` after it of those with the role."""
+    `prefill_engine` and `decode_engine` after it of those with the role. `foresight`: what its engines are told of
+    programs, if not what the workload says."""
 
     label: str
     policy_set: str
@@ -50,6 +53,7 @@ class Contender:
     engine: Mapping[str, Any] = field(default_factory=dict)
     prefill_engine: Mapping[str, Any] = field(default_factory=dict)
     decode_engine: Mapping[str, Any] = field(default_factory=dict)
+    foresight: Foresight | None = None
 
     def build(self) -> StageDispatcher:
         """A fresh one for each run: dispatchers learn."""
@@ -100,6 +104,8 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
     contenders = tuple(contender(item, f"policies[{i}]") for i, item in enumerate(top.list("policies", ["slackline"])))
     for index, each in enumerate(contenders):
         _check_engine(each, settings, f"policies[{index}].engine")
+        if each.foresight is not None and not isinstance(workload, ProgramMix):
+            raise ConfigError("foresight is of a workload of programs", field=f"policies[{index}].foresight")
     labels = [each.label for each in contenders]
     if not contenders or len(set(labels)) != len(labels):
         raise ConfigError("policies must be given, each with a label of its own", field="policies")
@@ -128,8 +134,9 @@ def contender(raw: Any, where: str = "policies") -> Contender:
     overrides = item.any("overrides", {})
     if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
         raise ConfigError(f"{where}.overrides must be settings by part", field=f"{where}.overrides")
-    engines = (_engine(item.object(f"{part}engine")) for part in ("", "prefill_", "decode_"))
-    made = Contender(label, name, overrides, *engines)
+    engine, prefill, decode = (_engine(item.object(f"{part}engine")) for part in ("", "prefill_", "decode_"))
+    foresight = read_foresight(item.object("foresight")) if "foresight" in item else None
+    made = Contender(label, name, overrides, engine, prefill, decode, foresight)
     item.done()
     try:
         made.build()

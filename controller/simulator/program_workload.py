@@ -5,9 +5,10 @@
 
 `rate` is of programs a second. Arrivals are a renewal process, or the gaps of a trace's requests (`gaps`: its path),
 from an offset of the seed's on and end to end as often as needed, its clock scaled to the rate. `foresight` is what
-engines are told of lengths and graphs: the truth (`oracle`), the truth with an error (`noisy`) or a mean (`blind`). How
-long stages take is learned as programs end, starting from a decode step of a full batch; `goodput_in` requests counts
-each program as 1 instead of its tokens; `stage_deadlines` names the rule by which stages share a deadline.
+engines are told of lengths and graphs: the truth (`oracle`), the truth with an error (`noisy`) or a mean (`blind`); an
+entry of `policies` may have one of its own. How long stages take is learned as programs end, starting from a decode
+step of a full batch; `goodput_in` requests counts each program as 1 instead of its tokens; `stage_deadlines` names the
+rule by which stages share a deadline.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ class ProgramMix:
     goodput_in: str = "tokens"
     stage_deadlines: str = "accumulated"
 
-    def programs(self, rate: float | None, seed: int, latency: LatencyCoefficients) -> Programs:
-        """Of one run. `latency`: what is believed of the engines, which sets the pace of stages at first."""
-        foresight = replace(self.foresight, seed=seed) if isinstance(self.foresight, Noisy) else self.foresight
+    def programs(
+        self, rate: float | None, seed: int, latency: LatencyCoefficients, foresight: Foresight | None = None
+    ) -> Programs:
+        """Of one run. `latency`: what is believed of the engines, which sets the pace of stages at first; `foresight`:
+        in place of the workload's own."""
+        foresight = foresight or self.foresight
+        if isinstance(foresight, Noisy):
+            foresight = replace(foresight, seed=seed)
         step_s = LatencyModel(latency).decode(FULL_BATCH, FULL_BATCH * FULL_CONTEXT)
         return Programs(
             self.mix.programs(self._times(rate, seed), seed),
@@ -100,7 +106,7 @@ def read_program_mix(fields: Fields, recorded: list[float], longest: int) -> Pro
         rate=fields.optional_number("rate", above=0),
         cv=cv,
         gaps=_gaps(recorded),
-        foresight=_foresight(fields.object("foresight")),
+        foresight=read_foresight(fields.object("foresight")),
         goodput_in=fields.text("goodput_in", "tokens", valid=("tokens", "requests")),
         stage_deadlines=fields.text("stage_deadlines", "accumulated", valid=STAGE_DEADLINES),
     )
@@ -116,7 +122,7 @@ def _gaps(recorded: list[float]) -> tuple[float, ...]:
     return tuple(gaps)
 
 
-def _foresight(fields: Fields) -> Foresight:
+def read_foresight(fields: Fields) -> Foresight:
     kind = fields.text("kind", "noisy", valid=FORESIGHTS)
     found: Foresight
     if kind == "noisy":

@@ -39,7 +39,8 @@ def run_once(
         settings = replace(settings, machine_speed=settings.machine_speed.drawn(seed))
     workload, programs, demands = experiment.workload, None, list[Demand]()
     if isinstance(workload, ProgramMix):
-        programs = workload.programs(rate, seed, settings.instances[0].believed or settings.instances[0].latency)
+        believed = settings.instances[0].believed or settings.instances[0].latency
+        programs = workload.programs(rate, seed, believed, contender.foresight)
     elif not (demands := workload.demands(rate, seed)):
         raise ConfigError("the workload has no requests in its duration", field="workload.duration_s")
     migrator = contender.build_migrator() if settings.disaggregated else None

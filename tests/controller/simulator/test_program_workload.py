@@ -129,6 +129,35 @@ def test_what_engines_are_told_is_chosen(asked, kind):
         assert driver.foresight.seed == 7
 
 
+def test_a_policy_may_be_told_more_than_the_others(tmp_path, capsys):
+    """Concord beside its oracle, on the same programs; a changed setting keeps what it is told."""
+    raw = with_workload(programs=60, rate=4.0)
+    calm = {"name": "round_robin", "engine": {"batching": "calm", "batching_settings": {"slots": 8}}}
+    raw["policies"] = [{"label": "noisy", **calm}, {"label": "oracle", **calm, "foresight": {"kind": "oracle"}}]
+    experiment = parsed(raw)
+    assert [type(each.foresight) for each in experiment.contenders] == [type(None), Oracle]
+    noisy, oracle = (run_once(experiment, each, None, 1) for each in experiment.contenders)
+    assert sorted((p.id, p.at, p.tokens) for p in noisy.programs) == sorted(
+        (p.id, p.at, p.tokens) for p in oracle.programs
+    )
+    assert [r.e2e_s for r in noisy.records] != [r.e2e_s for r in oracle.records]
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps(raw))
+    options = ["--seeds", "1", "--set", "oracle.pacing.name=unlimited"]
+    assert main(["compare", str(path), *options]) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    entries = {entry["policy"]: entry["first_seed"] for entry in found["entries"]}
+    assert entries["oracle"] == json.loads(json.dumps(report(oracle)))
+
+
+def test_foresight_without_programs_is_refused():
+    raw = {**GOOD, "workload": {"kind": "mix", "mix": "2-task", "per_task": 5, "rate": 1.0}}
+    raw["policies"] = [{"name": "slackline", "foresight": {"kind": "oracle"}}]
+    with pytest.raises(ConfigError) as caught:
+        parsed(raw)
+    assert caught.value.field == "policies[0].foresight"
+
+
 def test_the_rule_of_stage_deadlines_and_the_unit_of_goodput_reach_the_run():
     latency = parsed(GOOD).settings.instances[0].latency
     asked = with_workload(stage_deadlines="share_of_rest", goodput_in="requests")
