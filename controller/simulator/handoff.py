@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from controller.core import events as ev
-from controller.core.links import KvMoved, LinkState
+from controller.core.links import KvMoved
 from controller.core.steps import (
     Aborted,
     EngineAction,
@@ -31,8 +31,9 @@ from controller.dispatch.transfers import MAX_PREFILLS
 from controller.simulator.cluster import Cluster
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
 from controller.simulator.instance import Instance
-from controller.simulator.links import GIGA, LinkFailure, Network
+from controller.simulator.links import LinkFailure, Network
 from controller.simulator.moves import Move, Prefill
+from controller.simulator.ports import Ports
 from controller.simulator.settings import SimulationSettings
 from controller.simulator.trip import Trip
 
@@ -60,14 +61,13 @@ class Handoff:
 
     def __init__(self, migrator: Migrator, host: Host) -> None:
         self.migrator = migrator
-        self._ports = host.settings.links.ports
-        self.network = Network(host.settings.links, self._port_gb_s if self._ports else None)
+        self._ports = Ports(host.settings.links, host.cluster)
+        self.network = Network(host.settings.links, self._ports.gb_s if self._ports.differ else None)
         self._host = host
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
         self._ending: dict[str, Prefill] = {}  # until the gateway hears of its end
         self._moves: dict[str, Move] = {}
         self._news: list[ev.Event] = []
-        self._cut: dict[str, float] = {}  # instances whose port is dead, until when
         self._settling = False
         self._wake = 0
         self._wake_at: float | None = None
@@ -87,10 +87,10 @@ class Handoff:
     def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action]) -> None:
         """All that the dispatcher was told, and what it said: requests it sent to prefill instances concern us."""
         self._news += events
-        if self._ports:
+        if self._ports.differ:
             for event in events:
                 if isinstance(event, ev.InstanceUp):
-                    self._news += self._links_of(event.spec.id)
+                    self._news += self._ports.links_of(event.spec.id)
         for action in actions:
             if isinstance(action, ev.Send) and self._role(action.instance_id) is Role.PREFILL:
                 self._news.append(ev.PrefillSent(action.request, action.instance_id, prefill_s=action.prefill_s))
@@ -231,7 +231,7 @@ class Handoff:
         source, early = self._host.cluster.get(place.source), self._ending.get(name)
         if trip is None or source is None or (early is None and name not in self._kept):
             return
-        if instance is None or self._dead(place.source) or self._dead(place.target):
+        if instance is None or self._ports.dead(place.source, now) or self._ports.dead(place.target, now):
             self._failed(name, place.target, "no_instance" if instance is None else "link_down")
             return
         seq = trip.decode_sequence(now, place.rank)
@@ -361,32 +361,11 @@ class Handoff:
         instance = self._host.cluster.in_slot(failure.instance)
         if instance is None:
             return
-        self._cut[instance.id] = self._host.heap.now + failure.for_s
+        self._ports.cut(instance.id, self._host.heap.now + failure.for_s)
         for name in self.network.touching(instance.id):
             move = self._moves[name]
             self._undo(name)
             self._failed(name, move.target, "link_down")
-
-    def _dead(self, instance_id: str) -> bool:
-        return self._cut.get(instance_id, -1.0) > self._host.heap.now
-
-    def _port_gb_s(self, instance_id: str) -> float:
-        for port in self._ports:
-            instance = self._host.cluster.in_slot(port.instance)
-            if instance is not None and instance.id == instance_id:
-                return port.bandwidth_gb_s
-        return self._host.settings.links.bandwidth_gb_s
-
-    def _links_of(self, instance_id: str) -> list[ev.LinkSeen]:
-        """Both ways to all others, as engines measure them when one joins."""
-        latency_s = self._host.settings.links.latency_s
-        seen = []
-        for other in self._host.cluster:
-            if other.id != instance_id:
-                speed = min(self._port_gb_s(instance_id), self._port_gb_s(other.id)) * GIGA
-                for ends in ((instance_id, other.id), (other.id, instance_id)):
-                    seen.append(ev.LinkSeen(*ends, LinkState.UP, speed, latency_s))
-        return seen
 
     def _role(self, instance_id: str) -> Role | None:
         instance = self._host.cluster.get(instance_id)
