@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 FLEET = {"token": "fleet-secret"}  # what those say who may stop an engine of the fleet
@@ -32,8 +33,21 @@ class EngineProcess:
             self.log.append(line)
             match = LISTENING.search(line)
             if match:
+                self._reader = threading.Thread(target=self._drain, daemon=True)
+                self._reader.start()
                 return match[1]
         raise RuntimeError("the engine did not start: " + "".join(self.log))
+
+    def _drain(self) -> None:
+        """An engine whose warnings nobody reads stands still once the pipe is full."""
+        with suppress(ValueError):  # closed meanwhile
+            for line in self.process.stderr or ():
+                self.log.append(line)
+
+    def last_words(self) -> list[str]:
+        """The lines of its log, once it has ended."""
+        self._reader.join(10.0)
+        return [line.rstrip("\n") for line in self.log]
 
     def stop(self, timeout: float = 10.0) -> int:
         """SIGTERM; the exit status."""
@@ -43,8 +57,6 @@ class EngineProcess:
             return self.process.wait(timeout)
         finally:
             self.process.kill()
-            if self.process.stderr is not None:
-                self.process.stderr.close()
 
     def __enter__(self) -> EngineProcess:
         return self

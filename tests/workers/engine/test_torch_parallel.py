@@ -161,7 +161,7 @@ def test_a_rank_that_is_killed_ends_the_engine_and_says_why(busy):
             assert client.stdout.readline().strip() == b"first"
         os.kill(rank.pid, signal.SIGKILL)
         assert engine.process.wait(GONE_S) == 1
-        lines = engine.process.stderr.read().splitlines()
+        lines = engine.last_words()
         assert lines[-1].endswith(
             "the engine failed and ends: rank 1 was killed by signal 9: the model needs all of its ranks"
         ), lines[-3:]
