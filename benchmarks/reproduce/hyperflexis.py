@@ -42,8 +42,8 @@ papers could be read here in excerpts only and no code of their authors was foun
 run at the best of their sweep.
 
 Sizes that are smaller than the figures': SCORPIO's sweep and the scaler's thresholds are of {swept} alone, the table of
-sequences an engine of one model; the sweep of the single-task schedulers is one seed. Models: Fig. 3 and Table 2 three,
-Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has Qwen32B in Fig. 8 and does not name Fig. 6's).
+sequences an engine of one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has
+Qwen32B in Fig. 8 and does not name Fig. 6's).
 """
 
 
