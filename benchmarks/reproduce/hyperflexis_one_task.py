@@ -32,8 +32,8 @@ WAITS = (
     "the cause found is Alg. 1's maturity times: a worker that was given a batch is left alone until it is mature, "
     "and whoever arrives in between waits in the gateway although the engine's next step would take it. With one task "
     "there is no order to gain in return. The same policy that may send at every event is ahead of round robin (table "
-    "of parts). Of the rest, another routing changes nothing, admitting everybody makes it worse, and another order helps "
-    "Qwen7B alone"
+    "of parts). Of the rest, another routing changes nothing, admitting everybody makes it worse, and another order "
+    "helps Qwen7B alone"
 )
 
 
