@@ -10,7 +10,8 @@ from benchmarks.reproduce.claims import Claim, Plot, Section, Table, Value
 
 HEAD = """# Reproduction
 
-Written by `make reproduce` (one paper alone: `python -m benchmarks.reproduce --paper NAME`); do not edit by hand.
+Written by `make reproduce` (one paper alone: `python -m benchmarks.reproduce --paper NAME`, figures of HyperFlexis:
+`--paper hyperflexis --part fig7`); do not edit by hand.
 All but Kairos runs in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
 (`benchmarks/reproduce/kairos_stages.py`), because its decode step costs what its longest sequence costs. A figure here
