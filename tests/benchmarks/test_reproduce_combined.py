@@ -99,6 +99,7 @@ def test_figures_of_the_report_are_taken_as_they_are(tmp_path):
         Table("Fig. 5: priorities mapped to targets", columns, fifth),
         Table("Fig. 6: clients", ["scheduler", "priority", "attained"], totals),
         Table("Fig. 7, M: alone; 1 x = 3", ["scheduler", "90 % point, requests/s"], knees),
+        Table("Fig. 7, M: parts exchanged; 1 x = 3", ["scheduler", "1 x: attainment"], knees),
     ]
     sixth = [
         Claim("HyperFlexis", "Fig. 6", f"{name}: share", 1.0, share, False, "M", (1,))
@@ -134,4 +135,4 @@ def test_the_section_is_made():
     section = combined.reproduce(lambda line: None, True)
     assert {claim.figure for claim in section.claims} == {"HyperFlexis", "FlowPrefill", "Kairos", "Concord"}
     assert all(claim.reason or claim.reached for claim in section.claims if claim.figure != "FlowPrefill")
-    assert len(section.tables) == 3
+    assert len(section.tables) == 4
