@@ -63,12 +63,12 @@ def reproduce(progress: Progress, quick: bool) -> Section:
 # ---- HyperFlexis -----------------------------------------------------------------------------------------------------
 
 ORDER = (
-    "all by TTFT, in the seconds in which more waits than the instances there are can start. The set spends them on "
-    "what costs least (apparent tardiness cost, `lookahead_s` 10), HyperFlexis on the tightest TPOT, first come first. "
-    "Where the crowd passes within seconds, since instances are on their way or the load is at the knee, nobody had to "
-    "be put off, and the set puts off some. A shorter lookahead mends that and costs where the crowd stays, the more so "
-    "the slower the model; past what the grown fleet bears (4.5 x) HyperFlexis' pacing makes the difference together "
-    "with its order (table of parts exchanged)"
+    "all by TTFT, in the seconds in which more waits than the instances there are can start. The set spends "
+    "them on what costs least (apparent tardiness cost, `lookahead_s` 10), HyperFlexis on the tightest TPOT, "
+    "first come first. Where the crowd passes within seconds, since instances are on their way or the load is "
+    "at the knee, nobody had to be put off, and the set puts off some. A shorter lookahead mends that and "
+    "costs where the crowd stays, the more so the slower the model; past what the grown fleet bears (4.5 x) "
+    "HyperFlexis' pacing makes the difference together with its order (table of parts exchanged)"
 )
 
 
@@ -184,9 +184,9 @@ def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) ->
 
 
 LEARNT = (
-    "the best of the sweep is told how much longer stages take under load (`history`), the set learns it from those that "
-    "ended before, as a gateway must, and knows nothing when a run begins. Told as little, the paper's policy earns what "
-    "the set does (last table)"
+    "the best of the sweep is told how much longer stages take under load (`history`), the set learns it from "
+    "those that ended before, as a gateway must, and knows nothing when a run begins. Told as little, the "
+    "paper's policy earns what the set does (last table)"
 )
 
 
