@@ -59,7 +59,7 @@ def _headlines(sections: Sequence[Section]) -> str:
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
     given = [f"- {claim.figure}, {claim.claim}: {claim.reason}\n" for claim in claims if claim.reason]
-    return ["Where they differ, and why:\n\n", *given, "\n"] if given else []
+    return ["Where they differ, and why:\n\n", *dict.fromkeys(given), "\n"] if given else []
 
 
 def _table(table: Table) -> str:
