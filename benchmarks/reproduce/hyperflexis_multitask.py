@@ -188,8 +188,9 @@ def _over_today(
 
 
 def best_scorpio(model: Model, mix: str, rate: float, per_task: int, seeds: Sequence[int]) -> tuple[Contender, Table]:
-    """SCORPIO's own settings at one load: the whole sweep, and the one with the highest attainment. At a tie the one
-    that puts off, which answers all as the paper's did."""
+    """SCORPIO's own settings at one load: the whole sweep, and of those that answer everybody the one with the highest
+    attainment. Refusing attains at most a point more (the table shows it), but its latency and cost are those of fewer
+    requests."""
     cases: list[tuple[str, Contender]] = []
     for credits in (False, True):
         base = CONTENDERS[PUBLISHED] if credits else replace(CONTENDERS[PUBLISHED], engine={})
@@ -219,9 +220,10 @@ def best_scorpio(model: Model, mix: str, rate: float, per_task: int, seeds: Sequ
     for name, contender in cases:
         point = measure(fleet(model), contender, of_mix(MIXES[mix], rate, per_task), seeds)
         rows.append([name, point.attainment, point.e2e_s, point.cost, point.answered])
-    best = max(range(swept), key=lambda index: (float(rows[index][1] or 0.0), -index))
+    answers_all = [index for index in range(swept) if "puts off" in cases[index][0]]
+    best = max(answers_all, key=lambda index: (float(rows[index][1] or 0.0), -index))
     columns = ["SCORPIO's settings", "attainment", "mean latency, s", "cost, units", "answered"]
-    title = f"SCORPIO's sweep: {model.name}, {mix}, {rate:.1f} requests/s; at its best: {rows[best][0]}"
+    title = f"SCORPIO's sweep: {model.name}, {mix}, {rate:.1f} requests/s; at its best, all answered: {rows[best][0]}"
     return replace(cases[best][1], label=SCORPIO), Table(title, columns, rows)
 
 
