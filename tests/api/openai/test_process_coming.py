@@ -92,7 +92,7 @@ def test_the_first_seconds_requests_wait_for_the_engine_that_starts(
     with EngineProcess("--model", "demo", "--profile", "constant:10ms") as engine:
         see("e0", Observed.READY, engine.url)
         answers = [future.result(20) for future in asked]
-        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert [answer.status_code for answer in answers] == [200, 200, 200], [answer.text for answer in answers]
         assert all(float(answer.headers["x-slackline-queue-ms"]) > 0 for answer in answers)
         records = eventually(lambda: list(RequestRecord.objects.all()) if RequestRecord.objects.count() == 3 else None)
         assert {(record.outcome, record.instance) for record in records} == {("ok", "e0")}
