@@ -166,16 +166,8 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
         return self.exclude(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE)
 
     def serving(self) -> InstanceQuerySet:
-        """What a gateway may send to, or lets finish.
-
-        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes. One
-        that wakes is not: a vLLM may be awake with weights that are not whole yet.
-        """
-        return self.filter(
-            desired_state__in=[Instance.Desired.RUNNING, Instance.Desired.DRAINING],
-            observed_state__in=[Instance.Observed.READY, Instance.Observed.DRAINING],
-            weights__in=[Weights.PRESENT, Weights.LOADING, Weights.LEAVING],
-        ).exclude(url="")
+        """What a gateway may send to, or lets finish."""
+        return self.filter(Instance.serves())
 
     def warm(self) -> InstanceQuerySet:
         """Wanted, and without weights until a scale-out takes them."""
@@ -270,6 +262,20 @@ class Instance(Versioned):
 
     def __str__(self) -> str:
         return self.id
+
+    @classmethod
+    def serves(cls) -> models.Q:
+        """What a gateway may send to, or lets finish.
+
+        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes. One
+        that wakes is not: a vLLM may be awake with weights that are not whole yet.
+        """
+        return models.Q(
+            ~models.Q(url=""),
+            desired_state__in=[cls.Desired.RUNNING, cls.Desired.DRAINING],
+            observed_state__in=[cls.Observed.READY, cls.Observed.DRAINING],
+            weights__in=[Weights.PRESENT, Weights.LOADING, Weights.LEAVING],
+        )
 
     @property
     def ranks(self) -> int:

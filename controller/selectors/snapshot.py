@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
 from controller.core.snapshot import (
@@ -29,7 +29,7 @@ from controller.models import (
     SLOClass,
     Tenant,
 )
-from controller.models.fleet import InstanceQuerySet, Weights
+from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import told_batching
 from controller.selectors.latency_fits import Fits, active_fits
@@ -41,9 +41,10 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Nine queries. The version is read first: what changes meanwhile makes the next poll read again."""
+    """Eight queries. The version is read first: what changes meanwhile makes the next poll read again."""
     version = config_version()
-    instances = list(_serving())
+    rows = _instances()
+    instances = [row for row in rows if row.now_serves]
     fits = active_fits()
     return GatewaySnapshot(
         version=version,
@@ -54,24 +55,30 @@ def gateway_snapshot() -> GatewaySnapshot:
         models=tuple(_model(row) for row in ServedModel.objects.all()),
         instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
-        coming=tuple(_coming(row) for row in (*_on_their_way(), *(row for row in instances if row.switches_role))),
+        coming=tuple(_coming(row) for row in rows if row.switches_role or not row.now_serves),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
     )
 
 
-def _serving() -> InstanceQuerySet:
-    """Each with `switches_role`: its engine is being told of another one, and must be empty first."""
+def _instances() -> list[Any]:
+    """What serves (`now_serves`) and what is on its way, read at one moment: of one that became ready between two
+    queries neither would tell, and who waits for it would be refused. `switches_role`: its engine is being told of
+    another one, and must be empty first."""
     orders = Action.objects.filter(instance=OuterRef("pk"), kind=Action.Kind.ROLE_SWITCH, state__in=Action.OPEN)
-    return Instance.objects.serving().select_related("model").annotate(switches_role=Exists(orders))
+    serves = Instance.serves()
+    return list(
+        Instance.objects.filter(serves | _on_its_way())
+        .select_related("model")
+        .annotate(now_serves=ExpressionWrapper(serves, BooleanField()), switches_role=Exists(orders) & serves)
+    )
 
 
-def _on_their_way() -> list[Instance]:
+def _on_its_way() -> Q:
     """Wanted, not ready yet, and started or woken by somebody; a warm one waits for an order of its own."""
     starts = Q(observed_state__in=[Instance.Observed.PENDING, Instance.Observed.STARTING])
     wakes = Q(observed_state=Instance.Observed.READY, weights=Weights.WAKING)
-    wanted = Instance.objects.filter(desired_state=Instance.Desired.RUNNING).exclude(role=Role.DECODE.value)
-    coming = wanted.filter((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
-    return list(coming.select_related("model"))
+    wanted = Q(desired_state=Instance.Desired.RUNNING) & ~Q(role=Role.DECODE.value)
+    return wanted & ((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
 
 
 def _coming(row: Instance) -> ComingConfig:

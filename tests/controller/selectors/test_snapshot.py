@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from django.db import connection
 
 from controller.core.snapshot import snapshot_from_json
 from controller.core.types import LatencyCoefficients
@@ -76,7 +77,7 @@ def test_its_queries_do_not_grow_with_what_is_configured(django_assert_num_queri
         factories.instance(factories.served_model())
         factories.api_key()
 
-    with django_assert_num_queries(9):
+    with django_assert_num_queries(8):
         snapshot = gateway_snapshot()
 
     assert (len(snapshot.models), len(snapshot.instances), len(snapshot.keys)) == (6, 6, 6)
@@ -126,3 +127,21 @@ def test_engines_that_choose_by_value_are_known_by_what_they_were_started_with(s
     factories.instance(factories.served_model(), spec=spec, role=role)
     (instance,) = gateway_snapshot().instances
     assert instance.selects is selects
+
+
+def test_one_that_becomes_ready_meanwhile_is_in_it():
+    """Otherwise who waits for it would be told that nobody comes."""
+    row = factories.instance(observed_state="starting", url="")
+    asked: list[str] = []
+
+    def becomes_ready(execute, query, params, many, context):
+        asked.append(query)
+        answer = execute(query, params, many, context)
+        if len(asked) == 3:  # the version, the instances
+            Instance.objects.filter(pk=row.pk).update(observed_state="ready", url="http://127.0.0.1:9")
+        return answer
+
+    with connection.execute_wrapper(becomes_ready):
+        snapshot = gateway_snapshot()
+    assert [each.id for each in (*snapshot.instances, *snapshot.coming)] == [row.pk]
+    assert [each.id for each in gateway_snapshot().instances] == [row.pk]
