@@ -9,8 +9,9 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
-from controller.models import Instance
+from controller.models import Decision, Instance
 from tests import factories
+from tests.workers.scripted_engine import Engine
 from tests.workers.sleeping_vllm import SleepingVllm
 from workers import actions, links, sleep_client, sleeping
 from workers.asking import Asker
@@ -84,3 +85,23 @@ def worker() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def look_once(engine: Engine) -> Callable[[], list[Decision]]:
+    return lambda: actions.look([], client=lambda url: engine)
+
+
+@pytest.fixture
+def holder() -> Instance:
+    return factories.instance(id="holder")
+
+
+@pytest.fixture
+def warm(holder: Instance) -> Instance:
+    return factories.instance(holder.model, id="warm", weights="absent")
