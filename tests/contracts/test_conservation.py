@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
-from controller.core.steps import FinishReason
 from controller.core.types import Outcome
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.dispatch.pacing import PACINGS
@@ -17,8 +16,8 @@ from controller.policies.preemption import PREEMPTIONS
 from controller.simulator import Failure, LinkFailure, LinkSettings, Simulation, SimulationSettings
 from tests.contracts.test_policies import ALL
 from tests.contracts.turbulence import Turbulence
-from tests.controller.engine.driver import Driver, expected_output
-from tests.controller.engine.test_scheduler_properties import arrivals, play
+from tests.controller.engine.driver import Driver
+from tests.controller.engine.test_scheduler_properties import arrivals, each_ended_once, play
 from tests.controller.simulator.runs import SMALL, some_demands
 
 DISPATCHED = {"ordering": ORDERINGS, "admission": ADMISSIONS, "routing": ROUTINGS, "pacing": PACINGS}
@@ -128,21 +127,6 @@ def test_each_prefilled_request_is_decoded_once_or_told_why_not(placement, seed,
         assert {record.outcome for record in records} <= {Outcome.OK, Outcome.REFUSED}
 
 
-def _each_sequence_ends_once(driver, script):
-    seqs, aborts = play(driver, script)
-    driver.run()
-    assert set(driver.ended) == {seq.id for seq in seqs}
-    for seq in seqs:
-        expected, found = expected_output(seq), driver.outputs[seq.id]
-        assert found == expected[: len(found)]
-        if driver.ended[seq.id] is FinishReason.ABORT:
-            assert seq.id in aborts
-        else:
-            assert len(found) == min(seq.max_tokens, 44 - seq.prompt_tokens)
-    assert driver.scheduler.idle
-    assert driver.scheduler.blocks.free == driver.scheduler.config.kv_blocks
-
-
 scripts = st.lists(arrivals, min_size=1, max_size=14)
 TIGHT = {"max_model_len": 44, "max_num_seqs": 4}
 
@@ -151,7 +135,10 @@ TIGHT = {"max_model_len": 44, "max_num_seqs": 4}
 @given(script=scripts, kv_blocks=st.integers(11, 24), budget=st.integers(4, 20))
 @settings(max_examples=25, deadline=None)
 def test_each_sequence_of_an_engine_ends_once_with_its_own_tokens(batching, script, kv_blocks, budget):
-    _each_sequence_ends_once(Driver(batching, kv_blocks=kv_blocks, max_num_batched_tokens=budget, **TIGHT), script)
+    driver = Driver(batching, kv_blocks=kv_blocks, max_num_batched_tokens=budget, **TIGHT)
+    seqs, aborts = play(driver, script)
+    driver.run()
+    each_ended_once(driver, seqs, aborts)
 
 
 @pytest.mark.parametrize("rule", list(PREEMPTIONS))
@@ -162,4 +149,7 @@ def test_who_gives_way_is_not_lost(rule, script, kv_blocks, slots):
     calm = BATCHINGS["calm"]
     policy = calm(calm.Config(slots=slots, frame_steps=1))
     policy.preemption = PREEMPTIONS[rule]()
-    _each_sequence_ends_once(Driver(policy, kv_blocks=kv_blocks, **TIGHT), script)
+    driver = Driver(policy, kv_blocks=kv_blocks, **TIGHT)
+    seqs, aborts = play(driver, script)
+    driver.run()
+    each_ended_once(driver, seqs, aborts)

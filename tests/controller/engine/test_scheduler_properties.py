@@ -38,19 +38,23 @@ def test_no_request_is_lost_doubled_or_invented(script, batching, policy, kv_blo
     )
     seqs, aborts = play(driver, script)
     driver.run()
+    each_ended_once(driver, seqs, aborts)
+    if batching == "chunked_prefill":
+        assert all(step.tokens <= budget for step in driver.steps)
+
+
+def each_ended_once(driver, seqs, aborts):
+    """With its own tokens, all of them unless it was aborted; and every block came back."""
     assert set(driver.ended) == {seq.id for seq in seqs}
     for seq in seqs:
-        expected = expected_output(seq)
-        found = driver.outputs[seq.id]
+        expected, found = expected_output(seq), driver.outputs[seq.id]
         assert found == expected[: len(found)]
         if driver.ended[seq.id] is FinishReason.ABORT:
             assert seq.id in aborts
         else:
             assert len(found) == min(seq.max_tokens, 44 - seq.prompt_tokens)
     assert driver.scheduler.idle
-    assert driver.scheduler.blocks.free == kv_blocks
-    if batching == "chunked_prefill":
-        assert all(step.tokens <= budget for step in driver.steps)
+    assert driver.scheduler.blocks.free == driver.scheduler.config.kv_blocks
 
 
 def play(driver, script):

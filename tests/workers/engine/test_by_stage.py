@@ -39,7 +39,7 @@ def test_the_profile_gives_what_the_policies_predict_by():
 def test_a_profile_without_a_time_for_tokens_starts_too():
     options = ["--port", "1", "--scheduler", "slackline", "--profile", "constant:5ms"]
     for more in (["--deadlines"], ["--role", "prefill"], ["--role", "decode"]):
-        parse([*options, *more])
+        assert parse([*options, *more]).batching is not None
 
 
 @pytest.mark.parametrize(
