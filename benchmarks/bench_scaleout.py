@@ -8,10 +8,15 @@ to load to that request's first token; `load_s` is the load alone: meeting, room
 throughout; its TPOT is taken alone and during each load. All weights are removed between rounds; sources take turns;
 reported are medians.
 
+The warm engine keeps the memory for its weights, touched (`--keep-room`), as a pool with a device for each warm engine
+can; with `--room released` it makes it during the load.
+
 The medium's own bandwidth is taken in the same round, once while the source answers as it does during the move
 (`link_share` is against this one) and once while it is idle: one raw TCP stream of the same size on the same loopback,
-or with `--device cuda` a copy from one device's memory to the other's. There each engine has a device of its own; with
-one device the engines share it and nothing moves between them, since NCCL joins no two processes on one device.
+out of and into the processor's caches; and once more while the source answers from memory to memory, which is what
+weights must do (`link_share_memory`). With `--device cuda` it is a copy from one device's memory to the other's. There
+each engine has a device of its own; with one device the engines share it and nothing moves between them, since NCCL
+joins no two processes on one device.
 
 Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `ratios` between sources, `link_share`.
 """
@@ -36,7 +41,7 @@ import requests
 
 from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
 from benchmarks.machine import keep
-from benchmarks.medium import device_copy, raw_stream
+from benchmarks.medium import device_copy, memory_stream, raw_stream
 from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
 
@@ -170,9 +175,10 @@ def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> I
     timed = ("--profile", "constant:50ms", "--kv-timeout", "120")
     options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
     first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in "01")
+    absent = ("--weights", "absent", *(("--keep-room",) if args.room == "kept" else ()))
     with (
         reference_engines(1, logs / "source", *options, environment=first) as [source],
-        reference_engines(1, logs / "warm", *options, "--weights", "absent", environment=second) as [warm],
+        reference_engines(1, logs / "warm", *options, *absent, environment=second) as [warm],
     ):
         yield source, warm
 
@@ -181,6 +187,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     add_shape_options(parser, "half-billion")
+    parser.add_argument("--room", choices=["kept", "released"], default="kept", help="for the warm engine's weights")
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
     return checked(parser, parser.parse_args(argv), cpu_dtype="bfloat16")
 
@@ -194,8 +201,7 @@ def main() -> None:
     if sources != SOURCES:
         note("--device cuda: one device only, so no weights move from engine to engine")
     rounds: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in sources}
-    raw: list[float] = []
-    idle: list[float] = []
+    streams: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
     with tempfile.TemporaryDirectory(prefix="bench-scaleout-") as name:
         folder = Path(name)
         size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
@@ -214,10 +220,17 @@ def main() -> None:
                     rounds[kind].append(one_round(fleet, kind, folder / "model"))
                     note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
                 if "engine" in sources:
-                    idle.append(medium())
-                    raw.append(while_answering(fleet, medium))
-    result = summary(rounds, raw, idle, alone, size)
-    result |= {"shape": args.shape, "device": device_words(args.device) or "cpu", "dtype": args.dtype}
+                    streams["idle"].append(medium())
+                    streams["answering"].append(while_answering(fleet, medium))
+                    if not on_cuda:
+                        streams["memory"].append(while_answering(fleet, lambda: memory_stream(size)))
+    result = summary(rounds, streams, alone, size)
+    result |= {
+        "shape": args.shape,
+        "room": args.room,
+        "device": device_words(args.device) or "cpu",
+        "dtype": args.dtype,
+    }
     result |= {"python": sys.version.split()[0]}
     print(table(result))
     print(json.dumps(result))
@@ -227,13 +240,13 @@ def main() -> None:
 
 def summary(
     rounds: Mapping[str, Sequence[Mapping[str, float | None]]],
-    raw: Sequence[float],
-    idle: Sequence[float],
+    streams: Mapping[str, Sequence[float]],
     alone: float,
     size: int,
 ) -> dict[str, Any]:
-    """What is reported. `raw`, `idle`: GB/s of the medium while the source answers and while it is idle; `alone`: its
-    TPOT, ms; `size`: bytes of the model. Shares of the medium are None where no weights moved over it."""
+    """What is reported. `streams`: GB/s of the medium while the source answers, while it is idle, and from memory to
+    memory while it answers; `alone`: its TPOT, ms; `size`: bytes of the model. Shares of the medium are None where no
+    weights moved over it, or it was not taken."""
 
     def middle(kind: str, key: str) -> float | None:
         values = [each[key] for each in rounds[kind]]
@@ -243,7 +256,7 @@ def summary(
     load = {kind: middle(kind, "load_s") for kind in rounds}
     first = {kind: middle(kind, "first_served_s") for kind in rounds}
     moved = load.get("engine")
-    links = {name: statistics.median(found) if found else None for name, found in (("answering", raw), ("idle", idle))}
+    links = {name: statistics.median(found) if found else None for name, found in streams.items()}
 
     def share(link: float | None) -> float | None:
         return round(size / moved / 1e9 / link, 3) if moved and link else None
@@ -254,6 +267,7 @@ def summary(
         "ratios": {"first_served_s": ratios(first), "load_s": ratios(load)},
         "link_share": share(links["answering"]),
         "link_share_idle": share(links["idle"]),
+        "link_share_memory": share(links["memory"]),
         "raw_gb_per_s": {name: link and round(link, 3) for name, link in links.items()},
         "source_tpot_ms": {"alone": round(alone, 2), **{kind: middle(kind, "source_tpot_ms") for kind in rounds}},
         "bytes": size,
@@ -281,6 +295,11 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(
             f"engine to engine: {100 * result['link_share']:.0f} % of the bare medium beside an engine that answers "
             f"({result['raw_gb_per_s']['answering']:.2f} GB/s), {100 * result['link_share_idle']:.0f} % of it idle"
+        )
+    if result["link_share_memory"] is not None:
+        lines.append(
+            f"engine to engine: {100 * result['link_share_memory']:.0f} % of a stream from memory to memory beside an "
+            f"engine that answers ({result['raw_gb_per_s']['memory']:.2f} GB/s)"
         )
     return "\n".join(lines)
 

@@ -53,7 +53,7 @@ class Experiment:
     """All loads over one pair of servers."""
 
     def __init__(
-        self, bench: Bench, seeds: int, sweep: bool, control: bool = True, journal: Journal | None = None
+        self, bench: Bench, seeds: range, sweep: bool, control: bool = True, journal: Journal | None = None
     ) -> None:
         self.bench = bench
         self.journal = journal if journal is not None else Journal(None)
@@ -67,9 +67,8 @@ class Experiment:
         scores: dict[str, list[Score]] = {contender.name: [] for contender in CONTENDERS}
         windows: dict[str, int] = {}
         swept: dict[str, dict[str, float]] = {}
-        for turn in range(self.seeds):
-            seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
-            plan, run = load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
+        for turn in self.seeds:
+            plan, run = self._arrivals(load, rate, turn)
             for contender in (*CONTENDERS[turn % len(CONTENDERS) :], *CONTENDERS[: turn % len(CONTENDERS)]):
                 if contender.windows and contender.name not in windows:
                     found = self._sweep(contender, load, plan, run)
@@ -83,11 +82,15 @@ class Experiment:
         entry |= {name: summary(of) for name, of in scores.items()}
         entry |= {"windows": windows, "sweep": swept}
         if self.control:
-            seed = FIRST_SEED + round(1000 * load.times)
-            plan, run = load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
+            plan, run = self._arrivals(load, rate, self.seeds[0])
             score = self.journal.once({**run, "policy": "direct"}, lambda: self.bench.direct(plan, load.tasks))
             entry["round_robin_direct"] = summary([score])
         return entry
+
+    def _arrivals(self, load: Load, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The requests of a load with one of its seeds, and what its runs go by in the journal."""
+        seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
+        return load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
 
     def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any], run: Mapping[str, Any]) -> dict[int, Score]:
         usual = USUAL_WINDOWS[contender.name, load.kind]
@@ -206,6 +209,7 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description="Policies on real vLLM.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--from-seed", type=int, default=1, help="the first of them; those before it from elsewhere")
     parser.add_argument("--loads", default="", help=f"only these, comma-separated: {', '.join(x.name for x in LOADS)}")
     parser.add_argument("--knee", action="append", default=[], metavar="MIX=RATE", help="use this knee, do not search")
     parser.add_argument("--per-task", type=int, default=300, help="requests a task in a burst")
@@ -214,6 +218,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on with an earlier run")
     parser.add_argument("--output", type=Path, help="rewritten after every load; beside the other results if not said")
     arguments = parser.parse_args()
+    if not 1 <= arguments.from_seed <= arguments.seeds:
+        parser.error(f"--from-seed: between 1 and --seeds, {arguments.seeds}")
     names = [name.strip() for name in arguments.loads.split(",") if name.strip()]
     known = {load.name: load for load in LOADS}
     unknown = sorted(set(names) - set(known))
@@ -232,12 +238,12 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
     journal = Journal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
-    seeds = 1 if quick else arguments.seeds
+    seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
     experiment = Experiment(bench, seeds, sweep=not (quick or arguments.no_sweep), control=not quick, journal=journal)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
-        "seeds": experiment.seeds,
+        "seeds": len(seeds),
         "quick": quick,
         "output_length": "the gateway sees max_tokens, which is the output length",
         "profile": bench.stack.fleet.coefficients,

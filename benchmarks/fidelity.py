@@ -9,19 +9,25 @@ arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee,
 turn. The simulation gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured,
 none of it on the runs that are compared:
 
-- step times from the profiler (all servers loaded at once), then refitted from the records of two calibration runs of
-  the load with other arrivals, one before and one after its real runs (`controller/predict/latency_refit.py`): while it
-  serves, an engine shares the machine with gateway and client, which a profile of idle servers does not show, and the
-  machine is not as fast all day.
+- step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs of the
+  load with other arrivals, before, between and after its real runs and under the policies in turn
+  (`controller/predict/latency_refit.py`, and prefill against decode as `fidelity_machine.py` says): while it serves, an
+  engine shares the machine with gateway and client, which a profile of idle servers does not show, and the machine is
+  not as fast all day.
 - the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
-  moments drawn with five seeds; the median run counts. Reported beside it: the refit without the scatter, the profile.
-- the way there and back from single requests to idle engines: TTFT through the gateway less what the profile says of
-  that prompt, halved.
+  moments drawn with nine seeds; the median run counts.
+- the way there and back from single requests to idle engines (TTFT through the gateway less what the profile says of
+  that prompt, halved), and what it takes longer while engines are busy from the same calibration runs
+  (`fidelity_machine.busy_way_s`).
 - what a gateway knows is what it knows live: the profile it was seeded with, telemetry with its period, progress with
   its delay, max_tokens as a bound.
 
+Reported beside it: the same with the way to idle engines, without the scatter, with the profile alone; and, as a
+diagnosis and no prediction, each real run simulated with the machine as that very run shows it: what is still off there
+is the simulator's fault, the rest is the machine's, which was another one in the calibration runs.
+
 Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
-and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 33 minutes, --quick 15.
+and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 50 minutes, --quick 20.
 Last line: JSON.
 """
 
@@ -33,15 +39,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.bench_vllm import known_knees
 from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
-from benchmarks.fidelity_compare import Seen, compare, table, worst
-from benchmarks.fidelity_live import RealRun, measured, overhead_s, read_at_once, refitted, seen, simulated
+from benchmarks.fidelity_compare import compare, table, worst
+from benchmarks.fidelity_live import RealRun, measured, overhead_s, read_at_once, seen, simulated
+from benchmarks.fidelity_machine import Known, Machine, machine_of
 from benchmarks.fidelity_recorded import RECORDINGS, recorded
 from benchmarks.journal import Journal
 from benchmarks.machine import machine_name
@@ -50,7 +57,6 @@ from benchmarks.trials import Bench, note
 from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.workloads import MIXES, Arrival, sustained
 from controller.core.types import LatencyCoefficients
-from controller.simulator.machine_speed import MachineSpeed
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "fidelity" / machine_name()
 TASKS = MIXES["4-task"]
@@ -59,7 +65,7 @@ TIMES = (0.7, 1.0, 1.7)
 RUNS, SECONDS = 3, 60.0
 QUICK_RUNS, QUICK_SECONDS = 2, 30.0
 SEED, CALIBRATION_SEED = 4200, 77
-SPEED_SEEDS = (1, 2, 3, 4, 5)
+SPEED_SEEDS = tuple(range(1, 10))
 FIGURE = "refitted, with the machine's scatter"
 
 
@@ -89,51 +95,72 @@ class Measured(NamedTuple):
 
     load: Load
     real: Mapping[str, Sequence[RealRun]]
-    latency: LatencyCoefficients
-    speed: MachineSpeed
+    machine: Machine
+
+    @property
+    def plan(self) -> list[Arrival]:
+        return self.load.arrivals(SEED)
 
 
 def around(
-    bench: Bench, journal: Journal, load: Load, runs: int, profile: LatencyCoefficients, seeds: Sequence[int]
+    bench: Bench, journal: Journal, load: Load, runs: int, profiled: Profiled, way_s: float, seeds: Iterator[int]
 ) -> Measured:
-    """A calibration run, the real runs with the policies in turn, another calibration run: what drifts meanwhile is in
-    the mean of the two. `seeds`: of their arrivals."""
+    """The real runs with the policies in turn, calibration runs before, between and after them: the machine drifts.
+    `way_s`: to idle engines; `seeds`: of the calibration runs' arrivals."""
 
-    def calibrated(seed: int) -> tuple[RealRun, list[Arrival]]:
-        return real_run(bench, journal, load, "round_robin", seed, 0), load.arrivals(seed)
+    def calibrated(policy: str) -> Known:
+        seed = next(seeds)
+        return Known(real_run(bench, journal, load, policy, seed, 0), load.arrivals(seed), policy)
 
-    known = [calibrated(seeds[0])]
-    turns = [[real_run(bench, journal, load, policy, SEED, run) for policy in POLICIES] for run in range(runs)]
-    known.append(calibrated(seeds[1]))
-    latency, speed = refitted(known, profile)
-    note(f"refitted at {load.rate:.1f}/s: {latency._asdict()}")
-    return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), latency, speed)
-
-
-class Model(NamedTuple):
-    """What a simulation takes for the machine. `speed` None: as fast as the step times say, always."""
-
-    latency: LatencyCoefficients
-    speed: MachineSpeed | None = None
-
-    def runs(self, plan: Sequence[Arrival], policy: str, profiled: Profiled, way_s: float) -> list[Seen]:
-        speeds = [self.speed.drawn(seed) for seed in SPEED_SEEDS] if self.speed is not None else [None]
-        found = (simulated(plan, policy, self.latency, profiled, way_s, speed) for speed in speeds)
-        return [seen(run, plan, TASKS) for run in found]
+    calibrating = itertools.cycle(POLICIES)
+    known = [calibrated(next(calibrating))]
+    turns = []
+    for run in range(runs):
+        turns.append([real_run(bench, journal, load, policy, SEED, run) for policy in POLICIES])
+        known.append(calibrated(next(calibrating)))
+    machine = machine_of(known, profiled, way_s)
+    note(f"at {load.rate:.1f}/s: way {1000 * machine.way_s:.1f} ms, refitted {machine.latency._asdict()}")
+    return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
 
 
-def entries(
-    found: Sequence[Measured], model: Callable[[Measured], Model], profiled: Profiled, way_s: float
-) -> list[dict[str, Any]]:
+Told = Callable[[Measured, str], list[RealRun]]  # what a model tells of a load under a policy
+
+
+def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
+    """By name; FIGURE is the one that counts. `way_s`: to idle engines."""
+
+    def scattered(one: Measured, policy: str, machine: Machine) -> list[RealRun]:
+        speed = machine.speed
+        drawn = [speed.drawn(seed) for seed in SPEED_SEEDS] if speed is not None else [None]
+        return [simulated(one.plan, policy, machine.latency, profiled, machine.way_s, each) for each in drawn]
+
+    def its_own(one: Measured, policy: str) -> list[RealRun]:
+        found = [machine_of([Known(run, one.plan, policy)], profiled, way_s) for run in one.real[policy]]
+        return [simulated(one.plan, policy, of.latency, profiled, of.way_s, of.speed) for of in found]
+
+    profile = Machine(LatencyCoefficients(**profiled.coefficients), None, way_s)
+    return {
+        FIGURE: lambda one, policy: scattered(one, policy, one.machine),
+        "the same, with the way to idle engines": lambda one, policy: scattered(
+            one, policy, one.machine._replace(way_s=way_s)
+        ),
+        "refitted, always as fitted": lambda one, policy: scattered(one, policy, one.machine._replace(speed=None)),
+        "profiled": lambda one, policy: scattered(one, policy, profile),
+        "each run with its own machine (no prediction)": its_own,
+    }
+
+
+def entries(found: Sequence[Measured], told: Told) -> list[dict[str, Any]]:
     """Real and simulated side by side, by load and policy."""
     shown = []
     for one in found:
-        load, plan = one.load, one.load.arrivals(SEED)
+        load = one.load
         for policy, real in one.real.items():
             what = f"{policy} at {load.times:g}x = {load.rate:.1f}/s"
-            told = model(one).runs(plan, policy, profiled, way_s)
-            compared = compare([seen(run, plan, TASKS) for run in real], told)
-            shown.append({"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **compared})
+            both = ([seen(run, one.plan, TASKS) for run in runs] for runs in (real, told(one, policy)))
+            shown.append(
+                {"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **compare(*both)}
+            )
     return shown
 
 
@@ -144,32 +171,23 @@ def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> 
     way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
     note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")
     seeds = itertools.count(CALIBRATION_SEED)
-    found = [
-        around(
-            bench, journal, Load(times, knee * times, arguments.seconds), arguments.runs, profile,
-            [next(seeds), next(seeds)],
-        )
-        for times in arguments.times
-    ]  # fmt: skip
-    models: dict[str, Callable[[Measured], Model]] = {
-        FIGURE: lambda one: Model(one.latency, one.speed),
-        "refitted, always as fitted": lambda one: Model(one.latency),
-        "profiled": lambda one: Model(profile),
-    }
-    by_model = {name: entries(found, model, profiled, way_s) for name, model in models.items()}
-    late = [
-        read_at_once(run, one.load.arrivals(SEED)) for one in found for runs in one.real.values() for run in runs
-    ]  # fmt: skip
+    found: list[Measured] = []
+    for times in arguments.times:
+        load = Load(times, knee * times, arguments.seconds)
+        found.append(around(bench, journal, load, arguments.runs, profiled, way_s, seeds))
+    by_model = {name: entries(found, told) for name, told in models(profiled, way_s).items()}
+    late = [read_at_once(run, one.plan) for one in found for runs in one.real.values() for run in runs]
     return {
         "knee": knee,
         "quick": arguments.quick,
         "seconds_a_run": arguments.seconds,
         "runs": arguments.runs,
-        "way_s": way_s,
-        "latency": {"profiled": profile._asdict(), "refitted": [one.latency._asdict() for one in found]},
+        "way_s": {"idle": way_s, "busy": [one.machine.way_s for one in found]},
+        "latency": {"profiled": profile._asdict(), "refitted": [one.machine.latency._asdict() for one in found]},
         "machine_speed": [
-            {"period_s": one.speed.period_s, "series": [[round(v, 3) for v in of] for of in one.speed.series]}
-            for one in found
+            {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]}
+            for speed in (one.machine.speed for one in found)
+            if speed is not None
         ],
         "dropped_runs": bench.dropped,
         "read_at_once": round(max(late), 4),

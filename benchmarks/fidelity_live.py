@@ -17,10 +17,6 @@ from benchmarks.workloads import FOUR_TASKS, Arrival, Task
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel
-from controller.predict.latency_fit import Row
-from controller.predict.latency_records import Served, intervals
-from controller.predict.latency_refit import refit_profile
-from controller.predict.latency_speed import Interval, speed_over_time
 from controller.simulator.demand import Demand
 from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.settings import InstanceSettings, SimulationSettings
@@ -30,7 +26,6 @@ VLLM_CPU_BATCH_TOKENS = 2048  # max_num_batched_tokens of its OpenAI server on a
 GATEWAY_PROGRESS_S = 0.05  # api.openai.runtime.PROGRESS_S
 GATEWAY_TELEMETRY_S = 1.0  # TELEMETRY_PERIOD_S
 PROBE_TOKENS, PROBES, PROBE_GAP_S = 64, 24, 0.4
-SPEED_PERIOD_S = 0.25  # shorter ones hold too few ends of intervals to tell them apart
 NOBODY_WAITS = 3600.0  # the seeded classes' waiting_time
 
 
@@ -69,16 +64,23 @@ def _time(at: float) -> float | None:
 def seen(run: RealRun, plan: Sequence[Arrival], tasks: Sequence[Task]) -> Seen:
     """Attainment as bench-vllm judges it. Raises ValueError where run and plan do not belong together."""
     met: dict[str, list[bool]] = {task.name: [] for task in tasks}
-    ttfts: list[float] = []
-    for arrival, (first, last, finished, _) in zip(plan, run.requests, strict=True):
-        ttfts.append((run.ended if first is None else first) - arrival.at)
+    waited = ttfts(run, plan)
+    for arrival, ttft, (first, last, finished, _) in zip(plan, waited, run.requests, strict=True):
         tpot = (last - first) / (arrival.output_tokens - 1) if finished and arrival.output_tokens > 1 else 0.0
         met[arrival.task.name].append(
-            bool(finished) and ttfts[-1] <= arrival.task.targets.ttft_s and tpot <= arrival.task.targets.tpot_s
+            bool(finished) and ttft <= arrival.task.targets.ttft_s and tpot <= arrival.task.targets.tpot_s
         )
     everyone = [each for of in met.values() for each in of]
     by_class = {name: round(statistics.fmean(of), 4) for name, of in met.items() if of}
-    return Seen(statistics.fmean(everyone), by_class, ttfts)
+    return Seen(statistics.fmean(everyone), by_class, waited)
+
+
+def ttfts(run: RealRun, plan: Sequence[Arrival]) -> list[float]:
+    """Seconds, one a request; of one without a token the time it had waited at the end. Errors as of `seen`."""
+    return [
+        (run.ended if first is None else first) - arrival.at
+        for arrival, (first, *_) in zip(plan, run.requests, strict=True)
+    ]
 
 
 def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
@@ -104,47 +106,6 @@ def read_at_once(run: RealRun, plan: Sequence[Arrival]) -> float:
         if ok and arrival.output_tokens > 1
     ]
     return sum(first == last for first, last in ended) / len(ended) if ended else 0.0
-
-
-def _decoded(run: RealRun, plan: Sequence[Arrival]) -> dict[str, list[tuple[Served, Row]]]:
-    """By engine: finished requests whose tokens came one after the other, with what was done between first and last."""
-    by_engine: dict[str, list[Served]] = {}
-    for arrival, (first, last, finished, instance) in zip(plan, run.requests, strict=True):
-        if finished and arrival.output_tokens > 1 and last > first:
-            served = Served(len(arrival.prompt), arrival.output_tokens, first, last)
-            by_engine.setdefault(instance, []).append(served)
-    return {
-        name: [(each, row) for each, (row, _) in zip(served, intervals(served, served), strict=True)]
-        for name, served in by_engine.items()
-    }
-
-
-def refitted(
-    runs: Sequence[tuple[RealRun, Sequence[Arrival]]], profile: LatencyCoefficients
-) -> tuple[LatencyCoefficients, MachineSpeed]:
-    """Step times while everything runs, from the records of calibration runs with their plans, and how the machine's
-    speed varied around them, run after run. Raises ConfigError where the records are too few."""
-    decoded = [_decoded(run, plan) for run, plan in runs]
-    rows = [(row, each.last_at - each.first_at) for of in decoded for pairs in of.values() for each, row in pairs]
-    fit = refit_profile(rows, profile)
-    series: dict[str, list[float]] = {name: [] for of in decoded for name in of}
-    for of in decoded:
-        speeds = {name: speed_over_time(_work(pairs, fit), SPEED_PERIOD_S) for name, pairs in of.items()}
-        longest = max(map(len, speeds.values()))
-        for name in series:  # a series each, of the same moments
-            known = speeds.get(name, [])
-            series[name] += [*known, *[1.0] * (longest - len(known))]
-    return fit, MachineSpeed(tuple(tuple(series[name]) for name in sorted(series)), SPEED_PERIOD_S)
-
-
-def _work(pairs: Sequence[tuple[Served, Row]], fit: LatencyCoefficients) -> list[Interval]:
-    return [Interval(each.first_at, each.last_at, work_s(fit, row)) for each, row in pairs]
-
-
-def work_s(fit: LatencyCoefficients, row: Row) -> float:
-    """Seconds that the steps of one decode interval take by the model."""
-    factors = (fit.decode_a, fit.decode_b, fit.decode_c, fit.prefill_b, fit.prefill_c)
-    return sum(value * factor for value, factor in zip(row, factors, strict=True))
 
 
 def simulated(

@@ -1,7 +1,13 @@
-"""What carries weights from engine to engine, measured bare: one TCP stream, or a copy from device to device."""
+"""What carries weights from engine to engine, measured bare: one TCP stream, or a copy from device to device.
+
+A stream is measured twice. `raw_stream` sends one piece over and over and receives into another: both stay in the
+processor's caches, so that it says what the connection alone can do. `memory_stream` sends from all of a memory into
+all of another one, both touched before: what any transfer of that size must do at least.
+"""
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import socket
 import time
@@ -10,29 +16,50 @@ PIECE = 16 << 20
 
 
 def raw_stream(size: int) -> float:
-    """GB/s of one TCP stream of `size` bytes over loopback, process to process."""
-    server = socket.create_server(("127.0.0.1", 0))
-    process = multiprocessing.get_context("spawn").Process(target=_pour, args=(server.getsockname()[1], size))
-    process.start()
-    taken, _ = server.accept()
-    room, got = memoryview(bytearray(PIECE)), 0
-    began = time.monotonic()
-    while count := taken.recv_into(room):
-        got += count
-    seconds = time.monotonic() - began
-    process.join()
-    taken.close()
-    server.close()
+    """GB/s of one TCP stream of `size` bytes over loopback, process to process, out of and into caches."""
+    return _stream(size, min(PIECE, size))
+
+
+def memory_stream(size: int) -> float:
+    """GB/s of one TCP stream of `size` bytes over loopback, process to process, from memory to memory."""
+    return _stream(size, size)
+
+
+def _stream(size: int, held: int) -> float:
+    """`held`: bytes of memory at either end, used again and again until `size` have passed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = multiprocessing.get_context("spawn").Process(target=_pour, args=(port, size, held))
+        process.start()
+        room, got = _touched(held), 0
+        taken, _ = server.accept()
+        with taken:
+            began = time.monotonic()
+            while count := taken.recv_into(room if held < size else room[got : got + PIECE]):
+                got += count
+            seconds = time.monotonic() - began
+        process.join()
     if got != size:
         raise RuntimeError(f"the raw stream brought {got} of {size} bytes")
     return size / seconds / 1e9
 
 
-def _pour(port: int, size: int) -> None:
+def _touched(size: int) -> memoryview:
+    """Memory that is there, in huge pages where the kernel gives them, as an engine's is."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    for at in range(0, size, PIECE):
+        memory[at : at + PIECE] = b"\1" * min(PIECE, size - at)
+    return memoryview(memory)
+
+
+def _pour(port: int, size: int, held: int) -> None:
+    block = _touched(held)
     with socket.create_connection(("127.0.0.1", port)) as target:
-        block = memoryview(bytes(PIECE))
-        for left in range(size, 0, -PIECE):
-            target.sendall(block[: min(left, PIECE)])
+        for at in range(0, size, PIECE):
+            begin = at % held
+            target.sendall(block[begin : begin + min(PIECE, size - at, held - begin)])
 
 
 def device_copy(size: int, source: str, target: str) -> float:

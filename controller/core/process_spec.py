@@ -11,7 +11,7 @@ OPTIONS = (
     *("chunk_tokens", "executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
 )
-FLAGS = ("deadlines",)  # the same, of options without a value
+FLAGS = ("deadlines", "keep_room")  # the same, of options without a value
 OWN_FIELDS = {  # what the instance itself says: here it would be overruled without a word
     "model": "model",
     "served_model_name": "model",

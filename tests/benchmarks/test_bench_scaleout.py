@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bench_scaleout import ratios, summary, table, tpot_ms
-from benchmarks.medium import raw_stream
+from benchmarks.medium import memory_stream, raw_stream
 
 
 def one(load_s, first_s, tpot=None):
@@ -15,36 +15,40 @@ ROUNDS = {
     "host": [one(0.5, 0.6, 111.0)] * 3,
     "engine": [one(0.8, 1.0, 140.0), one(1.0, 1.3, 150.0), one(1.2, 1.4, 160.0)],
 }
+NO_STREAMS: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
 
 
 def test_medians_ratios_and_shares():
-    found = summary(ROUNDS, raw=[2.0, 4.0, 2.5], idle=[5.0, 5.0, 5.0], alone=100.0, size=1_000_000_000)
+    streams = {"answering": [2.0, 4.0, 2.5], "idle": [5.0, 5.0, 5.0], "memory": [1.0, 1.25, 1.5]}
+    found = summary(ROUNDS, streams, alone=100.0, size=1_000_000_000)
     assert found["load_s"] == {"disk": 2.2, "host": 0.5, "engine": 1.0}
     assert found["first_served_s"] == {"disk": 2.6, "host": 0.6, "engine": 1.3}
     assert found["ratios"]["first_served_s"] == {"disk/host": 4.33, "disk/engine": 2.0, "host/engine": 0.46}
     assert found["ratios"]["load_s"] == {"disk/host": 4.4, "disk/engine": 2.2, "host/engine": 0.5}
     assert found["link_share"] == pytest.approx(0.4)  # 1 GB/s of 2.5
     assert found["link_share_idle"] == pytest.approx(0.2)
+    assert found["link_share_memory"] == pytest.approx(0.8)
     assert found["source_tpot_ms"] == {"alone": 100.0, "disk": 120.0, "host": 111.0, "engine": 150.0}
     assert found["rounds"] == 3
 
 
 def test_the_table_has_every_source_the_ratios_and_the_share():
-    said = table(summary(ROUNDS, [2.5], [5.0], 100.0, 1_000_000_000))
+    said = table(summary(ROUNDS, {"answering": [2.5], "idle": [5.0], "memory": [1.25]}, 100.0, 1_000_000_000))
     for part in ("disk/host 4.33, disk/engine 2.00, host/engine 0.46", "40 % of the bare medium", "20 % of it idle"):
         assert part in said
+    assert "80 % of a stream from memory to memory" in said
     assert [line.split()[0] for line in said.splitlines()[2:5]] == ["disk", "host", "engine"]
 
 
 def test_one_device_moves_nothing_between_engines_and_says_no_share():
-    found = summary({kind: ROUNDS[kind] for kind in ("disk", "host")}, [], [], 100.0, 1_000_000_000)
-    assert found["link_share"] is found["link_share_idle"] is None
-    assert found["raw_gb_per_s"] == {"answering": None, "idle": None}
-    assert "medium" not in table(found)
+    found = summary({kind: ROUNDS[kind] for kind in ("disk", "host")}, NO_STREAMS, 100.0, 1_000_000_000)
+    assert found["link_share"] is found["link_share_idle"] is found["link_share_memory"] is None
+    assert found["raw_gb_per_s"] == {"answering": None, "idle": None, "memory": None}
+    assert "engine to engine" not in table(found)
 
 
 def test_a_load_too_short_for_a_token_has_no_tpot():
-    found = summary({"host": [one(0.1, 0.2)]}, [], [], 100.0, 1_000_000_000)
+    found = summary({"host": [one(0.1, 0.2)]}, NO_STREAMS, 100.0, 1_000_000_000)
     assert found["source_tpot_ms"]["host"] is None
     assert table(found).splitlines()[2].endswith(" -")
 
@@ -59,5 +63,7 @@ def test_ratios_leave_out_what_was_not_measured():
     assert ratios({"disk": 3.0, "host": None, "engine": 1.5}) == {"disk/engine": 2.0}
 
 
-def test_the_bare_stream_brings_every_byte():
-    assert raw_stream((16 << 20) + 5) > 0
+@pytest.mark.parametrize("size", [1000, 16 << 20, (16 << 20) + 5])
+@pytest.mark.parametrize("stream", [raw_stream, memory_stream])
+def test_the_bare_stream_brings_every_byte(stream, size):
+    assert stream(size) > 0

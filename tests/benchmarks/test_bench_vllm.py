@@ -56,7 +56,7 @@ class Scripted:
 @pytest.fixture
 def entry():
     bench = Scripted()
-    found = Experiment(bench, seeds=3, sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
+    found = Experiment(bench, seeds=range(3), sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
     return bench, found
 
 
@@ -68,6 +68,14 @@ def test_an_entry_has_all_promised_keys(entry):
     assert found["slackline"]["attainment"] == 0.9
     assert found["round_robin_direct"]["attainment"] == 0.31
     json.dumps(found)
+
+
+def test_seeds_may_begin_later_on_another_machine():
+    bench = Scripted()
+    found = Experiment(bench, seeds=range(1, 3), sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
+    assert found["slackline"]["runs"] == 2
+    assert found["windows"]["edf_best"] == 20  # swept on the first seed there is
+    assert bench.ran[0][0] == "least_outstanding"  # the second seed's order
 
 
 def test_windows_are_swept_once_and_the_best_is_kept(entry):

@@ -10,7 +10,8 @@ import pytest
 from benchmarks import fidelity
 from benchmarks.engines import MAX_NUM_SEQS
 from benchmarks.fidelity_compare import Seen, compare, table, worst
-from benchmarks.fidelity_live import SPEED_PERIOD_S, RealRun, read_at_once, refitted, seen, simulated
+from benchmarks.fidelity_live import RealRun, read_at_once, seen, simulated
+from benchmarks.fidelity_machine import SPEED_PERIOD_S, Known, busy_way_s, machine_of, refitted
 from benchmarks.fidelity_recorded import ENGINES, RECORDINGS, Row, calibrate, read, recorded
 from benchmarks.profiled import Profiled, estimated_knee
 from benchmarks.stack import ClassSpec, Fleet
@@ -108,14 +109,42 @@ def test_several_simulated_runs_count_by_their_median():
 
 def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     plans = [sustained(MIXES["4-task"], 20.0, seed, 40.0) for seed in (3, 4)]
-    fit, speed = refitted([(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan) for plan in plans], WRONG)
+    runs = [Known(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan, "round_robin") for plan in plans]
+    fit, speeds = refitted(runs, WRONG)
     found, truth = LatencyModel(fit), LatencyModel(TRUTH)
     for shape in ((0, 0, 10, 1500), (600, 600 * 600, 10, 1500)):
         assert found.step(*shape) == pytest.approx(truth.step(*shape), rel=0.1)
-    assert len(speed.series) == 2  # engines
-    assert len(speed.series[0]) == len(speed.series[1]) >= 2 * 40 / SPEED_PERIOD_S
-    quarters = [sorted(series)[round(share * len(series))] for series in speed.series for share in (0.25, 0.75)]
-    assert quarters == pytest.approx([1.0] * 4, abs=0.1)
+    assert [len(speed.series) for speed in speeds] == [2, 2]  # engines
+    assert len(speeds[0].series[0]) == len(speeds[0].series[1]) >= 40 / SPEED_PERIOD_S
+    every = [series for speed in speeds for series in speed.series]
+    quarters = [sorted(series)[round(share * len(series))] for series in every for share in (0.25, 0.75)]
+    assert quarters == pytest.approx([1.0] * 8, abs=0.1)
+    joined = machine_of(runs, PROFILE, 0.002).speed
+    assert joined is not None
+    assert [len(series) for series in joined.series] == [sum(len(speed.series[0]) for speed in speeds)] * 2
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "slackline"])
+def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(policy):
+    """Pauses hide in the decode intervals what prompts and steps take of the time; TTFTs say it."""
+    pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
+    dearer = TRUTH._replace(prefill_b=1.6 * TRUTH.prefill_b)
+    plans = [sustained(MIXES["4-task"], 14.0, seed, 40.0) for seed in (7, 8)]
+    runs = [simulated(plan, policy, dearer, PROFILE, 0.002, pauses.drawn(k)) for k, plan in enumerate(plans)]
+    found = machine_of([Known(run, plan, policy) for run, plan in zip(runs, plans, strict=True)], PROFILE, 0.002)
+    share = found.latency.prefill_b / found.latency.decode_a
+    assert share / (TRUTH.prefill_b / TRUTH.decode_a) in (pytest.approx(1.4), pytest.approx(1.6), pytest.approx(2.0))
+
+
+def test_the_way_to_busy_engines_is_what_first_tokens_take_longer():
+    plan = sustained(MIXES["4-task"], 8.0, 3, 30.0)
+    near, far = (simulated(plan, "round_robin", TRUTH, PROFILE, way) for way in (0.002, 0.012))
+    known = [Known(far, plan, "round_robin")]
+    assert busy_way_s(known, [near], 0.002) == pytest.approx(0.012, abs=0.004)
+    assert busy_way_s(known, [far], 0.012) == pytest.approx(0.012)
+    assert busy_way_s([Known(near, plan, "round_robin")], [far], 0.012) == 0.012  # never shorter than to idle engines
+    few = [Known(RealRun(far.requests[:20], far.ended), plan[:20], "round_robin")]
+    assert busy_way_s(few, [RealRun(near.requests[:20], near.ended)], 0.002) == 0.002
 
 
 def test_a_machine_that_paused_is_simulated_as_one_that_pauses():
@@ -123,7 +152,8 @@ def test_a_machine_that_paused_is_simulated_as_one_that_pauses():
     tasks = MIXES["4-task"]
     pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
     known, plan = (sustained(tasks, 20.0, seed, 60.0) for seed in (5, 6))
-    fit, speed = refitted([(simulated(known, "round_robin", TRUTH, PROFILE, 0.002, pauses), known)], TRUTH)
+    run = Known(simulated(known, "round_robin", TRUTH, PROFILE, 0.002, pauses), known, "round_robin")
+    fit, [speed] = refitted([run], TRUTH)
     real = seen(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002, pauses.drawn(9)), plan, tasks)
     told = [seen(simulated(plan, "round_robin", fit, PROFILE, 0.002, speed.drawn(k)), plan, tasks) for k in (1, 2, 3)]
     even = seen(simulated(plan, "round_robin", fit, PROFILE, 0.002), plan, tasks)
@@ -147,7 +177,7 @@ def test_records_of_a_noisy_machine_leave_every_step_its_time():
     calibration = next(each for each in known if each["run"].get("seed") == 77)
     assert calibration["run"]["rate"] == pytest.approx(knee, abs=1e-4)
     plan, run = sustained(MIXES["4-task"], knee, 77, 60.0), RealRun(**calibration["score"])
-    fit, speed = refitted([(run, plan)], LatencyCoefficients(**profile["coefficients"]))
+    fit, [speed] = refitted([Known(run, plan, "round_robin")], LatencyCoefficients(**profile["coefficients"]))
     factors = [found / given for found, given in zip(fit, profile["coefficients"].values(), strict=True)]
     assert min(factors) > 0.2
     assert (
@@ -175,12 +205,19 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     )
     bench = SimpleNamespace(stack=None, dropped=0)
     report = fidelity.measure(bench, PROFILE, arguments)
-    load = ["round_robin", *["round_robin", "slackline"] * 2, "round_robin"]  # the policies in turn, calibrated around
+    calibrations = ["round_robin", "slackline", "round_robin"]  # before, between and after the pairs of real runs
+    both = ["round_robin", "slackline"]
+    load = [calibrations[0], *both, calibrations[1], *both, calibrations[2]]
     assert [policy for policy, _ in ran] == load * 2
     sizes = [size for _, size in ran]
-    assert len(set(sizes[1:5])) == len(set(sizes[7:11])) == 1
-    assert len({*sizes[:2], sizes[5], *sizes[6:8], sizes[11]}) > 2  # calibrations have arrivals of their own
-    assert set(report["by_model"]) == {fidelity.FIGURE, "refitted, always as fitted", "profiled"}
+    assert len({sizes[i] for i in (1, 2, 4, 5)}) == len({sizes[7 + i] for i in (1, 2, 4, 5)}) == 1
+    assert len({sizes[i] for i in (0, 1, 3, 6, 7, 8, 10, 13)}) > 4  # calibrations have arrivals of their own
+    assert next(iter(report["by_model"])) == fidelity.FIGURE
+    assert list(report["by_model"])[2:4] == ["refitted, always as fitted", "profiled"]
+    own = report["by_model"]["each run with its own machine (no prediction)"]
+    assert abs(worst(own)["attainment_error_points"]) <= 5
+    assert report["way_s"]["idle"] == 0.002
+    assert len(report["way_s"]["busy"]) == 2
     assert [each["times_knee"] for each in report["by_model"]["profiled"]] == [0.7, 0.7, 1.0, 1.0]
     assert worst(report["by_model"]["profiled"])["attainment_error_points"] == 0
     assert [len(of["series"]) for of in report["machine_speed"]] == [2, 2]
@@ -188,7 +225,7 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     json.dumps(report)
     arguments.resume = True
     assert fidelity.measure(bench, PROFILE, arguments)["by_model"] == report["by_model"]
-    assert len(ran) == 12
+    assert len(ran) == 14
 
 
 def test_answers_that_were_read_at_one_moment_are_counted():

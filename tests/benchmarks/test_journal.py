@@ -13,7 +13,7 @@ LOAD = Load("4-task", "burst", 1.7, per_task=1)
 
 def run(path, *, resume, seeds=1):
     bench = Scripted()
-    found = Experiment(bench, seeds, sweep=False, journal=Journal(path, resume)).load(LOAD, 30.0)
+    found = Experiment(bench, range(seeds), sweep=False, journal=Journal(path, resume)).load(LOAD, 30.0)
     return found, len(bench.ran) + bench.controls
 
 
@@ -48,9 +48,9 @@ def test_without_resume_it_begins_anew(tmp_path):
 def test_another_rate_is_another_run(tmp_path):
     journal = Journal(tmp_path / "runs.jsonl")
     bench = Scripted()
-    Experiment(bench, 1, sweep=False, journal=journal).load(LOAD, 30.0)
+    Experiment(bench, range(1), sweep=False, journal=journal).load(LOAD, 30.0)
     before = len(bench.ran)
-    Experiment(bench, 1, sweep=False, journal=journal).load(LOAD, 31.0)
+    Experiment(bench, range(1), sweep=False, journal=journal).load(LOAD, 31.0)
     assert len(bench.ran) == 2 * before
 
 

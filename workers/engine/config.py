@@ -48,13 +48,15 @@ class KvConfig:
 @dataclass(frozen=True, slots=True)
 class WeightConfig:
     """`present` False: a warm engine, whose weights come by /weights/load. `host_copy`: the folder in which engines of
-    this host share a copy of a real model's (None: they do not). The rest is for emulated weights."""
+    this host share a copy of a real model's (None: they do not); `keep_room`: a real model's memory is there, touched,
+    without weights too. The rest is for emulated weights."""
 
     present: bool
     load_s: Mapping[str, float]  # by source
     nbytes: int
     timeout_s: float
     host_copy: Path | None = None
+    keep_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,10 @@ def _weight_config(args: argparse.Namespace) -> WeightConfig:
         raise ConfigError("needs --executor torch and one rank: others have no copy to share", "host_copy")
     if shared is not None and not shared.is_dir():
         raise ConfigError(f"{shared} is not a folder", "host_copy")
-    return WeightConfig(args.weights == "present", load_s, args.emulated_weight_bytes, args.kv_timeout, shared)
+    if args.keep_room and (args.executor != "torch" or args.tensor_parallel > 1):
+        raise ConfigError("needs --executor torch and one rank: others have no room to keep", "keep_room")
+    nbytes, timeout_s = args.emulated_weight_bytes, args.kv_timeout
+    return WeightConfig(args.weights == "present", load_s, nbytes, timeout_s, shared, args.keep_room)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -265,6 +270,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-timeout", type=_seconds, default=30.0, help="seconds one KV transfer may take (%(default)s)")
     add("--weights", default="present", choices=["present", "absent"], help="absent: warm, waits for /weights/load")
     add("--host-copy", default="", help="torch: where engines of this host share a copy of weights (/dev/shm; none)")
+    add(
+        "--keep-room",
+        action="store_true",
+        help="torch: without weights too their memory is held, touched: loads faster",
+    )
     add("--emulated-load-s", default="", help="seconds by source of emulated weights: engine=0.9,host=2.7,disk=4.1")
     add("--emulated-weight-bytes", type=int, default=16_060_000_000, help="size of emulated weights (%(default)s)")
     add_scheduler_options(parser)

@@ -88,7 +88,7 @@ def _weight_store(config: ServerConfig) -> WeightStore:
     from workers.engine.torch_transfer import WeightMemory
     from workers.engine.torch_weight_store import TorchWeights
 
-    memory = WeightMemory(config.program.model.slots(), present=given.present)
+    memory = WeightMemory(config.program.model.slots(), present=given.present, keep_room=given.keep_room)
     if not given.present:
         memory.release()
     own = TorchWeights(
@@ -232,7 +232,19 @@ def with_model(config: ServerConfig) -> ServerConfig:
     else:
         place: dict[str, Any] = {"device": options.device, "dtype": options.dtype, "threads": options.threads}
         program = load_program(options.folder, options.config, **place, **same)
+        if config.weights.keep_room and not config.weights.present:
+            _reserve(program)
     profile = config.profile
     if profile is None and config.preemption is not None:
         profile = measure(program, config.model, engine.max_model_len, group)
     return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group, host_copy=shared)
+
+
+def _reserve(program: Any) -> None:
+    """The memory for weights that come later. Raises ConfigError."""
+    from workers.engine.torch_transfer import reserve
+
+    try:
+        reserve(program.model.slots())
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(f"there is no room for the weights: {str(error)[:200]}", "keep_room") from error

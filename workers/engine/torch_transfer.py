@@ -38,14 +38,15 @@ class TensorInfo(NamedTuple):
 
 
 class WeightMemory:
-    """The memory behind a model's slots. `present`: it holds a whole, checked set of weights."""
+    """The memory behind a model's slots. `present`: it holds a whole, checked set of weights; `keep_room`: it is never
+    given back (see `reserve`)."""
 
-    def __init__(self, slots: Mapping[str, Slot], *, present: bool) -> None:
+    def __init__(self, slots: Mapping[str, Slot], *, present: bool, keep_room: bool = False) -> None:
         self.present = present
+        self._keep_room = keep_room
         self._memory = {name: slots[name].memory for name in sorted(slots)}
         self._slots = slots
-        storages = {m.untyped_storage().data_ptr(): m.untyped_storage() for m in self._memory.values()}
-        self._storages = [(storage, storage.nbytes()) for storage in storages.values()]
+        self._storages = [(storage, storage.nbytes()) for storage in _storages(slots)]
         self._digests: dict[str, str] | None = None
         self._host: dict[str, torch.Tensor] | None = None
         self._host_digests: dict[str, str] = {}
@@ -79,8 +80,10 @@ class WeightMemory:
             yield memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B")
 
     def release(self) -> None:
-        """Give the memory back; tensors keep their shapes and hold nothing."""
+        """Give the memory back (but with `keep_room`); tensors keep their shapes and hold nothing."""
         self.present = False
+        if self._keep_room:
+            return
         for storage, _ in self._storages:
             storage.resize_(0)
 
@@ -252,6 +255,23 @@ def _joined(meeting: Meeting, rank: int, device: torch.device) -> Iterator[Any]:
     except BaseException:
         group.abort()
         raise
+
+
+def reserve(slots: Mapping[str, Slot]) -> None:
+    """Touch the memory of a model without weights, so that the first load need not wait for fresh pages.
+
+    Raises RuntimeError or MemoryError where there is not enough.
+    """
+    for storage in _storages(slots):
+        if storage.device.type == "cpu":
+            _advise_huge_pages(storage.data_ptr(), storage.nbytes())
+        storage.fill_(0)
+
+
+def _storages(slots: Mapping[str, Slot]) -> list[torch.UntypedStorage]:
+    """Each once: several tensors may lie in one."""
+    found = (slot.memory.untyped_storage() for slot in slots.values())
+    return list({storage.data_ptr(): storage for storage in found}.values())
 
 
 def _advise_huge_pages(address: int, size: int) -> None:
