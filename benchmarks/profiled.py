@@ -38,6 +38,11 @@ def profile_vllm(urls: Sequence[str], kept: Path, quick: bool) -> Profiled:
         profile = asyncio.run(profile_engines(urls, MODEL_NAME, limits))
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(profile.as_json(MODEL_NAME, urls), indent=1) + "\n")
+    return read_profile(kept)
+
+
+def read_profile(kept: Path) -> Profiled:
+    """Raises FileNotFoundError."""
     raw = json.loads(kept.read_text())
     note(f"profile: {raw['coefficients']}, median errors {raw['fit']}")
     return Profiled(raw["coefficients"], raw["kv_capacity_tokens"])

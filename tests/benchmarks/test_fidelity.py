@@ -2,13 +2,14 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import fidelity
-from benchmarks.engines import MAX_NUM_SEQS
+from benchmarks.engines import MAX_NUM_SEQS, EngineFailed
 from benchmarks.fidelity_compare import Seen, compare, table, worst
 from benchmarks.fidelity_live import RealRun, read_at_once, seen, simulated
 from benchmarks.fidelity_machine import SPEED_PERIOD_S, Known, busy_way_s, machine_of, refitted
@@ -129,11 +130,30 @@ def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(p
     """Pauses hide in the decode intervals what prompts and steps take of the time; TTFTs say it."""
     pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
     dearer = TRUTH._replace(prefill_b=1.6 * TRUTH.prefill_b)
-    plans = [sustained(MIXES["4-task"], 14.0, seed, 40.0) for seed in (7, 8)]
-    runs = [simulated(plan, policy, dearer, PROFILE, 0.002, pauses.drawn(k)) for k, plan in enumerate(plans)]
-    found = machine_of([Known(run, plan, policy) for run, plan in zip(runs, plans, strict=True)], PROFILE, 0.002)
+    plan = sustained(MIXES["4-task"], 14.0, 7, 40.0)
+    run = simulated(plan, policy, dearer, PROFILE, 0.002, pauses)
+    found = machine_of([Known(run, plan, policy)], PROFILE, 0.002)
     share = found.latency.prefill_b / found.latency.decode_a
     assert share / (TRUTH.prefill_b / TRUTH.decode_a) in (pytest.approx(1.4), pytest.approx(1.6), pytest.approx(2.0))
+
+
+def test_scatter_counts_as_far_as_it_tells_other_runs():
+    """Of a machine that pauses all of it, of runs whose apparent scatter is not the machine's little."""
+    pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
+    plans = [sustained(MIXES["4-task"], 10.0, seed, 24.0) for seed in (7, 8, 9)]
+
+    def known(*speeds):
+        runs = [simulated(plan, "round_robin", TRUTH, PROFILE, 0.002, s) for plan, s in zip(plans, speeds, strict=True)]
+        return [Known(run, plan, "round_robin") for run, plan in zip(runs, plans, strict=True)]
+
+    paused = machine_of(known(*(pauses.drawn(k) for k in (1, 2, 3))), PROFILE, 0.002)
+    assert paused.amplitude >= 0.75
+    even = machine_of(known(None, None, None), PROFILE, 0.002)
+    for series in even.speed.series:
+        ordered = sorted(series)
+        assert ordered[-len(ordered) // 10] / ordered[len(ordered) // 10] < 1.3
+    assert min(map(min, paused.speed.series)) < 0.5
+    assert machine_of(known(pauses, None, None)[:1], PROFILE, 0.002).amplitude == 1.0  # nothing to hold it to
 
 
 def test_the_way_to_busy_engines_is_what_first_tokens_take_longer():
@@ -217,7 +237,7 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     own = report["by_model"]["each run with its own machine (no prediction)"]
     assert abs(worst(own)["attainment_error_points"]) <= 5
     assert report["way_s"]["idle"] == 0.002
-    assert len(report["way_s"]["busy"]) == 2
+    assert len(report["way_s"]["busy"]) == len(report["amplitude"]) == 2
     assert [each["times_knee"] for each in report["by_model"]["profiled"]] == [0.7, 0.7, 1.0, 1.0]
     assert worst(report["by_model"]["profiled"])["attainment_error_points"] == 0
     assert [len(of["series"]) for of in report["machine_speed"]] == [2, 2]
@@ -226,6 +246,21 @@ def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     arguments.resume = True
     assert fidelity.measure(bench, PROFILE, arguments)["by_model"] == report["by_model"]
     assert len(ran) == 14
+
+
+def test_a_report_from_what_is_on_file_measures_nothing_and_says_what_is_not(tmp_path):
+    arguments = argparse.Namespace(
+        knee=12.0, times=[0.7], seconds=8.0, runs=1, quick=True, resume=False, output=tmp_path / "report.json"
+    )
+    with pytest.raises(EngineFailed, match=r"no profile is on file: .*profile\.json"):
+        fidelity.again(arguments)
+    kept = {**asdict(PROFILE), "fit": {}}
+    arguments.output.with_name("profile.json").write_text(json.dumps(kept))
+    with pytest.raises(EngineFailed, match="not every run is on file"):
+        fidelity.again(arguments)
+    arguments.knee = None
+    with pytest.raises(EngineFailed, match="needs the --knee"):
+        fidelity.again(arguments)
 
 
 def test_answers_that_were_read_at_one_moment_are_counted():
