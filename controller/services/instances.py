@@ -16,7 +16,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from controller.core.process_spec import refusal
+from controller.core.process_spec import FLAGS, refusal
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
@@ -267,8 +267,11 @@ def _check(row: Instance, new_spec: bool = True) -> None:
         raise ValidationError({"url": "A static instance needs its url."})
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
-    if new_spec and row.provisioner == "process" and (wrong := refusal(row.spec)):
-        raise ValidationError({"spec": wrong})
+    if new_spec and row.provisioner == "process":
+        if wrong := refusal(row.spec):
+            raise ValidationError({"spec": wrong})
+        if unclear := [name for name in FLAGS if not isinstance(row.spec.get(name, False), bool)]:
+            raise ValidationError({"spec": f"{unclear[0]} must be true or false."})
     if not isinstance(row.spec.get("batching_options", {}), dict):
         raise ValidationError({"spec": "batching_options must be an object of the batching policy's settings."})
     if row.spec.get("weights") not in (None, Weights.PRESENT, Weights.ABSENT):

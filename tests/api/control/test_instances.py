@@ -99,6 +99,8 @@ def test_what_is_wrong_is_named(operator, change, field):
         ({"max_num_seqs": 4}, "max_num_seqs is not said here but by the instance's own max_num_seqs"),
         ({"tensor_parallel": 2}, "tensor_parallel is not said here but by the instance's own tp"),
         ({"batching_options": "slots=7"}, "batching_options must be an object"),
+        ({"keep_room": "yes"}, "keep_room must be true or false"),
+        ({"deadlines": 1}, "deadlines must be true or false"),
     ],
 )
 def test_what_would_not_reach_an_engine_is_refused(operator, spec, said):
