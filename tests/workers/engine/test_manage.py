@@ -130,7 +130,8 @@ async def test_metrics_count_what_was_done(http):
     assert grown("time_to_first_token_seconds_count") == 2
     assert grown("inter_token_latency_seconds_count") == 4
     assert grown("e2e_request_latency_seconds_count") == 2
-    assert 0.012 <= grown("e2e_request_latency_seconds_sum") < 0.1
+    early = 2 * 0.001  # the event loop's timers count milliseconds, so each last step may end by one too soon
+    assert 0.012 - early <= grown("e2e_request_latency_seconds_sum") < 0.1
 
 
 async def test_sleep_ends_what_runs_queues_what_comes_and_wakes(awake):
