@@ -269,9 +269,10 @@ def reserve(slots: Mapping[str, Slot]) -> None:
 
 
 def _storages(slots: Mapping[str, Slot]) -> list[torch.UntypedStorage]:
-    """Each once: several tensors may lie in one."""
-    found = (slot.memory.untyped_storage() for slot in slots.values())
-    return list({storage.data_ptr(): storage for storage in found}.values())
+    """Each once, since several tensors may lie in one; the largest first: where there is no room for it, the smaller
+    ones have not yet taken what the engine itself needs to say so."""
+    found = {memory.data_ptr(): memory for memory in (slot.memory.untyped_storage() for slot in slots.values())}
+    return sorted(found.values(), key=lambda storage: storage.nbytes(), reverse=True)
 
 
 def _advise_huge_pages(address: int, size: int) -> None:
