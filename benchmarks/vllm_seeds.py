@@ -1,9 +1,9 @@
 """One table from what `bench-vllm` measured on several machines: `python -m benchmarks.vllm_seeds RUNS.jsonl ...`
 
 A seed of a load is whole on one machine: every policy and every window on the same arrivals, at the same multiple of
-that machine's own knee. So seeds of different machines are told together as shares attained and as ratios within a
-seed, never as requests per second or seconds against each other. A fixed window is the best of the machine's own sweep
-on the load. Loads and seeds that lack a policy are said and left out.
+that machine's own knee. So seeds of different machines are told together as shares attained, and compared within each
+seed in `within_seed`; never as requests per second or seconds against each other. A fixed window is the best of the
+machine's own sweep on the load. Loads and seeds that lack a policy are said and left out.
 """
 
 from __future__ import annotations
