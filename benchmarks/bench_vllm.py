@@ -239,7 +239,8 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
     journal = Journal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
     seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
-    experiment = Experiment(bench, seeds, sweep=not (quick or arguments.no_sweep), control=not quick, journal=journal)
+    control = not quick and arguments.from_seed == 1  # once a load: on the machine of the first seed
+    experiment = Experiment(bench, seeds, not (quick or arguments.no_sweep), control, journal)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},
