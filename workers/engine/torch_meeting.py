@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import os
 import secrets
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,7 @@ from workers.engine.torch_weights import WeightsError
 SENDER, RECEIVER = 0, 1
 PATIENCE_S = 5.0  # for a peer that is alive and busy
 SLOWEST = 10e6  # bytes a second of a link that still counts as moving
+CLEAN_UP_ONLY = "2"  # torch's number for: abort the communicator, leave the process alone
 Side = Literal["sends", "receives"]
 _BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
 
@@ -125,6 +127,8 @@ class Meeting(dist.Store):  # type: ignore[misc]
 
     def _made(self, rank: int, device: torch.device) -> Any:
         if device.type == "cuda":
+            # A peer that dies breaks the transfer, not this engine: by default NCCL's watchdog would end the process.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", CLEAN_UP_ONLY)
             return dist.ProcessGroupNCCL(self, rank, 2, self.limit)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]

@@ -86,6 +86,8 @@ class WeightMemory:
             return
         for storage, _ in self._storages:
             storage.resize_(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it
 
     def _make_room(self) -> None:
         """Raises RuntimeError (out of memory)."""
