@@ -36,6 +36,13 @@ BUDGET_S = 3.0  # then no further action is begun; the task's limit is 7 s, and 
 MOST = 128  # actions of one look
 ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
 
+OVERDUE: Mapping[str, Callable[[Action], str]] = {
+    Action.Kind.WEIGHTS_LOAD: weight_loads.overdue,
+    Action.Kind.SLEEP: sleeping.overdue,
+    Action.Kind.WAKE: sleeping.overdue,
+    Action.Kind.ROLE_SWITCH: role_switches.overdue,
+}
+
 Client = Callable[[str], WeightsClient]
 SleepVerbs = Callable[[str], SleepClient]
 
@@ -143,7 +150,7 @@ def _look_at(
     told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
     if hindered is not None and not told:  # whatever it was told it must be known to have become
         return _give_up(action, engine, *hindered)
-    if row.observed_state != Instance.Observed.READY or not row.url:
+    if not told and (row.observed_state != Instance.Observed.READY or not row.url):
         action_keep(action=action, error=f"its process is {row.observed_state}")
         return None
     match action.kind:
@@ -161,7 +168,7 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the instance is wanted {wanted}"
-    late = weight_loads.overdue(action) if action.kind == Action.Kind.WEIGHTS_LOAD else ""
+    late = OVERDUE[action.kind](action)
     return ("timeout", late) if late else None
 
 

@@ -57,16 +57,20 @@ def under_way(action: Action, calls: LongCalls) -> bool:
     return calls.find(action.pk) is not None or goes_on_elsewhere(action.params.get("call"))
 
 
+def overdue(action: Action) -> str:
+    """Why it is too late for this order, "" while it is not. One whose call is under way is not given up for it."""
+    if timezone.now() - action.created_at <= TIMEOUT:
+        return ""
+    return f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
+
+
 def look_at(action: Action, calls: LongCalls, switch: Switch = switch, role_of: RoleOf = role_of) -> Decision | None:
     """The Decision if this look ended it."""
     if calls.find(action.pk) is None:
-        age = timezone.now() - action.created_at
+        age_s = (timezone.now() - action.created_at).total_seconds()
         # Before SETTLE_S a gateway may not know yet, and send.
-        if age.total_seconds() < SETTLE_S or goes_on_elsewhere(action.params.get("call")):
+        if age_s < SETTLE_S or goes_on_elsewhere(action.params.get("call")):
             return _later(action, action.error)
-        if age > TIMEOUT:
-            error = f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
-            return give_up(action, "timeout", error, role_of)
         if action.tries >= MOST_TRIES:
             return give_up(action, "no_effect", f"told {action.tries} times; {action.error}", role_of)
     call = _call(action, calls, switch)

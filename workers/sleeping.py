@@ -54,8 +54,6 @@ Look = Failed | Done | Next | None
 
 def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
     """The Decision if this look ended it. Steps that take no time follow each other within LOOK_S."""
-    if timezone.now() - action.created_at > TIMEOUT:
-        return give_up(action, "timeout", f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}", engine)
     began, seen = time.monotonic(), _step(action, engine, calls)
     while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
         seen = _step(action, engine, calls)
@@ -75,6 +73,13 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
         if error.busy:  # with a load of weights, say: it is told again
             return _later(action, str(error))
         return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
+
+
+def overdue(action: Action) -> str:
+    """Why it is too late for this order, "" while it is not."""
+    if timezone.now() - action.created_at <= TIMEOUT:
+        return ""
+    return f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
 
 
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:

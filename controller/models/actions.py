@@ -78,8 +78,8 @@ class Action(models.Model):
 class Transfer(models.Model):
     """One attempt to bring weights to an instance: from where, over which link, how much, how fast, why not.
 
-    `source`: the engine they came from, "" where they did not come from an engine's memory. The KV of requests moves
-    too often for rows: its times are in the request's record, its sums in the engines' metrics.
+    `source`: the engine they came from, "" where they did not come from an engine's memory. The KV of requests has
+    rows of its own, in partitions (`KvTransfer`).
     """
 
     class State(models.TextChoices):

@@ -316,3 +316,42 @@ def test_a_server_that_is_away_raises() -> None:
     spec = InstanceSpec("s", "demo", url="http://127.0.0.1:1", backend="sglang")
     with pytest.raises((EngineError, RoleRefused)):
         switch(spec, spec.role, None)
+
+
+def test_an_order_ends_also_where_its_engine_is_away_and_was_never_told() -> None:
+    """An endpoint of somebody else's that is gone is not replaced: only its time-out ends what waits for it."""
+    mine = server("prefill")
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+    Instance.objects.update(observed_state="unreachable")
+    settle()
+    assert look_once() == []
+    assert Action.objects.get().error == "its process is unreachable"
+    Action.objects.update(created_at=timezone.now() - TIMEOUT - timedelta(seconds=1))
+    (decision,) = look_once()
+    assert (decision.kind, decision.reason) == ("role_switch_failed", "timeout")
+    assert "its process is unreachable" in decision.outcome["error"]
+    row.refresh_from_db()
+    assert row.role == "prefill"
+
+
+def test_a_call_that_ended_is_heard_also_while_its_engine_is_away() -> None:
+    mine = server("prefill")
+    with serving(mine):
+        row = row_of(mine)
+        role_ask(actor=OLGA, instance_id=row.pk, role="decode")
+    settle()
+    calls, release = LongCalls(), threading.Event()
+
+    def lost(spec: InstanceSpec, role: Role, peer: InstanceSpec | None) -> None:
+        release.wait(5.0)
+        raise EngineError("the engine hung up")
+
+    assert look_with(lost, calls) is None
+    release.set()
+    ended(calls, Action.objects.get())
+    Instance.objects.update(observed_state="unreachable")
+    assert look([], calls=calls) == []
+    action = Action.objects.get()
+    assert (action.tries, "the engine hung up" in action.error, calls.find(action.pk)) == (1, True, None)

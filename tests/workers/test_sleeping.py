@@ -15,7 +15,7 @@ from controller.services.role_switches import role_ask
 from controller.services.scaling_stages import stage_of
 from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
-from tests.workers.sleep_orders import OLGA, Killed, answer, killed, lease_runs_out, looks
+from tests.workers.sleep_orders import OLGA, Killed, answer, killed, lease_runs_out, looks, put_to_sleep
 from workers import sleeping
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db, pytest.mark.usefixtures("patient", "no_settling")]
@@ -166,6 +166,23 @@ def test_where_nobody_answers_it_sleeps_if_it_was_ever_told_to(vllm, row, told, 
     vllm.away = True
     (decision,) = looks()
     assert (decision.reason, Instance.objects.get(pk="v1").weights) == ("timeout", weights)
+
+
+@pytest.mark.parametrize("order", [sleep_order, wake_order])
+def test_an_order_ends_also_where_its_endpoint_has_gone(vllm, row, order):
+    if order is wake_order:
+        put_to_sleep(row)
+    action = order(actor=OLGA, instance_id="v1")
+    vllm.away = True
+    Instance.objects.update(observed_state="unreachable")
+    assert looks() == []
+    action.refresh_from_db()
+    assert (action.state, action.error) == ("queued", "its process is unreachable")
+    Action.objects.update(created_at=timezone.now() - sleeping.TIMEOUT - timedelta(seconds=1))
+    (decision,) = looks()
+    assert (decision.reason, "its process is unreachable" in decision.outcome["error"]) == ("timeout", True)
+    action.refresh_from_db()
+    assert (action.state, looks()) == ("failed", [])
 
 
 @pytest.mark.parametrize("when", ["look", "sleep", "after"])
