@@ -5,7 +5,8 @@ random start, so every moment of the step is equally likely; blocking is the tim
 (FlowPrefill section 6.4). Boundaries: behind each operator, behind each layer, and behind each chunk of the prompt.
 
 *Predicted* is what the operators' own times say about a signal at a uniformly random moment: over pieces of duration d
-the mean is sum(d^2) / (2 sum d). They are measured without signals, once in every round beside the signalled runs, so
+the mean is sum(d^2) / (2 sum d); on a GPU, which is given the next operator before it ends one, that one is waited for
+as well. They are measured without signals, once in every round beside the signalled runs, so
 that both see the same machine. Measured over predicted shows what the mechanism itself adds. Throughput: the same
 prefill with checks at every operator and without any, in pairs of alternating order; the median of the pairs' ratios.
 
@@ -27,7 +28,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +38,7 @@ from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
 from workers.engine.torch_batch import segments_of
 from workers.engine.torch_config import read_config
 from workers.engine.torch_executor import TorchExecutor
+from workers.engine.torch_pool import LEAD
 from workers.engine.torch_serving import load_program
 from workers.engine.torch_task import Boundary, Program, Task
 
@@ -44,29 +46,54 @@ BLOCK_SIZE = 16
 TOLERANCE = 0.15  # measured against predicted ratio
 THROUGHPUT_BAR_PCT = 2.0
 PAIRS = 15
-SPACING = 1.5  # between signals, in longest pieces: the one before is answered by then
+SPACING = 1.5  # between signals, in longest waits: the one before is answered by then
 WARM_UP = 2
 BOUNDARIES = ("operator", "layer", "chunk")
 
 
+class Piece(NamedTuple):
+    """Work of so many seconds in which a signal may fall, and what runs `behind` it before the step stops."""
+
+    seconds: float
+    behind: float = 0.0
+
+    @property
+    def longest_wait(self) -> float:
+        return self.seconds + self.behind
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Durations between the boundaries of one kind, seconds."""
+    """All that a signal may fall into: what its wait is to be expected to be, seconds."""
 
-    seconds: Sequence[float]
+    pieces: Sequence[Piece]
 
     @property
     def mean_wait(self) -> float:
-        return sum(d * d for d in self.seconds) / (2 * sum(self.seconds))
+        return sum(d * (d / 2 + behind) for d, behind in self.pieces) / self._total
 
     def wait_quantile(self, share: float) -> float:
-        """Of the wait for the end of the piece in which a uniformly random moment falls."""
-        low, high = 0.0, max(self.seconds)
+        """Of the wait for the stop behind the piece in which a uniformly random moment falls."""
+        low, high = 0.0, max(piece.longest_wait for piece in self.pieces)
         for _ in range(60):
             middle = (low + high) / 2
-            below = sum(min(middle, d) for d in self.seconds) / sum(self.seconds)
+            below = sum(min(max(0.0, middle - behind), d) for d, behind in self.pieces) / self._total
             low, high = (middle, high) if below < share else (low, middle)
         return high
+
+    @property
+    def _total(self) -> float:
+        return sum(piece.seconds for piece in self.pieces)
+
+
+def pieces(operators: Sequence[float], ends: Sequence[bool], lead: int) -> list[Piece]:
+    """Each operator of a step: `ends` says behind which it may stop (the last always), `lead` how many more a device
+    has been given when one runs, which the host can no longer take back."""
+    found = []
+    for at, seconds in enumerate(operators):
+        stop = next((i for i in range(at + lead, len(operators)) if ends[i]), len(operators) - 1)
+        found.append(Piece(seconds, sum(operators[at + 1 : stop + 1])))
+    return found
 
 
 class Prompt:
@@ -161,16 +188,6 @@ def operator_times(program: Program, step: Step) -> list[float]:
     return times
 
 
-def layer_times(program: Program, operators: Sequence[float]) -> list[float]:
-    layers, held = [], 0.0
-    for stage, seconds in zip(program.stages, operators, strict=True):
-        held += seconds
-        if stage.boundary is Boundary.LAYER:
-            layers.append(held)
-            held = 0.0
-    return layers
-
-
 class Measurement:
     """Rounds of plain and signalled prefills of one prompt. `pieces` and `blocked` by boundary, over all rounds."""
 
@@ -182,7 +199,8 @@ class Measurement:
             "layer": Device(program, Boundary.LAYER),
             "chunk": Device(program, None),
         }
-        self.pieces: dict[str, list[float]] = {kind: [] for kind in BOUNDARIES}
+        self._lead = LEAD if program.model.device.type == "cuda" else 0
+        self.pieces: dict[str, list[Piece]] = {kind: [] for kind in BOUNDARIES}
         self.operators: list[list[float]] = []
         self.blocked: dict[str, list[float]] = {kind: [] for kind in BOUNDARIES}
 
@@ -208,12 +226,13 @@ class Measurement:
     def _plain(self) -> None:
         times = operator_times(self._program, self._prompt.steps()[0])
         self.operators.append(times)
-        self.pieces["operator"] += times
-        self.pieces["layer"] += layer_times(self._program, times)
-        self.pieces["chunk"] += [sum(operator_times(self._program, step)) for step in self._steps("chunk")]
+        for kind, boundary in (("operator", Boundary.OPERATOR), ("layer", Boundary.LAYER)):
+            ends = [stage.boundary >= boundary for stage in self._program.stages]
+            self.pieces[kind] += pieces(times, ends, self._lead)
+        self.pieces["chunk"] += [Piece(sum(operator_times(self._program, step))) for step in self._steps("chunk")]
 
     def _signalled(self, kind: str) -> None:
-        spacing = SPACING * max(self.pieces[kind][-len(self._program.stages) :])
+        spacing = SPACING * max(piece.longest_wait for piece in self.pieces[kind][-len(self._program.stages) :])
         device, first = self._devices[kind], self._rng.uniform(0, spacing)
         self.blocked[kind] += device.signalled(self._steps(kind), spacing, first)
 

@@ -167,6 +167,11 @@ def forget(folder: Path) -> None:
         os.close(handle)
 
 
+def two_devices(environment: Mapping[str, str]) -> Sequence[str]:
+    """The first two that this process may use, as children must name them."""
+    return (environment.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")[:2]
+
+
 def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> Iterator[Any]:
     """The serving and the warm engine; `apart`: each on a device of its own."""
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
@@ -174,7 +179,7 @@ def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> I
     shared = ("--host-copy", str(MEMORY if MEMORY.is_dir() else logs.parent))
     timed = ("--profile", "constant:50ms", "--kv-timeout", "120")
     options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
-    first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in "01")
+    first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in two_devices(os.environ))
     absent = ("--weights", "absent", *(("--keep-room",) if args.room == "kept" else ()))
     with (
         reference_engines(1, logs / "source", *options, environment=first) as [source],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.bench_scaleout import ratios, summary, table, tpot_ms
+from benchmarks.bench_scaleout import ratios, summary, table, tpot_ms, two_devices
 from benchmarks.medium import memory_stream, raw_stream
 
 
@@ -67,3 +67,8 @@ def test_ratios_leave_out_what_was_not_measured():
 @pytest.mark.parametrize("stream", [raw_stream, memory_stream])
 def test_the_bare_stream_brings_every_byte(stream, size):
     assert stream(size) > 0
+
+
+@pytest.mark.parametrize(("said", "names"), [(None, ["0", "1"]), ("2,3,5", ["2", "3"]), ("", ["0", "1"])])
+def test_engines_take_the_devices_that_the_benchmark_may_use(said, names):
+    assert two_devices({} if said is None else {"CUDA_VISIBLE_DEVICES": said}) == names

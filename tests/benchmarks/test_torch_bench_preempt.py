@@ -8,8 +8,10 @@ from benchmarks.bench_preempt import (
     BLOCK_SIZE,
     Device,
     Measurement,
+    Piece,
     Pieces,
     Prompt,
+    pieces,
     ratios,
     summary,
     throughput_cost_pct,
@@ -41,16 +43,31 @@ def asleep():
 
 
 def test_f5_is_what_the_pieces_predict():
-    operator, layer = Pieces(F5_MS), Pieces([sum(F5_MS)])
+    operator = Pieces(pieces(F5_MS, [True] * 5, lead=0))
+    layer = Pieces(pieces(F5_MS, [False] * 4 + [True], lead=0))
     assert operator.mean_wait == pytest.approx(2.6111, abs=1e-4)
-    assert layer.mean_wait == 9.0
+    assert layer.mean_wait == pytest.approx(9.0)
+    assert Pieces([Piece(sum(F5_MS))]).mean_wait == 9.0
+    assert layer.wait_quantile(0.5) == pytest.approx(9.0)
     assert layer.mean_wait / operator.mean_wait == pytest.approx(3.4468, abs=2e-4)
 
 
+def test_what_a_device_has_been_given_already_is_waited_for_too():
+    ends = [False] * 4 + [True]
+    assert pieces(F5_MS, [True] * 5, lead=1) == [(2.0, 8.0), (8.0, 1.0), (1.0, 4.0), (4.0, 3.0), (3.0, 0.0)]
+    two_layers = pieces([*F5_MS, *F5_MS], [*ends, *ends], lead=1)
+    assert two_layers[3:5] == [(4.0, 3.0), (3.0, 18.0)]  # in the last one the next layer has begun
+    assert Pieces(pieces((2.0, 4.0), [True, True], lead=1)).mean_wait == (2 * (1 + 4) + 4 * 2) / 6
+
+
 def test_quantiles_of_the_wait():
-    assert Pieces([10.0]).wait_quantile(0.5) == pytest.approx(5.0)
-    assert Pieces([2.0, 2.0]).wait_quantile(0.99) == pytest.approx(1.98)
-    assert Pieces([1.0, 3.0]).wait_quantile(0.75) == pytest.approx(2.0)  # 1/4 below 1 waits at most 1
+    def quantile(*seconds, share):
+        return Pieces([Piece(each) for each in seconds]).wait_quantile(share)
+
+    assert quantile(10.0, share=0.5) == pytest.approx(5.0)
+    assert quantile(2.0, 2.0, share=0.99) == pytest.approx(1.98)
+    assert quantile(1.0, 3.0, share=0.75) == pytest.approx(2.0)  # 1/4 below 1 waits at most 1
+    assert Pieces([Piece(2.0, 3.0)]).wait_quantile(0.5) == pytest.approx(4.0)
 
 
 def test_known_operators_are_measured_as_predicted(asleep):

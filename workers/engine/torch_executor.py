@@ -41,7 +41,6 @@ class TorchExecutor:
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
         self._tasks: dict[int, Task] = {}  # until their end is told
-        self._layer_length = (len(program.stages) - 1) // program.model.config.layers
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
             cuda=program.model.device.type == "cuda",
@@ -70,9 +69,8 @@ class TorchExecutor:
         self._tasks.pop(step_id, None)
 
     def layers_done(self, step_id: int) -> int:
-        """Operators are counted when they are queued on a CUDA device; reads of the cache queue behind them there."""
         task = self._tasks.get(step_id)
-        return 0 if task is None else min(task.done // self._layer_length, self._program.model.config.layers)
+        return 0 if task is None else task.layers_done
 
     def close(self) -> None:
         self._closed = True

@@ -7,10 +7,11 @@ import torch
 from controller.core.steps import Seq
 from workers.engine.kv_store import KvMismatch
 from workers.engine.torch_cache import KVCache
+from workers.engine.torch_streams import beside
 
 
 class TorchKv:
-    """Reads wait for the device; nothing else touches the blocks of a sequence that is kept or on its way here."""
+    """What is read has been computed; nothing else touches the blocks of a sequence that is kept or on its way here."""
 
     def __init__(self, cache: KVCache) -> None:
         layers, _, _, _, heads, dim = cache.memory.shape
@@ -20,20 +21,22 @@ class TorchKv:
         self._shape = (2, heads, dim)
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
-        slots = self._slots(seq, start, stop)
-        entries = torch.stack((self._cache.keys[layer][slots], self._cache.values[layer][slots]), dim=1)
-        return entries.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        with beside(self._cache.memory.device, behind=False):
+            slots = self._slots(seq, start, stop)
+            entries = torch.stack((self._cache.keys[layer][slots], self._cache.values[layer][slots]), dim=1)
+            return entries.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
     def write(self, seq: Seq, layer: int, start: int, data: bytes) -> None:
         count, rest = divmod(len(data), self.token_bytes)
         if rest:
             raise KvMismatch(f"layer {layer}: {len(data)} bytes are not whole tokens of {self.token_bytes}")
-        slots = self._slots(seq, start, start + count)
         memory = self._cache.memory
-        raw = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(memory.dtype)
-        entries = raw.view(count, *self._shape).to(memory.device)
-        self._cache.keys[layer][slots] = entries[:, 0]
-        self._cache.values[layer][slots] = entries[:, 1]
+        with beside(memory.device, behind=False):
+            slots = self._slots(seq, start, start + count)
+            raw = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(memory.dtype)
+            entries = raw.view(count, *self._shape).to(memory.device)
+            self._cache.keys[layer][slots] = entries[:, 0]
+            self._cache.values[layer][slots] = entries[:, 1]
 
     def _slots(self, seq: Seq, start: int, stop: int) -> torch.Tensor:
         if stop > len(seq.blocks) * self._cache.block_size:

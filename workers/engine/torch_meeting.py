@@ -29,7 +29,14 @@ from workers.engine.torch_weights import WeightsError
 SENDER, RECEIVER = 0, 1
 PATIENCE_S = 5.0  # for a peer that is alive and busy
 SLOWEST = 10e6  # bytes a second of a link that still counts as moving
-CLEAN_UP_ONLY = "2"  # torch's number for: abort the communicator, leave the process alone
+LANDED = "landed"  # what the receiver says when all has arrived and is right
+# By default NCCL's watchdog ends the process of whoever is left when a peer dies, after a minute's wait for dumps.
+ONLY_THE_TRANSFER_BREAKS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # torch's number for: abort the communicator, leave the process alone
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 Side = Literal["sends", "receives"]
 _BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
 
@@ -101,6 +108,19 @@ class Meeting(dist.Store):  # type: ignore[misc]
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self._known for key in keys)
 
+    def landed(self) -> None:
+        """The receiver says that it needs nothing more."""
+        self.set(LANDED, b"\x01")
+
+    def wait_landed(self, nbytes: int) -> None:
+        """The sender waits for that, at most as long as the last `nbytes` may take: its own end says only that all was
+        sent. Raises RuntimeError."""
+        self.wait([LANDED], patience(nbytes))
+
+    def patience(self, nbytes: int, device: torch.device) -> timedelta:
+        """For a piece on its way. NCCL counts from when it was queued, behind all that is on its way before."""
+        return max(patience(nbytes), self.limit) if device.type == "cuda" else patience(nbytes)
+
     def clone(self) -> Meeting:
         """For NCCL's own threads."""
         return self
@@ -127,8 +147,8 @@ class Meeting(dist.Store):  # type: ignore[misc]
 
     def _made(self, rank: int, device: torch.device) -> Any:
         if device.type == "cuda":
-            # A peer that dies breaks the transfer, not this engine: by default NCCL's watchdog would end the process.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", CLEAN_UP_ONLY)
+            for name, value in ONLY_THE_TRANSFER_BREAKS.items():
+                os.environ.setdefault(name, value)
             return dist.ProcessGroupNCCL(self, rank, 2, self.limit)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]

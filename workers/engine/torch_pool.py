@@ -22,6 +22,8 @@ import torch
 from workers.engine.torch_ranks import Alone, Ranks
 from workers.engine.torch_task import Boundary, Task, advance_together
 
+LEAD = 1  # operators queued on a CUDA device ahead of the one that runs
+
 
 class ExecutionPool:
     """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
@@ -40,7 +42,7 @@ class ExecutionPool:
         *,
         cuda: bool = False,
         ranks: Ranks | None = None,
-        lead: int = 1,
+        lead: int = LEAD,
     ) -> None:
         self._ended, self._suspended, self._failed = ended, suspended, failed
         self._boundary, self._ranks = boundary, ranks or Alone()
@@ -117,8 +119,8 @@ class ExecutionPool:
             advance_together(task, self._boundary, self._ranks)
         else:
             self._run_checked(task, self._boundary)
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._cuda:  # its own work: copies and transfers beside it may take longer
+            torch.cuda.current_stream().synchronize()
         task.seconds += time.perf_counter() - began
         if self._closed:
             return
@@ -131,11 +133,10 @@ class ExecutionPool:
     def _run_checked(self, task: Task, boundary: Boundary) -> None:
         queued = deque[torch.cuda.Event]()
         while not task.over:
-            if task.advance() < boundary:
-                continue
+            reached = task.advance()
             if self._cuda:
                 self._wait_behind(queued)
-            if self._signal or self._closed:
+            if reached >= boundary and (self._signal or self._closed):
                 return
 
     def _wait_behind(self, queued: deque[torch.cuda.Event]) -> None:

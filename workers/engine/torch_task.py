@@ -10,6 +10,7 @@ from workers.engine.torch_cache import KVCache
 from workers.engine.torch_model import Model, Operator
 from workers.engine.torch_ranks import Ranks
 from workers.engine.torch_sampling import sample
+from workers.engine.torch_streams import Mark, mark
 
 
 class Boundary(IntEnum):
@@ -55,10 +56,19 @@ class Task:
         self.sampled: list[tuple[Segment, int]] = []
         self._program, self._segments = program, segments
         self._pass: Pass | None = None  # intermediate results: all that a suspension keeps
+        self._marks: list[Mark] = []  # behind each layer
+        self._passed = 0
 
     @property
     def over(self) -> bool:
         return self.done == self.length
+
+    @property
+    def layers_done(self) -> int:
+        """Of the model: computed by the device, not merely queued there. Any thread may ask."""
+        while self._passed < len(self._marks) and self._marks[self._passed].query():
+            self._passed += 1
+        return self._passed
 
     @property
     def operator(self) -> str:
@@ -74,6 +84,8 @@ class Task:
         self.done += 1
         if self.done == self.length:
             self._end(self._pass)
+        elif boundary is Boundary.LAYER:
+            self._marks.append(mark(self._program.model.device))
         return boundary
 
     def _end(self, p: Pass) -> None:

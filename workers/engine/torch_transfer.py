@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from workers.engine.host_copy import WHOLE, Entry, digests_of
-from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting, patience
+from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting
+from workers.engine.torch_streams import beside
 from workers.engine.torch_weights import Checkpoint, Slot, WeightsError, load_weights
 
 IN_FLIGHT = 16  # tensors on their way at a time
@@ -65,7 +66,8 @@ class WeightMemory:
     def keep_host_copy(self) -> None:
         """Before a release: a copy to come back from."""
         digests = {info.name: info.digest for info in self.manifest()}
-        self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
+        with beside(self._device, behind=True):
+            self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
         self._host_digests = digests
 
     def entries(self) -> list[Entry]:
@@ -76,7 +78,8 @@ class WeightMemory:
     def blocks(self) -> Iterator[memoryview]:
         """The bytes of each tensor, on the host."""
         for memory in self._memory.values():
-            flat = memory.detach().cpu().contiguous()
+            with beside(self._device, behind=True):
+                flat = memory.detach().cpu().contiguous()
             yield memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B")
 
     def release(self) -> None:
@@ -101,7 +104,8 @@ class WeightMemory:
         """Computed once: weights do not change while they are present."""
         self._require()
         if self._digests is None:
-            self._digests = {name: digest(memory) for name, memory in self._memory.items()}
+            with beside(self._device, behind=True):
+                self._digests = {name: digest(memory) for name, memory in self._memory.items()}
         return [
             TensorInfo(name, str(memory.dtype), tuple(memory.shape), self._digests[name])
             for name, memory in self._memory.items()
@@ -152,13 +156,14 @@ class WeightMemory:
         self.check(theirs)
         self._begin()
         wanted = {info.name: info.digest for info in theirs}
-        try:
-            with _joined(meeting, RECEIVER, self._device) as group:
-                for name, memory in self._received(group):
-                    if digest(memory) != wanted[name]:
-                        raise WeightsError(f"tensor {name} arrived damaged")
-        except RuntimeError as error:
-            raise WeightsError(f"the transfer broke off: {_first_line(error)}") from error
+
+        def take(group: Any) -> None:
+            for name, memory in self._received(meeting, group):
+                if digest(memory) != wanted[name]:
+                    raise WeightsError(f"tensor {name} arrived damaged")
+            meeting.landed()
+
+        _together(meeting, RECEIVER, self._device, take, "the transfer broke off")
         self._digests = wanted
         self.present = True
         return self.nbytes
@@ -189,23 +194,23 @@ class WeightMemory:
     def send(self, meeting: Meeting) -> int:
         """To the engine that was met. Bytes sent; raises WeightsError."""
         self._require()
-        try:
-            with _joined(meeting, SENDER, self._device) as group:
-                pending: deque[list[_Piece]] = deque()
-                tag = 0
-                for memory in self._memory.values():
-                    pieces = _pieces(memory.contiguous())
-                    pending.append([_Piece(group.send([p], RECEIVER, tag + n), p) for n, p in enumerate(pieces, 1)])
-                    tag += len(pieces)
-                    if len(pending) >= IN_FLIGHT:
-                        _passed(pending.popleft())
-                for sent in pending:
-                    _passed(sent)
-        except RuntimeError as error:
-            raise WeightsError(f"sending broke off: {_first_line(error)}") from error
+
+        def give(group: Any) -> None:
+            pending: deque[list[_Piece]] = deque()
+            tag = 0
+            for memory in self._memory.values():
+                pending.append(_queued(group.send, RECEIVER, memory.contiguous(), tag))
+                tag += len(pending[-1])
+                if len(pending) >= IN_FLIGHT:
+                    _passed(meeting, pending.popleft())
+            for sent in pending:
+                _passed(meeting, sent)
+            meeting.wait_landed(sum(memory.nbytes for memory in list(self._memory.values())[-IN_FLIGHT:]))
+
+        _together(meeting, SENDER, self._device, give, "sending broke off")
         return self.nbytes
 
-    def _received(self, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, meeting: Meeting, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor once it is in its place. Memory that is a slice of something wider takes a detour."""
         pending: deque[tuple[list[_Piece], str, torch.Tensor, torch.Tensor]] = deque()
         tag = 0
@@ -213,14 +218,13 @@ class WeightMemory:
             block = (
                 memory if memory.is_contiguous() else torch.empty_like(memory, memory_format=torch.contiguous_format)
             )
-            pieces = _pieces(block)
-            coming = [_Piece(group.recv([p], SENDER, tag + n), p) for n, p in enumerate(pieces, 1)]
-            tag += len(pieces)
+            coming = _queued(group.recv, SENDER, block, tag)
+            tag += len(coming)
             pending.append((coming, name, memory, block))
             if len(pending) >= IN_FLIGHT:
-                yield _landed(*pending.popleft())
+                yield _landed(meeting, *pending.popleft())
         while pending:
-            yield _landed(*pending.popleft())
+            yield _landed(meeting, *pending.popleft())
 
 
 class _Piece(NamedTuple):
@@ -230,33 +234,55 @@ class _Piece(NamedTuple):
     memory: torch.Tensor
 
 
-def _pieces(block: torch.Tensor) -> Sequence[torch.Tensor]:
-    return block.view(torch.uint8).view(-1).split(PIECE_BYTES)
+def _queued(verb: Callable[..., Any], peer: int, block: torch.Tensor, tag: int) -> list[_Piece]:
+    """`verb` is the group's `send` or `recv`; `tag` the last one used."""
+    found = []
+    # No comprehension: its frame would keep the group (see `_together`).
+    for number, piece in enumerate(block.view(torch.uint8).view(-1).split(PIECE_BYTES), tag + 1):
+        found.append(_Piece(verb([piece], peer, number), piece))
+    return found
 
 
-def _passed(pieces: Sequence[_Piece]) -> None:
+def _passed(meeting: Meeting, pieces: Sequence[_Piece]) -> None:
     """Raises RuntimeError where the peer is silent for longer than the next piece may take."""
     for work, memory in pieces:
-        work.wait(patience(memory.nbytes))
+        work.wait(meeting.patience(memory.nbytes, memory.device))
 
 
-def _landed(pieces: Sequence[_Piece], name: str, memory: torch.Tensor, block: torch.Tensor) -> tuple[str, torch.Tensor]:
-    _passed(pieces)
+def _landed(
+    meeting: Meeting, pieces: Sequence[_Piece], name: str, memory: torch.Tensor, block: torch.Tensor
+) -> tuple[str, torch.Tensor]:
+    _passed(meeting, pieces)
     if block is not memory:
         memory.copy_(block)
     return name, memory
 
 
-@contextmanager
-def _joined(meeting: Meeting, rank: int, device: torch.device) -> Iterator[Any]:
-    """A group of two. When it fails its connections are cut at once: what is on its way must not be written any more
-    into memory that the next source fills."""
-    group = meeting.group(rank, device)
+def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None], what: str) -> None:
+    """Have `move` do its part with a group of two. Raises WeightsError.
+
+    The group ends with this call, in its thread: NCCL's takes its time, and an error that held it, by the frames it has
+    come through, would have it end wherever that error is forgotten, on the event loop say.
+    """
     try:
-        yield group
-    except BaseException:
-        group.abort()
-        raise
+        _moved(meeting, rank, device, move)
+    except (RuntimeError, WeightsError) as error:
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{what}: {_first_line(error)}") from error
+
+
+def _moved(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None]) -> None:
+    """When it fails the group's connections are cut at once: what is on its way must not be written any more into
+    memory that the next source fills."""
+    with beside(device, behind=True):
+        group = meeting.group(rank, device)
+        try:
+            move(group)
+        except BaseException:
+            group.abort()
+            raise
 
 
 def reserve(slots: Mapping[str, Slot]) -> None:

@@ -75,7 +75,7 @@ async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(
                 assert (one["outcome"], one["state"], one["measured_by"]) == ("done", "released", "engine")
                 assert (one["source"], one["instance"], one["attempt"]) == ("p", "d", 1)
                 assert (one["bytes"], one["tokens"], one["layers"]) == (whole, PROMPT_TOKENS, store.layers)
-                assert 0 <= one["early_bytes"] < whole
+                assert 0 <= one["early_bytes"] <= whole  # all: the end of the step may be heard late
             for url in (p.url, d.url):
                 async with aiohttp.ClientSession(url) as engine:
                     assert (await samples(engine))["vllm:kv_cache_usage_perc", ""] == 0
