@@ -11,11 +11,13 @@ from typing import Any
 
 from django import forms
 from django.utils.dateparse import parse_datetime
+from django.utils.functional import cached_property
 
 from console.figure_names import VALUES
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
+from controller.services.priority_mappings import TIGHTER, tighter_than_above
 from controller.slo.mapping import CONTENTION_RULES
 
 LONGEST_S = 86_400.0
@@ -127,7 +129,15 @@ class SLOClassForm(forms.Form):
         deadline, ttft = data.get("deadline_s"), data.get("ttft_s")
         if deadline is not None and ttft is not None and deadline < ttft:
             self.add_error("deadline_s", "The whole answer cannot be due before its first token.")
+        if data.keys() >= set(self.FIXED):
+            self._check_name_is_free(data["name"], data["tenant"])
         return data
+
+    def _check_name_is_free(self, name: str, tenant: Tenant | None) -> None:
+        """The database says so too, but of no single field and in its own words."""
+        if SLOClass.objects.filter(name=name, tenant=tenant).exists():
+            whose = tenant.name if tenant else "all tenants"
+            self.add_error("name", f"There is a class of this name for {whose} already.")
 
     def changes(self) -> dict[str, Any]:
         return {name: self.cleaned_data[name] for name in self.CHANGEABLE}
@@ -158,14 +168,23 @@ class LevelForm(forms.Form):
 
 
 class BaseLevels(forms.BaseFormSet):
+    """A level may not promise less than the one below it: priority 0 is the most urgent. The service's own rule."""
+
+    @cached_property
+    def forms(self) -> list[LevelForm]:
+        """Stored levels are marked as typed ones are: they may be older than the rule."""
+        levels: list[LevelForm] = super().forms
+        if not self.is_bound:
+            for place, name in tighter_than_above([level.initial for level in levels]):
+                levels[place].errors[name] = levels[place].error_class([TIGHTER])
+        return levels
+
     def clean(self) -> None:
-        """A level may not promise less than the one below it: priority 0 is the most urgent."""
         if any(self.errors):
             return
-        for above, below in zip(self.forms, self.forms[1:], strict=False):
-            for name in ("ttft_s", "tpot_s"):
-                if below.cleaned_data[name] < above.cleaned_data[name]:
-                    below.add_error(name, "Tighter than the more urgent level above it.")
+        # All of them first: an error takes the value away that the next level is compared with.
+        for place, name in tighter_than_above([level.cleaned_data for level in self.forms]):
+            self.forms[place].add_error(name, TIGHTER)
 
 
 LevelFormSet = forms.formset_factory(

@@ -90,7 +90,14 @@ class ScalingForm(forms.Form):
         lower, upper = data.get("lower"), data.get("upper")
         if lower is not None and upper is not None and lower >= upper:
             self.add_error("lower", "Must lie below the threshold for scaling out.")
+        if "model" in data and "role" in data:
+            self._check_role_is_free(data["model"], data["role"])
         return data
+
+    def _check_role_is_free(self, model: ServedModel, role: str) -> None:
+        """The database says so too, but of no single field."""
+        if ScalingPolicy.objects.filter(model=model, role=role).exists():
+            self.add_error("role", f"There is a policy of {model.name} in this role already.")
 
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in self.cleaned_data.items() if name != "version"}

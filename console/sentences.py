@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from string import Formatter
 from typing import Any
 
@@ -229,7 +230,35 @@ def changes(inputs: Mapping[str, Any]) -> list[str]:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
     names = [name for name in after if name in before and before[name] != after[name] and name != "version"]
-    return [f"{named(name)} {_short(name, after[name])} (was {_short(name, before[name])})" for name in names]
+    return [text for name in names for text in _changed(name, before[name], after[name])]
+
+
+def _changed(name: str, before: Any, after: Any) -> list[str]:
+    """Of a list of objects (a mapping's levels) each that changed, by its number."""
+    if _of_objects(before) and _of_objects(after):
+        return [
+            f"{named(name)} {place} {_change_of_one(old, new)}"
+            for place, (old, new) in enumerate(zip_longest(before, after))
+            if old != new
+        ]
+    return [_replaced(name, before, after)]
+
+
+def _change_of_one(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    if before is None or after is None:
+        return "added" if before is None else "removed"
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return ", ".join(_replaced(name, before.get(name), after.get(name)) for name in names)
+
+
+def _replaced(name: str, before: Any, after: Any) -> str:
+    """What is too long to show may differ only where it was cut off."""
+    old, new = _short(name, before), _short(name, after)
+    return f"{named(name)} changed" if old == new else f"{named(name)} {new} (was {old})"
+
+
+def _of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _short(name: str, value: Any) -> str:

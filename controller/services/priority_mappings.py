@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import pairwise
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -17,6 +18,7 @@ from controller.slo.mapping import CONTENTION_RULES
 
 EDITABLE = ("levels", "window", "window_age_s", "contention")
 LEVELS_MAX = 32
+TIGHTER = "Tighter than the more urgent level above it."
 _BOUNDS = tuple(field.name for field in fields(LevelBounds))
 
 
@@ -53,6 +55,19 @@ def priority_mapping_remove(*, actor: Actor, mapping_id: int, version: int | Non
     change.remove(PriorityMapping, mapping_id, actor=actor, kind="priority_mapping", version=version)
 
 
+def tighter_than_above(levels: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Place and field of each target below that of the level above, which is the more urgent one. None: in order.
+
+    Levels may lack numbers: what is stored or half typed is looked at too.
+    """
+    return [
+        (place, name)
+        for place, (above, below) in enumerate(pairwise(levels), start=1)
+        for name in ("ttft_s", "tpot_s")
+        if _is_number(above.get(name)) and _is_number(below.get(name)) and below[name] < above[name]
+    ]
+
+
 def _check(row: PriorityMapping) -> None:
     if row.contention not in CONTENTION_RULES:
         raise ValidationError({"contention": f"Use one of {', '.join(CONTENTION_RULES)}."})
@@ -60,6 +75,8 @@ def _check(row: PriorityMapping) -> None:
         raise ValidationError({"levels": f"A list of 1 to {LEVELS_MAX} levels."})
     errors: dict[str, str] = {}
     row.levels = [_level(index, level, errors) for index, level in enumerate(row.levels)]
+    # The order of levels that are wrong themselves says nothing.
+    errors = errors or {f"levels.{place}.{name}": TIGHTER for place, name in tighter_than_above(row.levels)}
     if errors:
         raise ValidationError(errors)
 
@@ -71,7 +88,7 @@ def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
         errors[place] = f"An object with exactly {', '.join(_BOUNDS)}."
         return {}
     for name, value in raw.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        if not (_is_number(value) and math.isfinite(value) and value > 0):
             errors[f"{place}.{name}"] = "Must be a number above 0."
     if any(key.startswith(f"{place}.") for key in errors):
         return {}
@@ -81,3 +98,7 @@ def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
         if not low <= start <= high:
             errors[f"{place}.{what}_s"] = f"Must lie from {what}_min_s to {what}_max_s."
     return asdict(level)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

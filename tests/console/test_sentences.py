@@ -47,6 +47,47 @@ def test_a_change_tells_what_changed():
     assert changes({"before": "x"}) == []
 
 
+LEVEL = {"ttft_s": 0.7, "tpot_s": 0.5, "ttft_min_s": 0.6, "ttft_max_s": 0.9, "tpot_min_s": 0.4, "tpot_max_s": 0.6}
+
+
+def remapped(before, after):
+    """What is said of a mapping whose levels were changed."""
+    known = {"before": {"levels": before}, "after": {"levels": after}}
+    said = say("priority_mapping_updated", "admin", "priority_mapping", "priorities of all tenants", "", known)
+    assert said.startswith("admin changed the priorities of all tenants: ")
+    return said.removeprefix("admin changed the priorities of all tenants: ")
+
+
+def test_a_changed_mapping_names_the_level_that_changed_and_what_of_it():
+    slower = {**LEVEL, "ttft_s": 0.8, "tpot_max_s": 0.7}
+    assert remapped([LEVEL, LEVEL, LEVEL], [LEVEL, slower, LEVEL]) == (
+        "level 1 first token within 800 ms (was 700 ms), token every at most 700 ms (was 600 ms)"
+    )
+    assert remapped([LEVEL, LEVEL], [{**LEVEL, "ttft_s": 0.65}, {**LEVEL, "tpot_s": 0.55}]) == (
+        "level 0 first token within 650 ms (was 700 ms); level 1 then a token every 550 ms (was 500 ms)"
+    )
+
+
+def test_a_level_that_came_or_went_is_named():
+    assert remapped([LEVEL], [LEVEL, LEVEL]) == "level 1 added"
+    assert remapped([LEVEL, LEVEL, LEVEL], [{**LEVEL, "ttft_s": 0.8}]) == (
+        "level 0 first token within 800 ms (was 700 ms); level 1 removed; level 2 removed"
+    )
+
+
+def test_a_records_levels_of_another_shape_still_read():
+    assert changes({"before": {"levels": []}, "after": {"levels": [LEVEL]}}) == ["level 0 added"]
+    assert changes({"before": {"levels": None}, "after": {"levels": "none"}}) == ["level changed"]
+    assert changes({"before": {"levels": [{"ttft_s": 1.0}]}, "after": {"levels": [{"tpot_s": 0.5}]}}) == [
+        "level 0 first token within none (was 1 s), then a token every 500 ms (was none)"
+    ]
+
+
+def test_values_cut_before_they_differ_are_not_shown_as_the_same():
+    same = "one beginning that is longer than a line shows, "
+    assert changes({"before": {"title": f"{same}old"}, "after": {"title": f"{same}new"}}) == ["title changed"]
+
+
 def test_refusals_are_counted_by_code():
     known = {"requests": 5, "seconds": 10.0, "by_code": {"no_capacity": 3, "rate_limit_exceeded": 2}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "no_capacity", known)

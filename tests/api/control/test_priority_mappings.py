@@ -45,6 +45,17 @@ def test_what_is_wrong_is_named(operator, change, field):
     assert any(name.startswith(field) for name in answer.data["error"]["fields"]), answer.data
 
 
+@pytest.mark.parametrize("name", ["ttft_s", "tpot_s"])
+def test_a_level_tighter_than_the_more_urgent_one_above_is_named(operator, name):
+    row = factories.priority_mapping(levels=[LEVEL, LEVEL])
+    tighter = {**LEVEL, name: LEVEL[name] * 0.9}
+    answer = operator.patch(f"/priority-mappings/{row.pk}", {"levels": [LEVEL, tighter, LEVEL], "version": 1})
+    assert answer.status_code == 400, answer.data
+    assert answer.data["error"]["fields"] == {f"levels.1.{name}": ["Tighter than the more urgent level above it."]}
+    row.refresh_from_db()
+    assert (row.version, row.levels) == (1, [LEVEL, LEVEL])
+
+
 def test_a_stale_change_is_a_conflict(operator):
     row = factories.priority_mapping(version=4)
     answer = operator.patch(f"/priority-mappings/{row.pk}", {"window": 5, "version": 3})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ValidationError
 
+from console.views import classes as views
 from controller.models import Decision, SLOClass
 from tests import factories
 from workers import live
@@ -60,10 +62,35 @@ def test_what_makes_no_sense_is_refused_beside_its_field(operator, fields, messa
     assert not SLOClass.objects.exists()
 
 
-def test_a_taken_name_is_said_on_the_form(operator, row):
+def test_a_taken_name_is_marked_in_the_words_of_the_form(operator, row):
     answer = operator.post("/classes/new/", FORM)
     assert answer.status_code == 422
+    html = answer.content.decode()
+    at_name = html.split('id="id_name_error"')[1].split("</ul>")[0]
+    assert "There is a class of this name for all tenants already." in at_name
+    assert "see the marked fields" in html
+    assert "with this Tenant" not in html
     assert SLOClass.objects.count() == 1
+
+
+def test_a_name_is_taken_only_for_whom_it_is_taken(operator, row):
+    owner = factories.tenant(name="acme")
+    assert operator.post("/classes/new/", {**FORM, "tenant": owner.pk}).status_code == 302
+    answer = operator.post("/classes/new/", {**FORM, "tenant": owner.pk})
+    assert "There is a class of this name for acme already." in answer.content.decode()
+
+
+def test_a_complaint_about_no_field_does_not_send_people_to_a_marked_one(operator, monkeypatch):
+    def refuse(**fields):
+        raise ValidationError("Two of you at once.")
+
+    monkeypatch.setattr(views, "slo_class_create", refuse)
+    answer = operator.post("/classes/new/", FORM)
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert "Two of you at once." in html
+    assert "Not saved." in html
+    assert "see the marked fields" not in html
 
 
 def test_a_change_raises_the_version_and_offers_to_undo(operator, row):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.models import PriorityMapping
 from tests import factories
 
 LEVEL = {"ttft_s": 1.0, "ttft_min_s": 0.5, "ttft_max_s": 2.0, "tpot_s": 0.1, "tpot_min_s": 0.05, "tpot_max_s": 0.2}
@@ -46,6 +47,62 @@ def test_a_level_that_makes_no_sense_is_marked(operator, row, level, place):
     assert f'id="id_{place}_error"' in answer.content.decode()
     row.refresh_from_db()
     assert row.version == 1
+
+
+TIGHTER = "Tighter than the more urgent level above it."
+# As an operator typed it: the second of four levels below the first, so that two more pairs are looked at after it.
+OUT_OF_ORDER = [
+    {**LEVEL, "ttft_s": 0.7},
+    {**LEVEL, "ttft_s": 0.6, "ttft_min_s": 0.55},
+    {**LEVEL, "ttft_s": 1.2},
+    {**LEVEL, "ttft_s": 1.5},
+]
+
+
+def marked(html, place):
+    """What stands at a field."""
+    return html.split(f'id="id_{place}_error"')[1].split("</ul>")[0]
+
+
+def test_a_level_between_others_that_is_tighter_is_marked_and_what_was_typed_kept(operator, row):
+    answer = operator.post(f"/mappings/{row.pk}/", form(row, *OUT_OF_ORDER))
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert TIGHTER in marked(html, "levels-1-ttft_s")
+    assert html.count(TIGHTER) == 1
+    assert 'name="levels-1-ttft_min_s" value="0.55"' in html
+    row.refresh_from_db()
+    assert row.version == 1
+
+
+def test_a_preview_marks_a_level_between_others_that_is_tighter(operator, row):
+    said = operator.post(f"/mappings/{row.pk}/preview/", form(row, *OUT_OF_ORDER)).json()
+    assert said["errors"] == {"levels-1-ttft_s": [TIGHTER]}
+
+
+def test_each_level_that_is_tighter_is_marked_for_both_targets(operator, row):
+    falling = [{**LEVEL, "ttft_s": 1.0 - step, "tpot_s": 0.1 - step / 10} for step in (0.0, 0.1, 0.2)]
+    said = operator.post(f"/mappings/{row.pk}/preview/", form(row, *falling)).json()
+    assert set(said["errors"]) == {f"levels-{index}-{name}" for index in (1, 2) for name in ("ttft_s", "tpot_s")}
+
+
+def test_a_stored_mapping_out_of_order_opens_with_the_error_at_its_field(operator, row):
+    """Stored before the control API refused it."""
+    PriorityMapping.objects.filter(pk=row.pk).update(levels=OUT_OF_ORDER)
+    answer = operator.get(f"/mappings/{row.pk}/")
+    assert answer.status_code == 200
+    html = answer.content.decode()
+    assert TIGHTER in marked(html, "levels-1-ttft_s")
+    assert html.count(TIGHTER) == 1
+    assert "Not saved" not in html, "nobody tried to"
+    assert operator.post(f"/mappings/{row.pk}/", form(row, *OUT_OF_ORDER)).status_code == 422
+    assert operator.post(f"/mappings/{row.pk}/", form(row, LEVEL, LEVEL)).status_code == 302
+    assert TIGHTER not in operator.get(f"/mappings/{row.pk}/").content.decode()
+
+
+def test_a_stored_level_without_a_number_opens_too(operator, row):
+    PriorityMapping.objects.filter(pk=row.pk).update(levels=[LEVEL, {"ttft_s": None}])
+    assert operator.get(f"/mappings/{row.pk}/").status_code == 200
 
 
 def test_one_level_is_the_least(operator, row):

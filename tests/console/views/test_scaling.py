@@ -7,11 +7,13 @@ import time
 from datetime import timedelta
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.db import connection
 from django.urls import reverse
 from django.utils import timezone
 
 from console.scaling_words import why
+from console.views import scaling as views
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import scaling
 from controller.services.actors import Actor
@@ -268,6 +270,29 @@ def test_a_policy_is_made_and_changed(operator, live_store):
     assert b"Somebody else saved" in conflict.content
     again = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated"))
     assert again.status_code == 422
+
+
+def test_a_second_policy_of_a_role_is_marked_in_the_words_of_the_form(operator, live_store):
+    model = factories.scaling_policy(factories.served_model(name="demo"), role="prefill").model
+    answer = operator.post(reverse("scaling-new"), fields(model=model.pk, role="prefill"))
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert "There is a policy of demo in this role already." in html.split('id="id_role_error"')[1].split("</ul>")[0]
+    assert "see the marked fields" in html
+    assert operator.post(reverse("scaling-new"), fields(model=model.pk, role="decode")).status_code == 302
+
+
+def test_where_no_field_is_marked_nobody_is_sent_to_one(operator, live_store, monkeypatch):
+    def refuse(**fields):
+        raise ValidationError("Two of you at once.")
+
+    monkeypatch.setattr(views, "scaling_policy_create", refuse)
+    answer = operator.post(reverse("scaling-new"), fields(model=factories.served_model().pk, role="collocated"))
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert "Two of you at once." in html
+    assert "Not saved." in html
+    assert "see the marked fields" not in html
 
 
 def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_store):

@@ -116,7 +116,7 @@ def test_removing_a_class_leaves_tenants_without_a_default(before):
 
     assert Tenant.objects.get(pk=tenant.pk).default_class is None
     assert last_decision().inputs["before"]["name"] == row.name
-    assert config_version() == before + 1
+    assert config_version() > before
 
 
 def test_a_tenants_default_class_is_shared_or_its_own():
@@ -139,6 +139,8 @@ def test_a_tenants_default_class_is_shared_or_its_own():
         ([{**factories.LEVEL, "ttft_s": True}], "levels.0.ttft_s"),
         ([{**factories.LEVEL, "ttft_s": 9.0}], "levels.0.ttft_s"),
         ([factories.LEVEL] * 33, "levels"),
+        ([factories.LEVEL, {**factories.LEVEL, "ttft_s": 0.9}, factories.LEVEL], "levels.1.ttft_s"),
+        ([factories.LEVEL, {**factories.LEVEL, "tpot_s": 0.09}], "levels.1.tpot_s"),
     ],
 )
 def test_a_mapping_with_wrong_levels_names_the_place(levels, field):
