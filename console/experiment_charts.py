@@ -10,6 +10,7 @@ from console.words import class_name
 
 Entry = Mapping[str, Any]
 ALL = ""  # all classes together
+LABEL_MAX = 20  # characters of a name under its bars; longer ones, turned upright, would leave no room for the bars
 
 
 def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str, Any]:
@@ -68,11 +69,16 @@ def attainment(entries: Sequence[Entry], names: Sequence[str], targets: Mapping[
         "layout": {
             "y_title": "attained",
             "yaxis": {"range": [0, 1.08], "tickformat": ".0%"},
-            "xaxis": {"type": "category"},
+            "xaxis": {"type": "category", "tickmode": "array", "tickvals": x, "ticktext": [short(name) for name in x]},
             "lines": lines,
             "barmode": "group",
         },
     }
+
+
+def short(name: str) -> str:
+    """As it stands under its bars."""
+    return name if len(name) <= LABEL_MAX else f"{name[: LABEL_MAX - 1]}…"
 
 
 def bars(entries: Sequence[Entry], name: str, title: str, value: str) -> Spec:

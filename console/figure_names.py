@@ -186,6 +186,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "window_age_s": ("none older than", "s"),
     "contention": ("least values", ""),
     "default_class": ("default class", ""),
+    "default_of": ("was the default class of", ""),
     "rpm": ("requests a minute at most", "requests/min"),
     "tpm": ("tokens a minute at most", "tokens/min"),
     "max_concurrency": ("in flight at once", "requests"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
@@ -27,6 +28,7 @@ from controller.services.actors import Actor
 from workers.notices import announce_config
 
 VERSION_MAX = 2**31 - 1
+UNKNOWN = "There is no such field here."
 
 SIGNED_IN = IsViewer | IsTenantKey
 
@@ -121,7 +123,22 @@ class ControlView(APIView):
         """The checked JSON body; unknown fields are errors, so that a typing slip is never silently dropped."""
         if not isinstance(self.request.data, Mapping):
             raise serializers.ValidationError("The body must be a JSON object.")
-        return _valid(serializer, dict(self.request.data), partial=partial)
+        return _valid(serializer, dict(self.request.data), partial=partial, why_not=self._why_not)
+
+    def _why_not(self, field: str) -> str:
+        """Why the body may not have a field: one that the resource shows is there, and takes no value."""
+        if field not in self._shown:
+            return UNKNOWN
+        return "It cannot be changed here." if self.request.method == "PATCH" else "It cannot be set here."
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        """The fields of what this call answers with, as its description for the OpenAPI document says."""
+        handler = getattr(self, (self.request.method or "").lower())
+        schema = handler.kwargs["schema"]()
+        schema.view, schema.method = self, self.request.method
+        answers = [each for each in schema.get_response_serializers().values() if isinstance(each, type)]
+        return frozenset(name for answer in answers for name in answer().fields)
 
     def page(
         self, rows: QuerySet[Any], order: Sequence[str], output: type[serializers.Serializer], query: Mapping[str, Any]
@@ -190,9 +207,15 @@ def _version_of(header: str) -> int:
     return int(digits)
 
 
-def _valid(serializer: type[serializers.Serializer], raw: dict[str, Any], *, partial: bool = False) -> dict[str, Any]:
+def _valid(
+    serializer: type[serializers.Serializer],
+    raw: dict[str, Any],
+    *,
+    partial: bool = False,
+    why_not: Callable[[str], str] = lambda field: UNKNOWN,
+) -> dict[str, Any]:
     bound = serializer(data=raw, partial=partial)
-    unknown = {name: ["There is no such field here."] for name in raw if name not in bound.fields}
+    unknown = {name: [why_not(name)] for name in raw if name not in bound.fields}
     if unknown:
         raise serializers.ValidationError(unknown)
     bound.is_valid(raise_exception=True)

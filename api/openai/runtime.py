@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from api.openai.errors import ApiError, engine_refusal
 from api.openai.flight import Flight, Phase, Unreadable
 from api.openai.handoff import Handoff
+from api.openai.refusals import refusal
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision
@@ -251,16 +252,15 @@ class Runtime:
         elif isinstance(action, ev.Refuse):
             field = action.decision.figures.get("field")
             param = field if isinstance(field, str) else None
-            error = ApiError(action.code, _said(action.decision), param=param, retry_after_s=action.retry_after_s)
+            error = ApiError(action.code, refusal(action.decision), param=param, retry_after_s=action.retry_after_s)
             outcome = Outcome.FAILED if flight.sends else Outcome.REFUSED
             self._refuse(flight, outcome, error, started=False)
         elif action.decision.kind == "cancel":
             error = ApiError("cancelled", "The request was cancelled by an operator.")
             self._refuse(flight, Outcome.REFUSED, error, started=False)
         else:
-            waited = now - flight.request.arrival
-            message = f"Not scheduled within its waiting time ({waited:.1f} s): {_said(action.decision)}"
-            self._refuse(flight, Outcome.EXPIRED, ApiError("waiting_time_exceeded", message), started=False)
+            error = ApiError("waiting_time_exceeded", refusal(action.decision))
+            self._refuse(flight, Outcome.EXPIRED, error, started=False)
 
     def note(self, flight: Flight, decision: Decision) -> None:
         flight.note(decision)
@@ -341,12 +341,3 @@ class Runtime:
 def _needs(flight: Flight, instance_id: str) -> bool:
     holds = flight.phase == Phase.SENT and flight.prefill_instance == instance_id
     return holds or (flight.phase != Phase.QUEUED and flight.instance == instance_id)
-
-
-def _said(decision: Decision) -> str:
-    figures = ", ".join(f"{name} {_short(value)}" for name, value in decision.figures.items())
-    return decision.reason.replace("_", " ") + (f" ({figures})" if figures else "")
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

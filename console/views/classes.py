@@ -105,20 +105,35 @@ def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     """GET shows what would go; POST with the version seen there removes it."""
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     if request.method == "GET":
-        return render(request, "console/class_remove.html", {"row": row})
+        return removal_page(request, row)
     try:
         version = int(request.POST.get("version", ""))
     except ValueError:
-        return render(request, "console/class_remove.html", {"row": row, "error": "version: missing"}, status=422)
+        return removal_page(request, row, "version: missing", status=422)
     try:
         slo_class_remove(actor=Actor.person(request.user.get_username()), slo_class_id=row.pk, version=version)
     except (VersionConflict, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        return render(request, "console/class_remove.html", {"row": row, "error": text}, status=409)
+        return removal_page(request, row, text, status=409)
     decision = newest_decision("slo_class_removed", row)
     undo = restore_link("Make it again", reverse("class-new"), decision)
-    messages.success(request, format_html("Class {} is removed.{}", row.name, undo))
+    messages.success(request, format_html("Class {} is removed.{}{}", row.name, without_default(decision), undo))
     return saved("classes")
+
+
+def removal_page(request: HttpRequest, row: SLOClass, error: str = "", status: int = 200) -> HttpResponse:
+    default_of = catalogue.tenants().filter(default_class=row).order_by("name")
+    context = {"row": row, "default_of": default_of, "error": error}
+    return render(request, "console/class_remove.html", context, status=status)
+
+
+def without_default(decision: Decision | None) -> str:
+    """Whose default class the removal took away, as it was recorded; "" where it was nobody's."""
+    names = decision.inputs.get("default_of", []) if decision else []
+    if not names:
+        return ""
+    have = "has" if len(names) == 1 else "have"
+    return f" {', '.join(names)} {have} no default class now. Making it again does not make it their default again."
 
 
 def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:

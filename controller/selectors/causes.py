@@ -10,6 +10,7 @@ from django.db.models import F, Max, Q, QuerySet
 
 from controller.models import AttainmentMinute, Decision, Instance
 from controller.models.fleet import Role
+from controller.slo.classes import is_level_label
 
 LEAD = timedelta(hours=1)  # before the newest miss: what led to it
 RECENT = timedelta(days=1)
@@ -63,8 +64,9 @@ def bearing_on(whom: Traffic) -> Q:
     for model in whom.models:
         about |= Q(kind__in=POLICY_CHANGES, subject__startswith=f"{model} ")
     if whom.slo_class:
-        kind = "priority_mapping" if whom.slo_class.startswith("priority-") else "slo_class"
-        about |= Q(subject_type=kind) if kind == "priority_mapping" else Q(subject_type=kind, subject=whom.slo_class)
+        about |= Q(subject_type="slo_class", subject=whom.slo_class)
+        if is_level_label(whom.slo_class):
+            about |= Q(subject_type="priority_mapping")
     if whom.tenant:
         about |= Q(subject_type="tenant", subject=whom.tenant)
     return about

@@ -9,7 +9,19 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import (
+    CharField,
+    Count,
+    DateTimeField,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+)
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
@@ -19,6 +31,8 @@ STARTS_SHOWN = 20
 SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
+WAITED = ExpressionWrapper(FIRST_S * Value(timedelta(seconds=1)), DurationField())
+FIRST_AT = ExpressionWrapper(F("arrived_at") + WAITED, DateTimeField())
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
 
 
@@ -212,20 +226,24 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
     if not looks:
         return {}
     found: dict[str, datetime] = {}
-    for id, arrived, first_s in looks[0].union(*looks[1:], all=True):
-        at = arrived + timedelta(seconds=first_s)
+    for id, at in looks[0].union(*looks[1:], all=True):
         found[id] = min(at, found.get(id, at))
     return found
 
 
 def _looks(id: str, wished: datetime) -> list[QuerySet[RequestRecord]]:
     window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
-    near = RequestRecord.objects.filter(ANSWERED, **window).order_by("arrived_at")
-    mine = (near.filter(instance=id), near.filter(prefill_instance=id).exclude(prefill_instance=""))
-    whose = Value(id, CharField())
-    return [
-        rows.annotate(whose=whose, first_s=FIRST_S).values_list("whose", "arrived_at", "first_s")[:1] for rows in mine
-    ]
+    near = RequestRecord.objects.filter(ANSWERED, **window).annotate(whose=Value(id, CharField()), first_at=FIRST_AT)
+    since = near.filter(first_at__gte=wished)  # an earlier one is of a life before this wish
+    mine = (since.filter(instance=id), since.filter(prefill_instance=id).exclude(prefill_instance=""))
+    return [_earliest(rows) for rows in mine]
+
+
+def _earliest(rows: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
+    """Only those that arrived before the first arrival had its answer can have theirs earlier: an hour is not read."""
+    first_arrival = rows.order_by("arrived_at").values("first_at")[:1]
+    near = rows.filter(arrived_at__lte=Subquery(first_arrival))
+    return near.order_by("first_at").values_list("whose", "first_at")[:1]
 
 
 def times_by_way(started: Sequence[Start]) -> list[WayTimes]:

@@ -86,14 +86,25 @@ def update(
 
 
 def remove(
-    table: type[M], pk: Any, *, actor: Actor, kind: str, version: int | None = None, gateways: bool = True
+    table: type[M],
+    pk: Any,
+    *,
+    actor: Actor,
+    kind: str,
+    version: int | None = None,
+    first: Callable[[M], Mapping[str, Any]] | None = None,
+    gateways: bool = True,
 ) -> None:
-    """Delete, audit as `<kind>_removed`. Raises ValidationError while something else still refers to it."""
+    """Delete, audit as `<kind>_removed`. Raises ValidationError while something else still refers to it.
+
+    `first` changes what refers to the row before that goes, in the same transaction; what it returns is recorded too.
+    """
     with transaction.atomic():
         row = table._default_manager.select_for_update().get(pk=pk)
         if version is not None and row.version != version:
             raise VersionConflict(str(row), version, row.version)
-        audit(actor, kind, "removed", row, {"before": as_json(row)})
+        also = first(row) if first is not None else {}
+        audit(actor, kind, "removed", row, {"before": as_json(row), **also})
         try:
             row.delete()
         except ProtectedError as error:

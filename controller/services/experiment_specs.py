@@ -16,6 +16,7 @@ A spec is the simulator's JSON (`controller/simulator/README.md`) and a little m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -195,10 +196,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     window = traffic.Window(since, until, model, raw.get("tenant") or None, raw.get("slo_class"))
     stretch = traffic.busiest(window)
     if not stretch.of:
-        raise ConfigError(
-            f"no request for {model} is on record from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC",
-            field="workload.since",
-        )
+        raise _nothing_in(window)
     notes = []
     if stretch.cut:
         notes.append(
@@ -208,6 +206,26 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     kept = {name: raw[name] for name in ("tenant", "slo_class") if raw.get(name) is not None}
     times = {"since": stretch.since.isoformat(), "until": stretch.until.isoformat()}
     return {"kind": "window", **times, "model": model, "requests": stretch.requests, **kept}, notes
+
+
+def _nothing_in(window: traffic.Window) -> ConfigError:
+    """At the field that leaves nothing: the times only where the model has no traffic at all then."""
+    asked = {"tenant": window.tenant, "slo_class": window.slo_class}
+    given = {name: value for name, value in asked.items() if value is not None}
+    everyone = replace(window, tenant=None, slo_class=None)
+    when = f"for {window.model} is on record from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC"
+    if not given or not traffic.busiest(everyone).of:
+        return ConfigError(f"no request {when}", field="workload.since")
+    alone = [name for name, value in given.items() if not traffic.busiest(replace(everyone, **{name: value})).of]
+    named = alone[:1] or list(given)  # each alone has traffic: only together they leave nothing
+    words = " and ".join(_filter_words(name, given[name]) for name in named)
+    return ConfigError(f"no request {words} {when}", field=f"workload.{named[-1]}")
+
+
+def _filter_words(name: str, value: str) -> str:
+    if name == "tenant":
+        return f"of tenant {value}"
+    return f"of class {value}" if value else "without a class"
 
 
 # ---- bounds ------------------------------------------------------------

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
 
 from controller.models import SLOClass, Tenant
 from controller.services import change
 from controller.services.actors import Actor
+from controller.services.tenants import tenant_update
+from controller.slo.classes import is_level_label
 
 EDITABLE = ("title", "ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "target", "value", "may_defer")
 
@@ -41,7 +44,7 @@ def slo_class_create(
         value=value,
         may_defer=may_defer,
     )
-    return change.create(row, actor=actor, kind="slo_class", check=_check)
+    return change.create(row, actor=actor, kind="slo_class", check=_check_new)
 
 
 def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: Mapping[str, Any]) -> SLOClass:
@@ -58,8 +61,35 @@ def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: 
 
 
 def slo_class_remove(*, actor: Actor, slo_class_id: int, version: int | None = None) -> None:
-    """Tenants that had it as their default have none then."""
-    change.remove(SLOClass, slo_class_id, actor=actor, kind="slo_class", version=version)
+    """Tenants whose default it is have none then: each is changed first, and the record of the removal names them."""
+
+    def clear_defaults(row: SLOClass) -> dict[str, Any]:
+        names = [_without_default(tenant, actor) for tenant in _tenants_by_default(row.pk)]
+        return {"default_of": names} if names else {}
+
+    with transaction.atomic():
+        # They are locked before the class, as a change or a removal of a tenant does it, and all of them before the
+        # first change raises the configuration's version: in another order two writers could wait for each other.
+        _tenants_by_default(slo_class_id)
+        change.remove(SLOClass, slo_class_id, actor=actor, kind="slo_class", version=version, first=clear_defaults)
+
+
+def _tenants_by_default(slo_class_id: int) -> list[Tenant]:
+    """Those whose default class it is, by name, locked."""
+    return list(Tenant.objects.select_for_update().filter(default_class=slo_class_id).order_by("name"))
+
+
+def _without_default(tenant: Tenant, actor: Actor) -> str:
+    changed = tenant_update(actor=actor, tenant_id=tenant.pk, version=tenant.version, changes={"default_class": None})
+    return changed.name
+
+
+def _check_new(row: SLOClass) -> None:
+    """Of a stored class the name cannot change, so what is wrong with it must not stop other changes."""
+    if is_level_label(row.name):
+        message = f"Requests with a priority and without a class are counted under {row.name}: take another name."
+        raise ValidationError({"name": message})
+    _check(row)
 
 
 def _check(row: SLOClass) -> None:

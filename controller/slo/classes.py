@@ -6,6 +6,7 @@ The field names are Concord's (ch. 6): target_ttft, target_tbt, deadline, waitin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from controller.core.snapshot import ClassConfig, MappingConfig, TenantConfig
 from controller.core.types import CONCORD_DEFAULTS, Targets
 from controller.slo.mapping import PriorityMapping
 
+LEVEL_LABEL = re.compile(r"priority-[0-9]+")
 LONGEST_S = 86_400.0  # no promise is longer than a day: larger values are mistakes of unit
 
 
@@ -54,6 +56,15 @@ class Applied:
     may_defer: bool = False
     level: int | None = None  # of the mapping, where the targets came from there
     figures: Mapping[str, Figure] = field(default_factory=dict)  # how the mapping came to them, for the decision record
+
+
+def level_label(level: int) -> str:
+    """What requests of a mapped priority are counted under, where others have the name of their class."""
+    return f"priority-{level}"
+
+
+def is_level_label(name: str) -> bool:
+    return LEVEL_LABEL.fullmatch(name) is not None
 
 
 def _seconds(body: Mapping[str, object], field: str, *, zero: bool = False) -> float | None:
@@ -186,7 +197,7 @@ def _from_priority(
         "queue_correction_s": assigned.queue_correction_s,
     }
     targets = Targets(assigned.ttft_s, assigned.tpot_s, None, waiting)
-    return Applied(targets, f"priority-{level}", priority, 1.0, "priority", False, level, figures)
+    return Applied(targets, level_label(level), priority, 1.0, "priority", False, level, figures)
 
 
 def _override(asked: Asked, base: Applied) -> Applied:

@@ -44,11 +44,18 @@ function layoutOf(given) {
     barmode: given.barmode || "group",
     bargap: 0.35,
     showlegend: false, // the page has one legend for all of them
-    xaxis: { ...axis, nticks: 8, ...given.xaxis, ...titled(given.x_title) },
+    xaxis: { ...axis, ...xaxisOf(given.xaxis), ...titled(given.x_title) },
     yaxis: { ...axis, rangemode: "tozero", ...given.yaxis, ...titled(given.y_title) },
     shapes: lines.map(line),
     annotations: lines.map(words),
   };
+}
+
+/** Every name under its own group: Plotly itself would leave out every second one. It turns those that do not fit. */
+const EACH_NAME = { tickmode: "linear", tick0: 0, dtick: 1, tickfont: { size: 11 } };
+
+function xaxisOf(given) {
+  return given?.type === "category" ? { ...EACH_NAME, ...given } : { nticks: 8, ...given };
 }
 
 const hasData = (spec) => spec.traces.some((trace) => trace.x.length);

@@ -9,14 +9,47 @@ const GIVE_UP_MS = 30_000; // the worker itself gives up after ten seconds
 const pane = document.querySelector("[data-preview]");
 const form = document.querySelector("form[data-preview-at]");
 const find = (name) => pane.querySelector(`[data-${name}]`);
-const running = { slug: "", timer: 0, topic: null };
+const running = { slug: "", values: "", timer: 0, topic: null };
+const EARLIER_JUDGED = "These figures are of earlier values: correct the marked fields.";
+const EARLIER_SIMULATED = "This simulation is of earlier values, not of those in the form now.";
+let simulatedOf = null; // the values whose simulation is shown; null: none is
+
+const valuesNow = () => new URLSearchParams(new FormData(form)).toString();
 
 liveCheck(form, form.dataset.previewAt, (said) => {
-  if (said.trouble) return find("judged").replaceChildren(banner(said.trouble)); // figures of an earlier edit would mislead
-  if (!said.html) return undefined;
+  if (said.trouble) return put("judged", banner(said.trouble)); // figures of an earlier edit would mislead
+  if (!said.html) return wrong();
+  put("judged");
   find("judged").innerHTML = said.html; // our own template, everything in it escaped
   return refresh(pane);
 });
+
+/** What the form says cannot be judged: what stands there was of what it said before. */
+function wrong() {
+  if (find("judged").querySelector(".loading")) return put("judged", banner("Correct the marked fields first."));
+  return outdate("judged", EARLIER_JUDGED);
+}
+
+function put(name, ...children) {
+  find(name).classList.remove("earlier");
+  find(name).replaceChildren(...children);
+}
+
+/** Greys a result and says whose it is; no text: it is of the form as it is. */
+function outdate(name, text) {
+  const holder = find(name);
+  if (holder.classList.contains("earlier") === Boolean(text)) return;
+  holder.classList.toggle("earlier", Boolean(text));
+  if (text) holder.prepend(Object.assign(banner(text), { role: "status" }));
+  else holder.firstElementChild.remove();
+}
+
+function compareWithForm() {
+  if (simulatedOf !== null) outdate("simulated", simulatedOf === valuesNow() ? "" : EARLIER_SIMULATED);
+}
+
+form.addEventListener("input", compareWithForm);
+form.addEventListener("click", compareWithForm); // levels of a mapping come and go by buttons
 
 function banner(text) {
   return Object.assign(document.createElement("p"), { className: "banner stale", textContent: text });
@@ -31,7 +64,8 @@ function progress(share, step) {
 }
 
 function say(text) {
-  find("simulated").replaceChildren(banner(text));
+  simulatedOf = null;
+  put("simulated", banner(text));
 }
 
 function end() {
@@ -46,7 +80,10 @@ async function ended(slug) {
   const answer = await fetch(`/previews/${slug}/`, { redirect: "manual" });
   if (isEnded(answer)) return say(ENDED);
   if (!answer.ok) return say("The result could not be fetched. Try again.");
+  put("simulated");
   find("simulated").innerHTML = await answer.text();
+  simulatedOf = running.values;
+  compareWithForm(); // it may have changed in the meantime
   return refresh(pane);
 }
 
@@ -58,7 +95,9 @@ function hear(each) {
 
 async function simulate() {
   find("simulate").disabled = true;
-  find("simulated").replaceChildren();
+  simulatedOf = null;
+  put("simulated");
+  running.values = valuesNow();
   const body = new FormData(form);
   body.set("simulate", "1");
   let said;

@@ -106,6 +106,36 @@ def test_a_window_without_traffic_says_so(operator):
     assert "no request for demo is on record" in answer.data["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("filters", "field", "words"),
+    [
+        ({"tenant": "nope"}, "tenant", "no request of tenant nope for demo is on record from"),
+        ({"slo_class": "nope"}, "slo_class", "no request of class nope for demo is on record from"),
+        ({"slo_class": ""}, "slo_class", "no request without a class for demo is on record from"),
+        ({"tenant": "nope", "slo_class": "chat"}, "tenant", "no request of tenant nope for demo is on record from"),
+        ({"tenant": "acme", "slo_class": "nope"}, "slo_class", "no request of class nope for demo"),
+        ({"tenant": "acme", "slo_class": "batch"}, "slo_class", "no request of tenant acme and of class batch for"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_the_one_that_is_named(operator, filters, field, words):
+    data.fleet()
+    data.traffic(3, tenant="acme", slo_class="chat")
+    data.traffic(3, tenant="other", slo_class="batch")
+    now = timezone.now()
+    window = {"kind": "window", "since": (now - timedelta(hours=1)).isoformat(), "until": now.isoformat()}
+    error = ask(operator, workload={**window, **filters}).data["error"]
+    assert error["fields"].keys() == {f"spec.workload.{field}"}, error
+    assert words in error["message"]
+
+
+def test_a_filter_of_times_without_any_traffic_leaves_the_times_to_blame(operator):
+    data.fleet()
+    now = timezone.now()
+    window = {"kind": "window", "since": (now - timedelta(hours=1)).isoformat(), "until": now.isoformat()}
+    error = ask(operator, workload={**window, "tenant": "nope"}).data["error"]
+    assert error["fields"].keys() == {"spec.workload.since"}, error
+
+
 def test_cancel_name_keep_and_remove(operator):
     slug = ask(operator).data["slug"]
     path = f"/simulations/{slug}"

@@ -110,6 +110,60 @@ def test_name_and_tenant_never_change(operator):
     assert "name" in answer.data["error"]["fields"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "other"}, {"id": 99}, {"tenant": None}, {"created_at": "2026-01-01T00:00:00Z"}, {"updated_at": None}],
+)
+def test_what_is_shown_and_takes_no_value_is_not_called_unknown(operator, change):
+    row = factories.slo_class()
+    (field,) = change
+    answer = operator.patch(f"/slo-classes/{row.pk}", {**change, "version": 1})
+    assert answer.status_code == 400
+    assert answer.data["error"]["fields"] == {field: ["It cannot be changed here."]}
+    row.refresh_from_db()
+    assert row.version == 1
+
+
+def test_each_field_is_answered_for_itself(operator):
+    row = factories.slo_class()
+    answer = operator.patch(f"/slo-classes/{row.pk}", {"id": 9, "ttft": 1, "items": [], "version": 1})
+    unknown = ["There is no such field here."]
+    assert answer.data["error"]["fields"] == {
+        "id": ["It cannot be changed here."], "ttft": unknown, "items": unknown,
+    }  # fmt: skip
+
+
+def test_what_a_new_one_is_given_by_the_service_is_not_called_unknown_either(operator):
+    answer = operator.post("/slo-classes", {**NEW, "id": 9, "version": 3, "ttft": 1})
+    assert answer.data["error"]["fields"] == {
+        "id": ["It cannot be set here."],
+        "version": ["It cannot be set here."],
+        "ttft": ["There is no such field here."],
+    }
+
+
+def test_a_wrong_query_parameter_is_unknown_whatever_the_rows_show(viewer):
+    answer = viewer.get("/slo-classes", ttft_s="1")
+    assert answer.data["error"]["fields"] == {"ttft_s": ["There is no such field here."]}
+
+
+def test_the_label_of_a_priority_is_no_name_for_a_class(operator):
+    answer = operator.post("/slo-classes", {**NEW, "name": "priority-1"})
+    assert answer.status_code == 400
+    assert answer.data["error"]["message"].startswith("name: ")
+    assert list(answer.data["error"]["fields"]) == ["name"]
+
+
+def test_a_removed_default_is_in_the_record_of_the_tenant(operator):
+    row = factories.slo_class()
+    tenant = factories.tenant(name="acme", default_class=row)
+    assert operator.delete(f"/slo-classes/{row.pk}", If_Match='"1"').status_code == 204
+    tenant.refresh_from_db()
+    assert (tenant.default_class, tenant.version) == (None, 2)
+    assert Decision.objects.get(kind="tenant_updated", subject="acme").actor == operator.user.username
+    assert Decision.objects.get(kind="slo_class_removed").inputs["default_of"] == ["acme"]
+
+
 def test_a_class_is_removed_with_a_record(operator):
     row = factories.slo_class()
     assert operator.delete(f"/slo-classes/{row.pk}", If_Match='"1"').status_code == 204

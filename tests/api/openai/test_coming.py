@@ -145,7 +145,7 @@ async def test_refused_at_once_with_the_time_to_come_back_when_it_starts_too_lat
         answer = await bed.ask(completion(waiting_time=5))
         assert (answer.status, answer.error["code"]) == (503, "no_capacity")
         assert 28 <= int(answer.headers["retry-after"]) <= 30
-        assert "starts too late" in answer.error["message"]
+        assert "the next one is expected in" in answer.error["message"]
 
 
 async def test_who_waited_for_one_that_was_given_up_is_answered_then() -> None:

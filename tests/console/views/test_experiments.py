@@ -255,3 +255,17 @@ def test_traces_are_handed_in_and_removed(operator):
     Experiment.objects.update(state="cancelled")
     operator.post(f"/traces/{trace.slug}/remove/")
     assert not Trace.objects.exists()
+
+
+@pytest.mark.parametrize("field", ["tenant", "slo_class"])
+def test_a_filter_that_leaves_nothing_is_marked_itself(operator, field):
+    data.fleet()
+    data.traffic(5)
+    now = timezone.now()
+    window = {"since": f"{now - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}", "until": f"{now:%Y-%m-%dT%H:%M:%S}"}
+    form = typed(kind="window", model="demo", **window, **{field: "nope"})
+    said = operator.post("/experiments/check/", form).json()
+    assert list(said["errors"]) == [field]
+    assert "nope" in str(said["errors"][field])
+    answer = operator.post("/experiments/new/", form)
+    assert (answer.status_code, f'id="id_{field}_error"' in answer.content.decode()) == (422, True)

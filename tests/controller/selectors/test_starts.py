@@ -137,3 +137,29 @@ def test_an_answer_in_one_piece_is_served_when_it_is_there_and_one_that_failed_i
     assert (found["a-cold"].served_s, found["b-cold"].served_s) == (pytest.approx(9.0, abs=0.01), None)
     assert first_token_at(row, BEGAN) == pytest.approx(BEGAN + timedelta(seconds=9), abs=timedelta(seconds=0.01))
     assert first_token_at(other, BEGAN) is None
+
+
+@pytest.mark.django_db
+def test_the_first_token_counts_and_not_the_first_arrival():
+    row, prefill = born("a-cold"), born("b-prefill", role="prefill")
+    whole = {"streamed": False, "ttft_s": None}
+    served("a-cold", 3, **whole, e2e_s=40.0)
+    served("a-cold", 5, ttft_s=0.5)
+    served("a-cold", 5.2, ttft_s=0.1)
+    served("a-cold", 6, ttft_s=0.1)
+    served("d", 3, **whole, e2e_s=40.0, prefill_instance="b-prefill")
+    served("d", 9, ttft_s=1.0, prefill_instance="b-prefill")
+    found = {start.id: start.served_s for start in starts()}
+    assert found == {"a-cold": pytest.approx(5.3, abs=0.01), "b-prefill": pytest.approx(10.0, abs=0.01)}
+    for each in (row, prefill):
+        expected = BEGAN + timedelta(seconds=found[each.pk])
+        assert first_token_at(each, BEGAN) == pytest.approx(expected, abs=timedelta(seconds=0.01))
+
+
+@pytest.mark.django_db
+def test_a_token_from_before_the_wish_is_of_another_life():
+    born("a-cold")
+    served("a-cold", -20, ttft_s=0.5)
+    served("a-cold", -5, ttft_s=7.0)
+    (start,) = starts()
+    assert start.served_s == pytest.approx(2.0, abs=0.01)
