@@ -295,7 +295,8 @@ def changed_words(change: int) -> str:
 FIELDS = {
     "workload.since": "since", "workload.until": "until", "workload.model": "model", "workload.path": "trace",
     "workload.rate": "rate", "workload.duration_s": "duration_s", "workload.cv": "cv", "rates": "rates",
-    "seeds": "seeds", "instances": "fleet", "name": "name", "workload.tenant": "tenant", "workload.slo_class": "slo_class",
+    "seeds": "seeds", "instances": "fleet", "name": "name",
+    "workload.tenant": "tenant", "workload.slo_class": "slo_class",
 }  # fmt: skip
 OWN_FIELDS = {"prompt": "prompt_std", "output": "output_std"}
 

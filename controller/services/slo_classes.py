@@ -65,7 +65,8 @@ def slo_class_remove(*, actor: Actor, slo_class_id: int, version: int | None = N
 
     def clear_defaults(row: SLOClass) -> dict[str, Any]:
         names = [_without_default(tenant, actor) for tenant in _tenants_by_default(row.pk)]
-        return {"default_of": names} if names else {}
+        inputs = {"default_of": names}
+        return inputs if names else {}
 
     with transaction.atomic():
         # They are locked before the class, as a change or a removal of a tenant does it, and all of them before the
