@@ -45,7 +45,10 @@ class LevelField(serializers.Serializer):
 
 class _MappingFields(serializers.Serializer):
     levels = serializers.ListField(
-        child=LevelField(), min_length=1, max_length=LEVELS_MAX, help_text="Level 0 is the most urgent."
+        child=LevelField(),
+        min_length=1,
+        max_length=LEVELS_MAX,
+        help_text="Level 0 is the most urgent: none may be tighter than the one before it.",
     )
     window = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
     window_age_s = SecondsField(required=False)
