@@ -19,6 +19,7 @@ from console.words import class_name
 from controller.models import PriorityMapping, SLOClass
 from controller.selectors import catalogue, fleet
 from controller.selectors.attainment import Attainment, attainment, attainment_series
+from controller.slo.classes import level_label
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -48,7 +49,7 @@ def promise_of(known: Mapping[tuple[str | None, str], Promise], tenant: str, slo
 def level_targets(mappings: Iterable[PriorityMapping]) -> dict[tuple[str | None, str], float]:
     """The TTFT that each level of each mapping begins with: what is measured moves it between the level's bounds."""
     return {
-        (row.tenant.name if row.tenant else None, f"priority-{number}"): level["ttft_s"]
+        (row.tenant.name if row.tenant else None, level_label(number)): level["ttft_s"]
         for row in mappings
         for number, level in enumerate(row.levels)
     }
