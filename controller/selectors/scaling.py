@@ -9,30 +9,16 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Any, NamedTuple
 
-from django.db.models import (
-    CharField,
-    Count,
-    DateTimeField,
-    DurationField,
-    ExpressionWrapper,
-    F,
-    OuterRef,
-    Q,
-    QuerySet,
-    Subquery,
-    Value,
-)
+from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
 
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
 from controller.models.fleet import Weights
-from controller.selectors.weights import ANSWERED, FIRST_S, LONGEST_WAIT
+from controller.selectors.weights import ANSWERED, FIRST_AT, LONGEST_WAIT
 
 STARTS_SHOWN = 20
 SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
-WAITED = ExpressionWrapper(FIRST_S * Value(timedelta(seconds=1)), DurationField())
-FIRST_AT = ExpressionWrapper(F("arrived_at") + WAITED, DateTimeField())
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
 
 

@@ -18,7 +18,9 @@ from controller.selectors.requests import served_by
 LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
 # Whose client got something, and seconds after its arrival when: an answer in one piece has no first token of its own.
 ANSWERED = Q(ttft_s__isnull=False) | Q(outcome="ok", e2e_s__isnull=False)
-FIRST_S = Coalesce("ttft_s", "e2e_s")
+FIRST_AFTER = ExpressionWrapper(Coalesce("ttft_s", "e2e_s") * Value(timedelta(seconds=1)), DurationField())
+# When a client got the first token of a request, or its answer in one piece.
+FIRST_AT = ExpressionWrapper(F("arrived_at") + FIRST_AFTER, DateTimeField())
 THIS_MACHINE = "(this machine)"  # of process instances without a host: one supervisor makes them all, on one
 
 
@@ -60,11 +62,9 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
 def first_token_at(row: Instance, since: datetime) -> datetime | None:
     """When a client got the first token since then of a request that the instance decoded or prefilled, or its answer
     in one piece; None: none has ended."""
-    wait = ExpressionWrapper(FIRST_S * Value(timedelta(seconds=1)), output_field=DurationField())
-    first = ExpressionWrapper(F("arrived_at") + wait, output_field=DateTimeField())
     began = since - LONGEST_WAIT  # the table's partitions are days
     rows = RequestRecord.objects.filter(ANSWERED, served_by(row.pk), arrived_at__gte=began)
-    at: datetime | None = rows.annotate(first=first).filter(first__gte=since).aggregate(at=Min("first"))["at"]
+    at: datetime | None = rows.annotate(first=FIRST_AT).filter(first__gte=since).aggregate(at=Min("first"))["at"]
     return at
 
 
