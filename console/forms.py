@@ -17,12 +17,11 @@ from console.figure_names import VALUES
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
-from controller.services.priority_mappings import TIGHTER, tighter_than_above
+from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.slo.mapping import CONTENTION_RULES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001
-LEVELS_MAX = 16
 # What a moment may be: windows around it stay within the calendar, zones too.
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.models import PriorityMapping
+from controller.services.priority_mappings import LEVELS_MAX
 from tests import factories
 
 LEVEL = {"ttft_s": 1.0, "ttft_min_s": 0.5, "ttft_max_s": 2.0, "tpot_s": 0.1, "tpot_min_s": 0.05, "tpot_max_s": 0.2}
@@ -116,3 +117,13 @@ def test_a_conflict_shows_the_levels_of_both(operator, row):
     html = answer.content.decode()
     assert "at first 1 s" in html
     assert "at first 1.2 s" in html
+
+
+def test_as_many_levels_are_saved_as_the_service_takes(operator, row):
+    PriorityMapping.objects.update(levels=[LEVEL] * LEVELS_MAX)
+    page = operator.get(f"/mappings/{row.pk}/").content.decode()
+    assert page.count('-ttft_s"') >= LEVELS_MAX
+    assert operator.post(f"/mappings/{row.pk}/", form(row, *[LEVEL] * LEVELS_MAX)).status_code == 302
+    row.refresh_from_db()
+    more = operator.post(f"/mappings/{row.pk}/", form(row, *[LEVEL] * (LEVELS_MAX + 1)))
+    assert (more.status_code, len(row.levels)) == (422, LEVELS_MAX)
