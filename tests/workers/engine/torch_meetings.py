@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import torch
+
 from tests.workers.engine.process import FLEET
-from tests.workers.engine.torch_bench import folder, program
+from tests.workers.engine.torch_bench import CPU, folder, program
 from workers.engine.torch_meeting import Meeting, awaited, meet
 from workers.engine.torch_transfer import WeightMemory
 
@@ -14,8 +16,8 @@ HOST = "127.0.0.1"
 TOKEN = FLEET["token"]
 
 
-def memory(present: bool = True) -> WeightMemory:
-    return WeightMemory(program(folder()).model.slots(), present=present)
+def memory(present: bool = True, device: torch.device = CPU) -> WeightMemory:
+    return WeightMemory(program(folder(), device=device).model.slots(), present=present)
 
 
 @asynccontextmanager
