@@ -121,9 +121,8 @@ async def test_a_source_that_goes_away_ends_the_transfer_and_the_next_one_succee
 
 @pytest.mark.gpu
 def test_weights_that_are_released_give_the_device_its_memory_back():
-    held = WeightMemory(
-        program(folder("LlamaForCausalLM", "--hidden", "512"), device=FIRST).model.slots(), present=True
-    )
+    path = folder("LlamaForCausalLM", "--hidden", "512")
+    held = WeightMemory(program(path, device=FIRST).model.slots(), present=True)
     before = torch.cuda.mem_get_info(FIRST)[0]
     held.release()
     assert torch.cuda.mem_get_info(FIRST)[0] > before
