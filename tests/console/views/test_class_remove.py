@@ -72,7 +72,7 @@ def test_the_history_of_the_tenant_and_the_record_show_it(operator, viewer, row)
     assert b"default class none" in viewer.get(reverse("tenant", args=[tenant.pk])).content
     removal = Decision.objects.get(kind="slo_class_removed")
     html = viewer.get(reverse("decision", args=[removal.pk])).content.decode()
-    assert "default of" in html
+    assert "was the default class of" in html
     assert "acme" in html
 
 
