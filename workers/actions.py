@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.db import Error
+from django.utils import timezone
 
 from controller.core.messages import FleetMessage
 from controller.models import Action, Decision, Instance
@@ -36,11 +37,11 @@ BUDGET_S = 3.0  # then no further action is begun; the task's limit is 7 s, and 
 MOST = 128  # actions of one look
 ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
 
-OVERDUE: Mapping[str, Callable[[Action], str]] = {
-    Action.Kind.WEIGHTS_LOAD: weight_loads.overdue,
-    Action.Kind.SLEEP: sleeping.overdue,
-    Action.Kind.WAKE: sleeping.overdue,
-    Action.Kind.ROLE_SWITCH: role_switches.overdue,
+TIMEOUTS = {
+    Action.Kind.WEIGHTS_LOAD: weight_loads.LOAD_TIMEOUT,
+    Action.Kind.SLEEP: sleeping.TIMEOUT,
+    Action.Kind.WAKE: sleeping.TIMEOUT,
+    Action.Kind.ROLE_SWITCH: role_switches.TIMEOUT,
 }
 
 Client = Callable[[str], WeightsClient]
@@ -168,8 +169,10 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     wanted = action.instance.desired_state
     if wanted != Instance.Desired.RUNNING:
         return "instance_not_wanted", f"the instance is wanted {wanted}"
-    late = OVERDUE[action.kind](action)
-    return ("timeout", late) if late else None
+    limit = TIMEOUTS[Action.Kind(action.kind)]
+    if timezone.now() - action.created_at <= limit:
+        return None
+    return "timeout", f"not within {limit.total_seconds():.0f} s; {action.error}"
 
 
 def _engine(action: Action, ask: Asked) -> WeightsClient | SleepClient:

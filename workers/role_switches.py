@@ -57,13 +57,6 @@ def under_way(action: Action, calls: LongCalls) -> bool:
     return calls.find(action.pk) is not None or goes_on_elsewhere(action.params.get("call"))
 
 
-def overdue(action: Action) -> str:
-    """Why it is too late for this order, "" while it is not. One whose call is under way is not given up for it."""
-    if timezone.now() - action.created_at <= TIMEOUT:
-        return ""
-    return f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
-
-
 def look_at(action: Action, calls: LongCalls, switch: Switch = switch, role_of: RoleOf = role_of) -> Decision | None:
     """The Decision if this look ended it."""
     if calls.find(action.pk) is None:

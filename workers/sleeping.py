@@ -75,13 +75,6 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
         return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
 
-def overdue(action: Action) -> str:
-    """Why it is too late for this order, "" while it is not."""
-    if timezone.now() - action.created_at <= TIMEOUT:
-        return ""
-    return f"not within {TIMEOUT.total_seconds():.0f} s; {action.error}"
-
-
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:
     """It cannot be brought about, or has become pointless. Where an order to sleep left the engine it says itself."""
     left_at = _left_at(action, engine) if action.kind == Action.Kind.SLEEP else 0

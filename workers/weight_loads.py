@@ -37,13 +37,6 @@ def look_at(action: Action, engine: WeightsClient, utilisation: Mapping[str, flo
         return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
 
 
-def overdue(action: Action) -> str:
-    """Why it is too late for this load, "" while it is not."""
-    if timezone.now() - action.created_at <= LOAD_TIMEOUT:
-        return ""
-    return f"no weights within {LOAD_TIMEOUT.total_seconds():.0f} s; {action.error}"
-
-
 def give_up(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
     """It cannot be brought about, or has become pointless. `said`: what the engine tried."""
     attempts = _named(action, said or [])
