@@ -30,8 +30,11 @@ CONTEXT_TOKENS = 4096
 MAX_NUM_SEQS = 32
 START_TIMEOUT_S = 240.0
 STOP_GRACE_S = 10.0
-# One core each, the key-value cache in GiB, no network, development endpoints (sleep, pause) on.
+# One core each, the key-value cache in GiB, no network, development endpoints (sleep, pause) on. The model runs within
+# the engine's process: vLLM's other executor has a process for it, and the two wait for each other by spinning, which
+# wants cores of their own (docs/decisions.md, 114).
 VLLM_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -125,7 +128,7 @@ def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
     ]
 
 
-def spawn(name: str, command: Sequence[str], port: int, logs: Path, environment: dict[str, str]) -> Engine:
+def spawn(name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str]) -> Engine:
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     with log.open("wb") as output:
@@ -183,13 +186,14 @@ def vllm_servers(
     """`count` real vLLM servers, bound to one core each, started at the same time, with further `arguments`."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineFailed(missing)
-    cores = os.cpu_count() or 1
+    cores = sorted(os.sched_getaffinity(0))
 
     def start(index: int) -> Engine:
         port = free_port()
-        environment = {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": str(index % cores)}
         command = [*vllm_command(home, port, prefix_caching), *arguments]
-        return spawn(f"vllm-{index}", command, port, logs, environment)
+        engine = spawn(f"vllm-{index}", command, port, logs, VLLM_ENVIRONMENT)
+        os.sched_setaffinity(engine.pid, {cores[index % len(cores)]})  # before it has threads or children: they inherit
+        return engine
 
     with running(start(index) for index in range(count)) as engines:
         yield engines
