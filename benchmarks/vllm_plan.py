@@ -36,7 +36,7 @@ CONTENDERS = (
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
 # Where a sweep begins, and all there is where none is made (QUICK): what earlier sweeps found best, by kind of load.
 USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
-    ("edf_best", "burst"): 40,
+    ("edf_best", "burst"): 28,
     ("edf_best", "sustained"): 28,
     ("tpot_arrival_best", "burst"): 28,
     ("tpot_arrival_best", "sustained"): 20,
