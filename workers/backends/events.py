@@ -20,6 +20,7 @@ ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object":
 KV_BEGAN = b": kv-began"  # the reference engine's: the KV of this answer begins to come
 KV_COMMENT = b": kv "  # the reference engine's: how the KV of this answer came
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
+ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 
 
 def delivers_token(event: bytes, chat: bool) -> bool:
@@ -38,6 +39,12 @@ def delivers_token(event: bytes, chat: bool) -> bool:
 
 def _goes_on(event: bytes) -> bool:
     return b'"finish_reason":null' in event or b'"finish_reason": null' in event
+
+
+def check_whole(raw: bytes) -> None:
+    """Raises EngineError of an answer, or events of one, that the engine gave up: it says so under HTTP 200."""
+    if b'"abort"' in raw and any(mark in raw for mark in ABORTED):  # one look at each chunk of a stream that goes on
+        raise EngineError("the engine aborted the request", status=500)
 
 
 def parse_usage(raw: bytes) -> Usage | None:
@@ -70,6 +77,7 @@ class EventReader:
             return None
         self._rest = data[end:]
         whole = data[:end]
+        check_whole(whole)
         return self._read(whole, whole[:-2].split(b"\n\n"))
 
     def _hold(self, data: bytes) -> None:

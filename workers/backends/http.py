@@ -18,7 +18,7 @@ from yarl import URL
 from controller.core.links import LinkReport
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
-from workers.backends.events import EventReader, parse_usage
+from workers.backends.events import EventReader, check_whole, parse_usage
 from workers.backends.handover import KV_MOVED, KV_OFFER, kv_moved
 from workers.backends.wire import Connection, Patience, Unanswered, Wire
 
@@ -55,6 +55,7 @@ class HttpBackend(ABC):
                     yield chunk
             else:
                 raw = await response.read()
+                check_whole(raw)
                 yield Chunk("body", raw, usage=parse_usage(raw))
         except OSError as error:
             raise self._engine_error(error) from error

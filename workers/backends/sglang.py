@@ -22,7 +22,6 @@ from workers.backends.sglang_control import SglangControl
 from workers.backends.sglang_state import load_of, parse_loads, parse_metrics
 from workers.backends.wire import Connection
 
-ABORTED = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
 ROOM_BITS = 63
 NOT_THERE = 404
 
@@ -52,9 +51,6 @@ class SglangBackend(SglangControl):
         try:
             async with aclosing(super().generate(call)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
-                    if any(mark in chunk.raw for mark in ABORTED):
-                        ended = True
-                        raise EngineError("SGLang aborted the request", status=503, body=chunk.raw)
                     yield chunk
             ended = True
         except EngineError as error:

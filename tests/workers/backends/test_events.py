@@ -87,6 +87,27 @@ def test_an_error_inside_the_stream_is_an_engine_error() -> None:
     assert b"boom" in caught.value.body
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        b'data: {"id":"x","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"abort"}]}\n\n',
+        b'data: {"choices": [{"delta": {"content": ""}, "finish_reason": "abort"}]}\n\n',
+    ],
+)
+def test_an_answer_that_the_engine_gave_up_is_an_engine_error(ended: bytes) -> None:
+    with pytest.raises(EngineError, match="aborted") as caught:
+        reader(chat=b"delta" in ended).feed(ended + USAGE + DONE)
+    assert (caught.value.status, caught.value.client_fault) == (500, False)
+
+
+def test_an_answer_that_speaks_of_aborts_is_none() -> None:
+    word = b'data: {"choices":[{"index":0,"text":"abort","finish_reason":null}]}\n\n'
+    quoted = b'data: {"choices":[{"index":0,"text":"\\"finish_reason\\":\\"abort\\"","finish_reason":"stop"}]}\n\n'
+    chunk = reader().feed(word + quoted + DONE)
+    assert chunk is not None
+    assert (chunk.tokens, chunk.done) == (2, True)
+
+
 def test_an_event_that_never_ends_is_refused() -> None:
     read = reader()
     for _ in range(41):

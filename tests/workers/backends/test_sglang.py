@@ -100,7 +100,8 @@ async def test_an_answer_that_the_engine_aborted_is_no_answer(session: aiohttp.C
 
         with pytest.raises(EngineError, match="aborted") as caught:
             await read()
-        assert caught.value.status == 503
+        assert caught.value.status == 500
+        assert server.aborted == []  # it is over there
 
 
 async def test_errors_get_openais_shape_and_keep_their_status(session: aiohttp.ClientSession) -> None:

@@ -31,6 +31,7 @@ class Engine:
         self.closed = asyncio.Event()
         self.script: list[bytes | float] = [EVENT, EVENT, USAGE, DONE]
         self.status = 200
+        self.finish = "stop"  # of a whole answer
         self.url = ""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -41,7 +42,9 @@ class Engine:
         if self.status != 200:
             return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
         if not body.get("stream"):
-            return web.json_response({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+            choice = {"index": 0, "text": " hi", "finish_reason": self.finish}
+            usage = {"prompt_tokens": 3, "completion_tokens": 2}
+            return web.json_response({"choices": [choice], "usage": usage})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -137,6 +140,18 @@ async def test_a_stream_that_breaks_off_is_an_unreachable_engine(
     with pytest.raises(EngineError) as caught:
         await collect(adapter(engine, session), call())
     assert caught.value.unreachable
+
+
+async def test_a_whole_answer_that_the_engine_gave_up_is_no_answer(
+    engine: Engine, session: aiohttp.ClientSession
+) -> None:
+    engine.finish = "abort"
+    backend = adapter(engine, session)
+    with pytest.raises(EngineError, match="aborted") as caught:
+        await collect(backend, call(streamed=False))
+    assert (caught.value.client_fault, caught.value.unreachable) == (False, False)
+    with pytest.raises(EngineError, match="aborted"):  # nor has such a prefill ended with its first token
+        await backend.prefill(call(streamed=False))
 
 
 async def test_nobody_listening_is_unreachable(engine: Engine, session: aiohttp.ClientSession) -> None:

@@ -1,0 +1,73 @@
+"""Real engines that give up what they compute: it ends under HTTP 200, and is served elsewhere or told as a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from controller.core.types import InstanceSpec
+from tests.api.openai.gateways import completion, until
+from tests.api.openai.servers import ServerBed
+from tests.workers.engine.process import FLEET, EngineProcess
+
+OPTIONS = ("--profile", "constant:50ms", "--model", "demo", "--shutdown-timeout", "0")
+TOKENS = 20  # of an answer: a second
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, EngineProcess]]:
+    with EngineProcess(*OPTIONS, token=FLEET["token"]) as one, EngineProcess(*OPTIONS, token=FLEET["token"]) as other:
+        yield {"e1": one, "e2": other}
+
+
+@pytest.fixture
+async def bed(engines: dict[str, EngineProcess]) -> AsyncIterator[ServerBed]:
+    specs = [InstanceSpec(name, "demo", url=engine.url, backend="reference") for name, engine in engines.items()]
+    async with aiohttp.ClientSession(auto_decompress=False) as session, ServerBed(specs, session) as bed:
+        yield bed
+
+
+async def abort(engine: EngineProcess) -> None:
+    body = {"request_ids": [], **FLEET}
+    async with aiohttp.ClientSession() as session, session.post(engine.url + "/abort_requests", json=body) as answer:
+        assert answer.status == 200
+
+
+async def test_an_answer_given_up_before_anything_was_sent_comes_from_another_engine(
+    bed: ServerBed, engines: dict[str, EngineProcess]
+) -> None:
+    client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True))
+    await until(lambda: any(flight.instance for flight in bed.gateway.runtime.flights.values()))
+    (first,) = [flight.instance for flight in bed.gateway.runtime.flights.values()]
+    await asyncio.sleep(0.3)
+    await abort(engines[first])
+    answer = await client.done()
+    assert (answer.status, json.loads(answer.body)["usage"]["completion_tokens"]) == (200, TOKENS)
+    (record,) = bed.sink.records
+    assert (record.outcome, record.attempts) == ("ok", 2)
+    assert record.instance != first
+
+
+async def test_a_stream_given_up_after_its_first_token_ends_with_an_error_event(
+    bed: ServerBed, engines: dict[str, EngineProcess]
+) -> None:
+    client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True, stream=True))
+    await until(lambda: client.answer.body)
+    await abort(engines[client.answer.headers["x-slackline-instance"]])
+    answer = await client.done()
+    assert json.loads(answer.events[-1])["error"]["code"] == "engine_failed"
+    assert "[DONE]" not in answer.events
+    (record,) = bed.sink.records
+    assert (record.outcome, record.attained, record.attempts) == ("cut", False, 1)
+
+
+async def test_what_its_client_gave_up_stays_a_cancellation(bed: ServerBed) -> None:
+    client = bed.send(completion(max_tokens=TOKENS, ignore_eos=True, stream=True))
+    await until(lambda: client.answer.body)
+    await client.hang_up()
+    await asyncio.sleep(0.2)
+    assert [record.outcome for record in bed.sink.records] == ["cancelled"]
