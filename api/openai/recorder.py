@@ -117,37 +117,42 @@ class Recorder:
     async def _flush(self) -> None:
         while self._buffer:
             batch = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
-            if not await self._write(batch):
-                await self._save(batch)
+            if left := await self._write(batch):
+                await self._save(left)
         if time.monotonic() >= self._retry_at:
             await self._replay()
 
-    async def _write(self, batch: Sequence[RequestRecord]) -> bool:
+    async def _write(self, batch: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+        """Those of the batch that are neither written nor set aside."""
         if not batch:
-            return True
+            return ()
         if time.monotonic() < self._retry_at:
-            return False
+            return batch
         try:
             await self._database.call(lambda: self._writer(batch), WRITE_S)
         except Unstorable as error:
             return await self._divide(batch, error)
         except Exception as error:  # whatever it was, the batch is kept
             self._failed(error)
-            return False
+            return batch
         if self.failing_since is not None:
             log.warning("records reach the database again after %.0f s", time.monotonic() - self.failing_since)
         self.failing_since = None
         self.written += len(batch)
-        return True
+        return ()
 
-    async def _divide(self, batch: Sequence[RequestRecord], error: Unstorable) -> bool:
+    async def _divide(self, batch: Sequence[RequestRecord], error: Unstorable) -> Sequence[RequestRecord]:
         """Find what the database refuses by halving, and set it aside; the rest is written."""
         if len(batch) > 1:
             middle = len(batch) // 2
-            return await self._write(batch[:middle]) and await self._write(batch[middle:])
-        path = await self._disk.call(lambda: self.spool.set_aside(batch[0]), WRITE_S)
+            return [*await self._write(batch[:middle]), *await self._write(batch[middle:])]
+        try:
+            path = await self._disk.call(lambda: self.spool.set_aside(batch[0]), WRITE_S)
+        except (OSError, TimeoutError, Busy) as trouble:
+            log.error("the database refuses record %s, which cannot be set aside: %r", batch[0].id, trouble)
+            return batch
         log.error("the database refuses record %s, kept in %s: %s", batch[0].id, path, error)
-        return True
+        return ()
 
     def _failed(self, error: Exception) -> None:
         if self.failing_since is None:
@@ -170,7 +175,7 @@ class Recorder:
         self.spooled = len(paths)
         for path in paths:
             records = await self._disk.call(lambda path=path: self.spool.load(path), WRITE_S)
-            if not await self._write(records):
+            if await self._write(records):  # the file stays whole: the writer ignores what it has
                 return
             await self._disk.call(path.unlink, WRITE_S)
             self.spooled -= 1

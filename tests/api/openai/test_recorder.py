@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from api.openai import recorder as module
+from api.openai.offloop import Busy
 from api.openai.recorder import Recorder, Spool, Unstorable
 from controller.core.records import RequestRecord, record_as_dict
 
@@ -167,6 +168,43 @@ async def test_a_record_the_database_refuses_is_set_aside(tmp_path: Path) -> Non
     fill(recorder, ["a", "b", "bad", "c", "d"])
     await recorder.flush()
     assert list(database.stored) == ["a", "b", "c", "d"]
+    assert recorder.spool.files() == []
+    assert orjson.loads((tmp_path / "bad.refused").read_bytes())["id"] == "bad"
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), TimeoutError(), Busy()])
+async def test_a_refused_record_that_cannot_be_set_aside_takes_no_other_with_it(
+    tmp_path: Path, at_once: None, error: Exception
+) -> None:
+    database = Database()
+
+    def write(records: Sequence[RequestRecord]) -> int:
+        if any(item.id == "bad" for item in records):
+            raise Unstorable("invalid input syntax")
+        return database.write(records)
+
+    class FullDisk(Spool):
+        full = True
+
+        def save(self, records: Sequence[RequestRecord]) -> Path:
+            saved.append([item.id for item in records])
+            if self.full:
+                self.full = False
+                raise error
+            return super().save(records)
+
+        def set_aside(self, record: RequestRecord) -> Path:
+            if len(saved) < 2:
+                raise error
+            return super().set_aside(record)
+
+    saved: list[list[str]] = []
+    recorder = Recorder(write, FullDisk(tmp_path))
+    fill(recorder, ["a", "b", "bad", "c", "d"])
+    await recorder.flush()  # the record stays in memory, then in the spool, and is set aside from there
+    assert saved == [["bad"], ["bad"]]
+    assert sorted(database.stored) == ["a", "b", "c", "d"]
+    assert (recorder.written, recorder.waiting) == (4, 0)
     assert recorder.spool.files() == []
     assert orjson.loads((tmp_path / "bad.refused").read_bytes())["id"] == "bad"
 
