@@ -32,13 +32,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can be asked for, so that nobody calls what it lacks."""
+    """What of an engine the gateway and the console go by, beyond what all of them do."""
 
-    priority: bool = True  # honours a per-request rank
-    abort_by_id: bool = False  # an explicit call; without it closing the connection aborts
-    sleep: bool = False  # frees and restores device memory
-    set_role: bool = False  # must be told to switch between prefill and decode; without it a role is mere routing
-    profile: bool = False  # tells its latency coefficients in /server_info
     handover: bool = False  # prefills for another engine, and goes on from KV that another one computed
     frees_kv: bool = False  # gives up the KV it keeps for another engine when it is told to, not only by a lease
     links: bool = False  # keeps links to its peers and tells how they are
@@ -141,8 +136,8 @@ class EngineError(SlacklineError):
 
 
 class NotSupported(SlacklineError):
-    """The adapter was asked for what its `capabilities` deny, or what its engine was not started for (`field`: the
-    engine's own option that is missing)."""
+    """The adapter was asked for what its engine cannot do, or was not started for (`field`: the engine's own option
+    that is missing)."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -167,7 +162,7 @@ class RoleRefused(SlacklineError):
 
 
 class Backend(Protocol):
-    """One serving engine. Every method may raise EngineError; what `capabilities` deny raises NotSupported."""
+    """One serving engine. Every method may raise EngineError; what its engine cannot do raises NotSupported."""
 
     spec: InstanceSpec
     capabilities: Capabilities

@@ -50,7 +50,7 @@ class FakeBackend:
     """Remembers every call in `calls`, every abort in `aborted`, and whose KV it was to free in `freed`. `link_reports`
     is what it says of its links."""
 
-    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True, handover=True, frees_kv=True, links=True)
+    capabilities = Capabilities(handover=True, frees_kv=True, links=True)
 
     def __init__(
         self,

@@ -25,9 +25,6 @@ class ReferenceBackend(VllmBackend):
 
     kind = "The reference engine"
     capabilities = Capabilities(
-        priority=True,
-        sleep=True,
-        profile=True,
         handover=True,
         frees_kv=True,
         links=True,

@@ -30,7 +30,7 @@ NOT_THERE = 404
 class SglangBackend(SglangControl):
     """One SGLang server. `/health` is never asked but to wake it: it generates a token, and a failed one sticks."""
 
-    capabilities = Capabilities(priority=True, abort_by_id=True, sleep=True, set_role=True, handover=True, paired=True)
+    capabilities = Capabilities(handover=True, paired=True)
 
     def __init__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits) -> None:
         super().__init__(spec, session, limits)

@@ -21,7 +21,7 @@ class VllmBackend(HttpBackend):
     """One vLLM server. `sleep` and `wake` need its development mode; a server without answers 404."""
 
     kind = "vLLM"
-    capabilities = Capabilities(priority=True, sleep=True, handover=True)
+    capabilities = Capabilities(handover=True)
 
     async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
         """The pull connectors' first leg: one token, no stream; the answer says where the KV waits."""

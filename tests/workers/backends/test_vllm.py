@@ -212,5 +212,5 @@ async def test_telemetry_reads_the_metrics_page(engine: Engine, session: aiohttp
 def test_names_and_capabilities() -> None:
     spec = InstanceSpec("e1", "demo", backend="reference")
     backend = backend_for(spec, None, Limits())  # type: ignore[arg-type]
-    assert backend.capabilities.profile
-    assert not VllmBackend.capabilities.profile
+    assert backend.capabilities.frees_kv
+    assert not VllmBackend.capabilities.frees_kv
