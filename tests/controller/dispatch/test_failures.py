@@ -1,5 +1,7 @@
 """Requests that fail, are cancelled, or whose instance goes away: where the dispatcher sends them next."""
 
+import pytest
+
 from controller.core import events as ev
 from controller.core.types import Load
 from controller.dispatch import build_dispatcher
@@ -52,6 +54,29 @@ def test_a_retry_waits_for_a_replacement_when_its_only_instance_is_gone():
     assert lost.actions == []
     assert lost.wake_at is not None
     assert sends(dispatcher.handle([up("b")], 3.0)) == [("r", "b")]
+
+
+def killed(at):
+    """A request with a waiting time of 2 s is at `a`, which is killed; `b` has come meanwhile."""
+    dispatcher = build_dispatcher("slackline")
+    assert sends(dispatcher.handle([up("a"), ev.Arrived(request("r", ttft=9.0, wait=2.0))], 0.0)) == [("r", "a")]
+    dispatcher.handle([up("b")], 0.1)
+    return dispatcher, dispatcher.handle([ev.InstanceDown("a"), ev.Failed("r", True, "killed")], at)
+
+
+@pytest.mark.parametrize("at", [2.0, 3.0])
+def test_who_has_no_waiting_time_left_when_its_engine_is_killed_ends_there(at):
+    """Decision 14: the waiting time bounds the queue, retries included; the first try does not stop its clock."""
+    dispatcher, reply = killed(at)
+    (dropped,) = reply.actions
+    assert isinstance(dropped, ev.Drop)
+    assert (dropped.decision.kind, dropped.decision.reason) == ("expire", "no_time_to_retry")
+    assert dropped.decision.figures == {"attempts": 1, "error": "killed", "instance": "a"}
+    assert (len(dispatcher.queue()), reply.wake_at) == (0, None)
+
+
+def test_who_has_waiting_time_left_when_its_engine_is_killed_goes_elsewhere():
+    assert sends(killed(1.9)[1]) == [("r", "b")]
 
 
 def test_failure_after_the_first_token_is_the_drivers_to_tell():
