@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
@@ -32,5 +33,9 @@ class DispatchConfig:
         for name in ("max_queue", "max_attempts", "scan_limit"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
+        for name in ("infeasible_margin", "traffic_window_s"):  # 0 would refuse all traffic, or forget it at once
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be a number above 0", field=name)
         if not 0 <= self.tightest_share < 1:
             raise ConfigError("tightest_share must lie in [0, 1)", field="tightest_share")

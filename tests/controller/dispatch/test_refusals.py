@@ -1,10 +1,13 @@
 """What the dispatcher refuses or drops, with field and figures that say why; and policy sets that are not built."""
 
+import math
+
 import pytest
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError, UnknownName
 from controller.dispatch import build_dispatcher
+from controller.dispatch.config import DispatchConfig
 from tests.controller.dispatch.fleet import kinds, request, sends, up
 
 
@@ -87,12 +90,24 @@ def test_a_class_that_may_be_late_is_not_refused():
         ({"pacing": {"window": 0}}, "window"),
         ({"order": {}}, "order"),
         ({"dispatch": {"engine_rank": "fast"}}, "engine_rank"),
+        ({"dispatch": {"infeasible_margin": 0}}, "infeasible_margin"),
+        ({"dispatch": {"infeasible_margin": -1.5}}, "infeasible_margin"),
+        ({"dispatch": {"traffic_window_s": 0}}, "traffic_window_s"),
+        ({"dispatch": {"traffic_window_s": -30.0}}, "traffic_window_s"),
         ({"ordering": {"name": "alphabetical"}}, "ordering"),
     ],
 )
 def test_bad_overrides_are_refused_by_name(overrides, field):
     with pytest.raises(ConfigError) as caught:
         build_dispatcher("fcfs_window", overrides)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["infeasible_margin", "traffic_window_s", "tightest_share"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_setting_that_is_no_number_is_refused(field, value):
+    with pytest.raises(ConfigError) as caught:
+        DispatchConfig(**{field: value})
     assert caught.value.field == field
 
 
