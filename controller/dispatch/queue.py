@@ -8,7 +8,7 @@ import sys
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from controller.core.messages import QueueRow
 from controller.core.policy import Admission, Cost, Ordering
@@ -337,13 +337,16 @@ class QueueView:
         return merged
 
     def pressure(self, limit: int, now: float) -> dict[str, tuple[int, float]]:
-        """Of each model with a queue: its length, and the largest wait / TTFT target of its `limit` most urgent."""
+        """Of each model with a queue: its length, and the largest wait / TTFT target of its `limit` most urgent.
+
+        Paused ones do not count: they wait for an operator, and no further instance would take them.
+        """
         found: dict[str, tuple[int, float]] = {}
         for model, queue in self._queues.items():
-            if len(queue):
-                first = [entry.request for entry in islice(queue.entries(), limit)]
+            if waiting := len(queue.ready) + len(queue.hopeless):
+                first = [entry.request for _, entry in islice(chain(queue.ready, queue.hopeless), limit)]
                 shares = [(now - r.arrival) / r.targets.ttft_s for r in first if r.targets.ttft_s > 0]
-                found[model] = (len(queue), max(shares, default=0.0))
+                found[model] = (waiting, max(shares, default=0.0))
         return found
 
     def ids(self) -> list[str]:

@@ -122,6 +122,17 @@ def test_commands_cancel_pause_resume_and_reprioritise():
     assert sends(dispatcher.handle([ev.Command("c3", "op", "resume", ("c",))], 0.4)) == [("c", "w")]
 
 
+def test_what_an_operator_paused_presses_nobody():
+    dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
+    dispatcher.handle([up(), ev.Arrived(request("first")), ev.Arrived(request("held", ttft=0.5))], 0.0)
+    dispatcher.handle([ev.Command("c1", "op", "pause", ("held",))], 0.0)
+    assert dispatcher.queue().pressure(8, 5.0) == {}
+    dispatcher.handle([ev.Arrived(request("waits", arrival=4.0, ttft=4.0))], 4.0)
+    assert dispatcher.queue().pressure(8, 5.0) == {"m": (1, pytest.approx(0.25))}
+    dispatcher.handle([ev.Command("c2", "op", "resume", ("held",))], 5.0)
+    assert dispatcher.queue().pressure(8, 5.0) == {"m": (2, pytest.approx(10.0))}
+
+
 def test_reprioritising_changes_the_order_and_lets_the_hopeless_go_first():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=1), ev.Arrived(request("a"))], 0.0)
