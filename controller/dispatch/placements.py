@@ -79,7 +79,7 @@ def by_arrival(stage: Prefilled) -> Order:
 
 
 def least_loaded(workers: Sequence[Worker]) -> Worker | None:
-    return min(workers, key=lambda w: (w.outstanding / max(1, w.spec.max_num_seqs), w.last_sent, w.id), default=None)
+    return min(workers, key=lambda w: (w.outstanding / max(1, w.max_num_seqs), w.last_sent, w.id), default=None)
 
 
 @MIGRATIONS.register("tpot_budget")

@@ -13,6 +13,7 @@ from controller.predict.online_fit import OnlineFit
 OBSERVE_EVERY_S = 0.1  # intervals closer together say nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
+UNSAID_SEQS = 32  # what a registration says of an endpoint's sequences where nobody said anything
 
 
 class Sent:
@@ -58,6 +59,7 @@ class Worker:
         self._odd = 0
         self._others = (0, 0)  # running and waiting requests that are not ours
         self._others_count = 0
+        self._says_seqs: int | None = None  # as the engine itself reports
 
     # ---- what policies read ---------------------------------------------------------------------------------------
 
@@ -74,14 +76,27 @@ class Worker:
         return len(self.running) + self._others[0]
 
     @property
+    def max_num_seqs(self) -> int:
+        """Sequences all gateways may have there: the smaller of what is configured and what the engine says."""
+        configured, says = self.spec.max_num_seqs, self._says_seqs
+        if says is None:
+            return configured
+        # An engine that we start is started with the configured number: where it says another, an operator has changed
+        # ours since. An endpoint that was registered without a number has the default, which is nobody's choice and
+        # must not hold back one that can do more; an operator who means it there cannot be told from that.
+        if configured == UNSAID_SEQS and self.spec.labels.get("provisioner", "static") == "static":
+            return says
+        return min(configured, says)
+
+    @property
     def slots(self) -> int:
         """Sequences this gateway may have at the engine at once."""
-        return max(1, math.floor(self.spec.max_num_seqs * self.share))
+        return max(1, math.floor(self.max_num_seqs * self.share))
 
     @property
     def free_slots(self) -> int:
         """Within this gateway's share, and within what others leave of the whole."""
-        ours, all_slots = len(self.waiting) + len(self.running), self.spec.max_num_seqs
+        ours, all_slots = len(self.waiting) + len(self.running), self.max_num_seqs
         return min(max(1, math.floor(all_slots * self.share)), all_slots - self._others_count) - ours
 
     def free_tokens(self) -> float:
@@ -96,7 +111,7 @@ class Worker:
 
     def utilisation(self) -> float:
         """0..1: the larger of sequence slots and KV blocks in use."""
-        slots = self.outstanding / max(1, self.spec.max_num_seqs)
+        slots = self.outstanding / max(1, self.max_num_seqs)
         kv = self.load.kv_usage if self.load else 0.0
         return min(1.0, max(slots, kv))
 
@@ -229,6 +244,7 @@ class Worker:
         """Telemetry. What stays above our own counts over two reports is somebody else's load."""
         previous = self.load
         self.load = load
+        self._says_seqs = load.max_num_seqs or self._says_seqs
         running = max(0, load.running - len(self.running))
         waiting = max(0, load.waiting - len(self.waiting))
         if previous is None:
@@ -238,8 +254,6 @@ class Worker:
             min(waiting, max(0, previous.waiting - len(self.waiting))),
         )
         self._others_count = sum(self._others)
-        if load.max_num_seqs:
-            self.spec.max_num_seqs = load.max_num_seqs
 
     def _leave_waiting(self, tokens: int) -> None:
         self.waiting_tokens -= tokens
