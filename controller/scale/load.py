@@ -41,7 +41,8 @@ class FleetObservation:
     """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown.
 
     `startable` false: there is nothing to make another instance of (no instance of ours to take as the pattern), or no
-    device is free for one; `held_by` says which.
+    device is free for one; `held_by` says which. `taken`: requests are, by instances of another role if by none of
+    `members`.
     """
 
     members: tuple[Member, ...]
@@ -53,9 +54,16 @@ class FleetObservation:
     queued: int = 0
     startable: bool = True
     held_by: str = "nothing_to_start"
+    taken: bool = False
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
-        return replace(self, processing_rate=rate)
+        """A deserted fleet's is known to be 0, which `processing_rate` cannot tell: refused requests never queue."""
+        return replace(self, processing_rate=0.0 if self.deserted else rate)
+
+    @property
+    def deserted(self) -> bool:
+        """No instance serves or is on its way: what arrives is refused at once."""
+        return not self.taken and not self.having("ready") and not self.having("starting")
 
     @property
     def stale(self) -> bool:

@@ -4,10 +4,11 @@ Load above `upper` adds an instance; load below `lower` for `sustain_s` drains o
 restarts after a decision and after a tick that is not below `lower`.
 
 Ours, where the paper is silent: bounds; a cool-down after each change, during which nothing is added, and nothing is
-added while the instances that still start would carry the load; scale-in drains before it stops, one
-instance at a time, the one with the least to do; a drain is taken back before a new instance is started; an instance is
-only given up if the rest would stay below `upper` with its load. A tick speaks for the interval that ends with it, so
-`sustain_s` = 3 at 1 s means three ticks. Cost: O(instances) a tick.
+added while the instances that still start would carry the load; scale-in drains before it stops, one instance at a
+time, the one with the least to do; a drain is taken back before a new instance is started; an instance is only given up
+if the rest would stay below `upper` with its load, the last one (`min_instances` 0) if nobody asks: with none left the
+same arrivals are overload, and the first of them starts an instance. A tick speaks for the interval that ends with it,
+so `sustain_s` = 3 at 1 s means three ticks. Cost: O(instances) a tick.
 
 A Decision is given for each tick that acts and each change of mind (wants to, but may not; telemetry stale; relieved).
 """
@@ -98,7 +99,9 @@ def _watched(config: ScalingConfig, state: ScalerState, seen: FleetObservation, 
     """The hold counts only time that was watched: a gap (no telemetry, the system was off) starts it anew."""
     gap = state.seen_at is None or now - state.seen_at > STALE_PERIODS * config.interval_s
     low_since = None if gap or state.low_since is None else state.low_since
-    if seen.load >= config.lower:
+    # Who had a fleet started from none comes back when it serves: before that the low load says nothing.
+    from_none = config.min_instances == 0 and not seen.having("ready")
+    if seen.load >= config.lower or from_none:
         low_since = None
     elif low_since is None:
         low_since = now
@@ -148,7 +151,7 @@ def _start(reason: str, instances: int, seen: FleetObservation) -> _Verdict:
 def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
     if seen.having("draining") or seen.having("starting") or _cooldown_left(config, state, now) > 0:
         return _Verdict("settling", [], "scale_hold")
-    if count > 1 and seen.load * count / (count - 1) > config.upper:
+    if (seen.load * count / (count - 1) > config.upper) if count > 1 else seen.arrival_rate > 0:
         return _Verdict("rest_would_exceed_upper", [], "scale_hold")
     return _drain(seen, "load_below_lower")
 

@@ -1,5 +1,7 @@
 """What gateways publish, merged into one look."""
 
+import math
+
 import pytest
 
 from controller.scale.observation import Row, observe, outstanding
@@ -16,8 +18,9 @@ def instance(id, utilisation=0.5, running=2, waiting=1):
 
 
 def message(*instances, at=NOW - 0.5, **other):
+    more = {"capacity": other.pop("capacity")} if "capacity" in other else {}
     models = other.pop("models", {"m": {**QUIET, **other}})
-    return {"at": at, "period_s": 1.0, "instances": list(instances), "models": models}
+    return {"at": at, "period_s": 1.0, "instances": list(instances), "models": models, **more}
 
 
 def look_at(rows, messages):
@@ -71,6 +74,32 @@ def test_another_models_traffic_is_not_this_ones():
 def test_a_model_nobody_asked_for_has_no_traffic():
     look = observe([READY], [message(instance("a", 0.1))], NOW, "unheard")
     assert (look.arrival_rate, look.load) == (0.0, pytest.approx(0.1))
+
+
+DRAINING, STARTING = Row("d", "draining", "ready", False), Row("s", "running", "pending", False)
+LOST_ONE = Row("e", "running", "unreachable", True)
+
+
+@pytest.mark.parametrize("rows", [[], [DRAINING], [LOST_ONE]])
+def test_arrivals_with_nobody_there_and_nobody_coming_are_overload(rows):
+    """H11. A gateway refuses them at once: nothing waits, and nothing is finished."""
+    look = look_at(rows, [message(arrival_rate=0.1)])
+    assert (look.queued, look.processing_rate, look.load) == (0, 0.0, math.inf)
+    assert look_at(rows, [message()]).load == 0.0, "nobody asks"
+
+
+def test_what_was_finished_by_an_instance_that_has_gone_is_no_rate_to_come():
+    assert look_at([], [message(arrival_rate=2.0, service_rate=2.0)]).load == math.inf
+
+
+def test_an_instance_on_its_way_is_waited_for():
+    assert look_at([STARTING], [message(arrival_rate=2.0)]).load == 0.0
+
+
+@pytest.mark.parametrize(("capacity", "load"), [("up", 0.0), ("coming", math.inf), ("none", math.inf)])
+def test_what_instances_of_another_role_serve_asks_for_none_of_this(capacity, load):
+    look = observe([], [message(arrival_rate=2.0, capacity={"m": capacity, "n": "up"})], NOW, "m", role="prefill")
+    assert look.load == load
 
 
 def test_what_waits_before_a_decode_instance_are_prefilled_requests():

@@ -7,6 +7,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerState, ScalingConfig, Undrain
+from controller.scale.observation import Row, observe
 
 NAN = float("nan")
 CONFIG = ScalingConfig(model="mid", min_instances=1, max_instances=8, upper=0.8, lower=0.3, sustain_s=3, cooldown_s=0)
@@ -163,9 +164,53 @@ def test_time_that_nobody_watched_does_not_count_as_low():
     assert [short(run.tick(fleet(0.2))) for _ in range(2)] == ["-", "in"]
 
 
+def look(*rows, arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0, utilisation=0.0):
+    """What one gateway tells of these instances."""
+    traffic = {"arrival_rate": arrival_rate, "service_rate": service_rate, "queued": queued}
+    waits = {"wait_over_slo": wait_over_slo, "migrating": 0, "migrate_wait_over_slo": 0.0}
+    told = [{"id": row.id, "utilisation": utilisation, "running": 0, "waiting": 0} for row in rows]
+    message = {"at": 0.0, "period_s": 1.0, "instances": told, "models": {"mid": {**traffic, **waits}}}
+    return observe(rows, [message], 0.0, "mid")
+
+
+READY, DRAINING = Row("a", "running", "ready", False), Row("a", "draining", "ready", False)
+STARTING = Row("a", "running", "pending", False)
+TO_ZERO = replace(CONFIG, min_instances=0)
+
+
 def test_arrivals_with_nothing_processed_scale_out():
-    run = Run()
-    assert run.tick(replace(fleet(0.1), arrival_rate=1.0, processing_rate=0.0)) == [ScaleOut(1)]
+    assert Run().tick(look(READY, arrival_rate=1.0, queued=3)) == [ScaleOut(1)]
+
+
+def test_a_fleet_of_none_comes_back_with_the_first_arrival():
+    run = Run(replace(TO_ZERO, cooldown_s=10))
+    assert [short(run.tick(look(READY))) for _ in range(3)] == ["-", "-", "in"]
+    assert [short(run.tick(look())) for _ in range(60)] == ["-"] * 60, "nobody asks"
+    assert run.tick(look(arrival_rate=0.1)) == [ScaleOut(1)]
+    assert run.tick(look(STARTING, arrival_rate=0.1, queued=1, wait_over_slo=9.0)) == [], "one is enough for now"
+    assert run.reasons() == ["load_below_lower", "load_above_upper", "settling"]
+
+
+def test_what_was_started_from_none_has_its_whole_hold_once_it_serves():
+    """A start takes longer than the hold, and who asked is told to ask again."""
+    run = Run(TO_ZERO)
+    assert run.tick(look(arrival_rate=0.1)) == [ScaleOut(1)]
+    assert [run.tick(look(STARTING)) for _ in range(20)] == [[]] * 20
+    assert [short(run.tick(look(READY))) for _ in range(3)] == ["-", "-", "in"]
+
+
+def test_the_last_one_is_taken_back_from_its_drain_when_somebody_asks():
+    assert Run(TO_ZERO).tick(look(DRAINING)) == []
+    assert Run(TO_ZERO).tick(look(DRAINING, arrival_rate=0.1)) == [Undrain("a")]
+
+
+def test_the_last_one_stays_while_anybody_asks():
+    """Without it the same arrivals would be overload: it would have to come back at once."""
+    run = Run(TO_ZERO)
+    seldom = look(READY, arrival_rate=0.1, service_rate=0.1, utilisation=0.02)
+    assert [run.tick(seldom) for _ in range(10)] == [[]] * 10
+    assert run.reasons() == ["rest_would_exceed_upper"]
+    assert run.tick(look(READY)) == [Drain("a")]
 
 
 def test_a_clock_set_back_stretches_no_cool_down():
