@@ -1,0 +1,40 @@
+"""From a gateway without any instance to the scaler: requests that it refuses are what brings a fleet of none back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from api.openai.status import fleet_message
+from controller.core.messages import FleetMessage
+from controller.core.snapshot import ComingConfig
+from controller.scale import FleetObservation, ScaleAction, ScaleOut, Scaler, ScalerState, ScalingConfig
+from controller.scale.observation import Row, observe
+from tests.api.openai.gateways import TestBed, completion, snapshot
+
+CONFIG = ScalingConfig("demo", min_instances=0, max_instances=2)
+STARTING = Row("new", "running", "pending", False)
+
+
+def seen(message: FleetMessage, *rows: Row) -> FleetObservation:
+    return observe(rows, [message], time.time(), "demo")
+
+
+def decided(look: FleetObservation) -> list[ScaleAction]:
+    return Scaler().decide(CONFIG, ScalerState(), look, 1000.0)[1]
+
+
+async def test_a_refused_request_starts_an_instance_and_the_next_waits_for_it() -> None:
+    none = snapshot(())
+    async with TestBed(none) as bed:
+        assert decided(seen(fleet_message(bed.gateway, 1, []))) == []
+        answer = await bed.ask(completion())
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        refused = seen(fleet_message(bed.gateway, 2, []))
+        assert (refused.arrival_rate, refused.queued) == (pytest.approx(0.1), 0)
+        assert decided(refused) == [ScaleOut(1)]
+        bed.gateway.configure(replace(none, version=none.version + 1, coming=(ComingConfig("new", "demo"),)))
+        assert (await bed.ask(completion(waiting_time=0.05))).status == 504, "it waited, in vain"
+        assert decided(seen(fleet_message(bed.gateway, 3, []), STARTING)) == []
