@@ -15,6 +15,7 @@ from celery import Celery
 from celery.signals import after_setup_logger, before_task_publish
 from django.conf import settings
 
+from workers.tasks.consuming import TakesMessages
 from workers.tasks.heartbeat import AnalysisLives
 from workers.tasks.logs import quieten
 from workers.tasks.names import (
@@ -76,7 +77,7 @@ app.conf.update(
 )
 
 
-app.steps["consumer"].add(AnalysisLives)
+app.steps["consumer"].update((AnalysisLives, TakesMessages))
 
 
 @after_setup_logger.connect

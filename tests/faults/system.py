@@ -72,9 +72,19 @@ class System:
             ended = self.process is not None and self.process.poll() is not None
             late = time.monotonic() - began > within_s
             if ended or late:
-                raise AssertionError(f"not within {within_s:g} s:\n{self.output.read_text()[-3000:]}")
+                raise AssertionError(f"not within {within_s:g} s:\n{self.report()}")
             time.sleep(0.1)
         return time.monotonic() - began
+
+    def report(self) -> str:
+        """What a reader of a failure needs before the folder is gone: each component's state, the ends of all logs."""
+        try:
+            health = requests.get(f"{self.console}/healthz", timeout=10).text
+        except requests.RequestException as error:
+            health = repr(error)
+        logs = sorted((self.folder / "logs").glob("*.log")) if self.folder.exists() else []
+        ends = [f"-- {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs]
+        return "\n".join([self.output.read_text()[-3000:], health, *ends])
 
     # -- processes -----------------------------------------------------------------------------------------------
 

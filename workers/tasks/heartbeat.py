@@ -31,7 +31,7 @@ def heartbeat() -> None:
 def sign_of_life(process: str) -> None:
     """Losing one is harmless: the next comes in two seconds, and while Redis is away nobody could read it."""
     try:
-        _redis().set(HEARTBEAT_KEY.format(process=process), time.time(), ex=TTL_S)
+        redis_client().set(HEARTBEAT_KEY.format(process=process), time.time(), ex=TTL_S)
     except redis.RedisError:
         return
 
@@ -57,7 +57,7 @@ class AnalysisLives(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 @cache
-def _redis() -> redis.Redis:
+def redis_client() -> redis.Redis:
     return redis.Redis.from_url(
         settings.REDIS_URL, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
     )

@@ -10,6 +10,7 @@ from controller.services.instances import instance_observe, instance_wish
 from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from workers.provisioners import Observed
+from workers.tasks import heartbeat
 
 
 class FakeProvisioner:
@@ -52,3 +53,10 @@ def two(policy):
         row = instance_wish(actor=SYSTEM, id=f"e{number}", model=policy.model, spec={"profile": "p", "seed": number})
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.READY, url=f"http://h:{number}")
     return ["e1", "e2"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_heartbeat_client():
+    heartbeat.redis_client.cache_clear()
+    yield
+    heartbeat.redis_client.cache_clear()

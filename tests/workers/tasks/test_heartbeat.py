@@ -1,23 +1,16 @@
 """Signs of life in a real Redis."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import redis
 from django.conf import settings
 
 from controller.core.messages import HEARTBEAT_KEY
+from tests.workers.tasks.consumers import Consumer
 from workers.tasks import heartbeat
 
 pytestmark = pytest.mark.db
-
-
-@pytest.fixture(autouse=True)
-def fresh_client():
-    heartbeat._redis.cache_clear()
-    yield
-    heartbeat._redis.cache_clear()
 
 
 def test_the_worker_leaves_the_time_and_it_expires():
@@ -33,22 +26,6 @@ def test_without_redis_it_gives_up_quietly(monkeypatch):
     began = time.monotonic()
     heartbeat.sign_of_life("beat")
     assert time.monotonic() - began < 5
-
-
-class Consumer:
-    """What of a Celery worker's consumer the step sees; its timer keeps what it was given."""
-
-    def __init__(self, *queues):
-        self.app = SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=dict.fromkeys(queues))))
-        self.timer = self
-        self.calls, self.cancelled = [], 0
-
-    def call_repeatedly(self, seconds, work, args):
-        self.calls.append((seconds, work, args))
-        return self
-
-    def cancel(self):
-        self.cancelled += 1
 
 
 def test_the_worker_of_long_jobs_lives_whatever_its_child_is_at():
