@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from controller.core.errors import ConfigError
+from controller.postgres.params import libpq_options
 from workers.environment import given
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -105,13 +106,16 @@ class Environment:
         parts = urlsplit(value)
         if not parts.path.strip("/"):
             raise ImproperlyConfigured(f"{name}: names no database (postgresql://user@host:5432/database)")
+        options = dict(parse_qsl(parts.query))
+        if strange := sorted(options.keys() - libpq_options()):
+            raise ImproperlyConfigured(f"{name}: no connection option of PostgreSQL: {', '.join(strange)}")
         return {
             "NAME": unquote(parts.path.strip("/")),
             "USER": unquote(parts.username or "postgres"),
             "PASSWORD": unquote(parts.password or ""),
             "HOST": parts.hostname or "",
             "PORT": parts.port or 5432,
-            "OPTIONS": dict(parse_qsl(parts.query)),
+            "OPTIONS": options,
         }
 
     def secret(self, name: str, kept_in: Path) -> str:

@@ -26,9 +26,10 @@ FLEET_TOKEN = _env.text("FLEET_TOKEN", "")  # what engines must hear before they
 GATEWAY_PORT = _env.whole("GATEWAY_PORT", 8080, 1, 65535)
 CONSOLE_PORT = _env.whole("CONSOLE_PORT", 8000, 1, 65535)
 GATEWAY_URL = _env.url("GATEWAY_URL", f"http://127.0.0.1:{GATEWAY_PORT}", ("http", "https"))
+GATEWAY_PUBLIC_URL = _env.url("GATEWAY_PUBLIC_URL", GATEWAY_URL, ("http", "https"))
 CONSOLE_URL = _env.url("CONSOLE_URL", f"http://127.0.0.1:{CONSOLE_PORT}", ("http", "https"))
 _embedded = embedded_ports(DATA_DIR) if ROLE == "manage" else {}  # for what is typed beside a running `make up`
-REDIS_URL = _env.url("REDIS_URL", f"redis://127.0.0.1:{_embedded.get('redis', 6379)}/0", ("redis", "rediss", "unix"))
+REDIS_URL = _env.url("REDIS_URL", f"redis://127.0.0.1:{_embedded.get('redis', 6379)}/0", ("redis", "rediss"))
 
 ALLOWED_HOSTS = _env.names("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = _env.names("CSRF_TRUSTED_ORIGINS")
@@ -60,9 +61,11 @@ TOKEN_PACING = _env.number("TOKEN_PACING", 0.0, 0.0, 1.0)  # share of the TPOT t
 BoundedConnection.patience_s = DATABASE_TIMEOUT_S if ROLE != "manage" else max(DATABASE_TIMEOUT_S, 600.0)
 _port = _embedded.get("postgres", 5432)
 _database = _env.database("DATABASE_URL", f"postgresql://postgres@127.0.0.1:{_port}/slackline")
-_database["OPTIONS"] |= {"connect_timeout": 5, "application_name": f"slackline-{ROLE}"}
+_options = {"connect_timeout": 5, "application_name": f"slackline-{ROLE}"} | _database["OPTIONS"]
 if ROLE in ("console", "gateway"):  # the server too gives up what its client no longer waits for
-    _database["OPTIONS"]["options"] = f"-c statement_timeout={int(DATABASE_TIMEOUT_S * 1000)}"
+    _ours = f"-c statement_timeout={int(DATABASE_TIMEOUT_S * 1000)}"
+    _options["options"] = f"{_options.get('options', '')} {_ours}".strip()
+_database["OPTIONS"] = _options
 if ROLE == "console":
     _database["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 2}
 DATABASES = {

@@ -16,10 +16,10 @@ case "$role" in
     ;;
   worker)
     SLACKLINE_ROLE=worker exec celery -A workers.celery:app worker -P prefork -c "${WORKER_CONCURRENCY:-2}" \
-      -Q "${WORKER_QUEUES:-control,actions,analysis}" -l INFO --without-gossip --without-mingle --without-heartbeat "$@"
+      -Q "${WORKER_QUEUES:-control,actions,analysis}" -l "${LOG_LEVEL:-INFO}" --without-gossip --without-mingle --without-heartbeat "$@"
     ;;
   beat)
-    SLACKLINE_ROLE=beat exec celery -A workers.celery:app beat -l INFO -s "$DATA_DIR/celerybeat-schedule" --pidfile= "$@"
+    SLACKLINE_ROLE=beat exec celery -A workers.celery:app beat -l "${LOG_LEVEL:-INFO}" -s "$DATA_DIR/celerybeat-schedule" --pidfile= "$@"
     ;;
   engine)
     exec python -m workers.engine --host 0.0.0.0 --port "${ENGINE_PORT:-8100}" "$@"

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.differences import changed_fields
+from console.numbers import number_of
 from console.paging import page_of
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
@@ -19,7 +20,6 @@ from controller.selectors.removals import removal
 from controller.selectors.roles import Role
 
 PAGE_ROWS = 50
-MOST_DIGITS = 18  # of a decision's number
 SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")
 
 
@@ -75,8 +75,8 @@ def changes_of(kind: str, row: Any) -> QuerySet[Decision]:
 
 def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[str, Any]:
     """Values before the recorded change that `?restore=` names, to undo it. `row`: a change of that one alone."""
-    wanted = request.GET.get("restore", "")
-    if not (wanted.isascii() and wanted.isdigit()) or len(wanted) > MOST_DIGITS:
+    wanted = number_of(request.GET.get("restore", ""))
+    if wanted is None:
         return {}
     found = Decision.objects.filter(pk=wanted, subject_type=subject_type)
     decision = (found if row is None else found.filter(outcome__id=row.pk)).first()

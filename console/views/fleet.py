@@ -18,6 +18,7 @@ from console import charts
 from console.access import allows
 from console.kept import Kept
 from console.live_view import merge_instances
+from console.numbers import number_of
 from console.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
 from console.sentences import sentence
 from console.views.instance_links import links_in_trouble, links_of
@@ -215,11 +216,11 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     """`action` of ACTIONS on `instance`, if it still is as the person saw it (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
     service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
-    version = request.POST.get("version", "")
-    if service is None or not version.isdigit():
+    version = number_of(request.POST.get("version", ""))
+    if service is None or version is None:
         raise BadRequest("action: drain, undrain, stop, load, sleep or wake; version: the one you saw")
     try:
-        service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=int(version))
+        service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
     except VersionConflict:
         messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
     except ValidationError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,15 +21,21 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from controller.core.messages import HEARTBEAT_KEY
+from controller.postgres.params import server_params
 
 CHECK_TIMEOUT_S = 2.0
 HEARTBEAT_OLD_S = 10.0  # one comes each 2 s; five lost are an outage
 PROCESSES = ("worker", "analysis", "beat")
 ENGINES = """
-SELECT count(*) FILTER (WHERE desired_state = 'running' AND observed_state = 'ready' AND weights = 'present'),
-       count(*) FILTER (WHERE desired_state = 'running' AND weights <> 'absent'),
-       (SELECT coalesce(sum(min_instances), 0) FROM scaling_policy WHERE enabled)
+SELECT id, model_id, role, observed_state = 'ready' AND weights = 'present'
 FROM instance
+WHERE desired_state = 'running' AND weights <> 'absent'
+"""
+LEAST = """
+SELECT scaling_policy.model_id, role, min_instances, name
+FROM scaling_policy JOIN served_model ON served_model.id = model_id
+WHERE enabled
+ORDER BY name, role
 """
 
 Component = dict[str, Any]
@@ -55,20 +62,12 @@ async def healthz(request: HttpRequest) -> JsonResponse:
 
 async def check_postgres() -> Component:
     """A connection of its own: the pool's may be the ones that hang."""
-    database = settings.DATABASES["default"]
-    connection = await psycopg.AsyncConnection.connect(
-        host=database["HOST"] or None,
-        port=database["PORT"] or None,
-        user=database["USER"] or None,
-        password=database["PASSWORD"] or None,
-        dbname=database["NAME"],
-        autocommit=True,
-        connect_timeout=int(CHECK_TIMEOUT_S),
-    )
+    params = server_params() | {"connect_timeout": int(CHECK_TIMEOUT_S)}
+    connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
     async with connection:
-        row = await (await connection.execute(ENGINES)).fetchone()
-    ready, total, least = row or (0, 0, 0)
-    return {"state": "ok", "engines": (int(ready), int(total), int(least))}
+        engines = await (await connection.execute(ENGINES)).fetchall()
+        least = await (await connection.execute(LEAST)).fetchall()
+    return {"state": "ok", "engines": engines, "least": least}
 
 
 async def check_redis() -> Component:
@@ -94,8 +93,7 @@ async def check_gateway() -> Component:
         body = await answer.json()
     if answer.status != 200:
         return {"state": "down", "detail": f"answers {answer.status}"}
-    serving = sum(state == "up" for state in body["instances"].values())
-    return {"state": "ok", "serving": serving}
+    return {"state": "ok", "serving": {name for name, state in body["instances"].items() if state == "up"}}
 
 
 def heartbeat_state(redis: Component, process: str) -> Component:
@@ -110,20 +108,26 @@ def heartbeat_state(redis: Component, process: str) -> Component:
 
 
 def engines_state(postgres: Component, gateway: Component) -> Component:
-    """Ready: those the gateway can send to. Enough: as many as the scaling policies' lower bounds, at least one.
+    """Ready: those the gateway can send to. Enough: of each model and role its policy's lower bound, one at least.
 
-    Not all that are wanted: an instance that the scaler has just asked for must not turn a serving fleet unready.
+    Not all that are wanted: an instance that the scaler has just asked for must not turn a serving fleet unready. Many
+    of one role do not make up for none of another.
     """
     if postgres["state"] != "ok" or gateway["state"] != "ok":
         return {"state": "unknown", "detail": "PostgreSQL or gateway is away"}
-    ready, total, least = postgres["engines"]
-    ready = min(ready, gateway["serving"])
-    needed = max(1, least)
+    ready = Counter((model, role) for id, model, role, well in postgres["engines"] if well and id in gateway["serving"])
+    missing = [
+        f"{ready[model, role]} of {least} ready ({name}, {role})"
+        for model, role, least, name in postgres["least"]
+        if ready[model, role] < least
+    ]
+    if not ready and not missing:
+        missing = ["none ready"]
     return {
-        "state": "ok" if ready >= needed else "down",
-        "ready": ready,
-        "total": total,
-        "detail": "" if ready >= needed else f"{ready} of {max(total, needed)} ready",
+        "state": "down" if missing else "ok",
+        "ready": ready.total(),
+        "total": len(postgres["engines"]),
+        "detail": ", ".join(missing),
     }
 
 

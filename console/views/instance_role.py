@@ -9,6 +9,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from console.access import allows
+from console.numbers import number_of
 from console.role_change import Prospect, prospects
 from controller.models import Instance
 from controller.selectors import catalogue
@@ -28,16 +29,16 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     found = prospects_of(row)
     if request.method == "GET":
         return render(request, "console/instance_role.html", {"row": row, "prospects": found})
-    chosen, version = request.POST.get("role", ""), request.POST.get("version", "")
+    chosen, version = request.POST.get("role", ""), number_of(request.POST.get("version", ""))
     prospect = next((each for each in found if each.role == chosen), None)
-    if not version.isdigit() or (prospect is None and chosen != row.role):
+    if version is None or (prospect is None and chosen != row.role):
         raise BadRequest("role: collocated, prefill or decode; version: the one you saw")
     if prospect is not None and prospect.refused:
         messages.error(request, f"Nothing was done. {prospect.refused}")
         return redirect("instance-role", row.pk)
     actor = Actor.person(request.user.get_username())
     try:
-        action = role_ask(actor=actor, instance_id=row.pk, role=chosen, version=int(version))
+        action = role_ask(actor=actor, instance_id=row.pk, role=chosen, version=version)
     except VersionConflict:
         messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
     except ValidationError as error:

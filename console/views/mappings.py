@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
 from console.forms import LevelFormSet, MappingForm
+from console.numbers import number_of
 from console.removed import says_if_removed
 from console.typed import data_of
 from console.views.changes import before_of
@@ -130,8 +131,9 @@ def show_level_errors(form: MappingForm, levels: Any, error: ValidationError) ->
     rest: dict[str, list[str]] = {}
     for name, texts in named.items():
         parts = name.split(".")
-        if len(parts) == 3 and parts[1].isdigit() and int(parts[1]) < len(levels.forms):
-            levels.forms[int(parts[1])].add_error(parts[2], texts)
+        level = number_of(parts[1]) if len(parts) == 3 else None
+        if level is not None and level < len(levels.forms):
+            levels.forms[level].add_error(parts[2], texts)
         else:
             rest[name] = texts
     if rest:

@@ -51,7 +51,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         "decisions": [as_item(decision) for decision in decisions.newest(DECISIONS_SHOWN)],
         "charts": CHARTS,
         "blank_row": BLANK_ROW,
-        "gateway_url": settings.GATEWAY_URL,
+        "gateway_url": settings.GATEWAY_PUBLIC_URL,
         "now": now,
         "dense": len(shown["instances"]) > CARDS_MAX,
     }

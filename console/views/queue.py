@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
+from console.numbers import number_of
 from console.queue_all import Order, Telling, matching
 from console.queue_view import window_of
 from controller.selectors import decisions
@@ -176,8 +177,8 @@ def not_known(count: int, done: str) -> str:
 
 
 def priority_of(request: HttpRequest) -> int | None:
-    given = request.POST.get("priority", "")
-    return int(given) if given.isascii() and given.isdigit() and int(given) <= PRIORITY_MAX else None
+    given = number_of(request.POST.get("priority", ""))
+    return given if given is not None and given <= PRIORITY_MAX else None
 
 
 def say(kind: str, outcome: Mapping[str, Any], lost: str = "") -> str:

@@ -21,6 +21,7 @@ from controller.core.types import Outcome
 from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
+from controller.postgres.params import server_params
 from controller.services.kv_transfers import kv_transfers_write
 
 _INT_MAX = 2**31 - 1
@@ -58,15 +59,7 @@ _ROLL_UP = sql.SQL(
 
 def records_connection(patience_s: float = 10.0) -> BoundedConnection:
     """A connection of its own for one writer thread, that gives up on a hanging server after `patience_s`."""
-    from django.db import connection
-
-    params = connection.get_connection_params()
-    kept = ("host", "port", "user", "password", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey")
-    own = BoundedConnection.connect(
-        **{name: params[name] for name in kept if name in params},
-        connect_timeout=5,
-        application_name="slackline-records",
-    )
+    own = BoundedConnection.connect(**(server_params() | {"application_name": "slackline-records"}))
     own.patience_s = patience_s
     return own
 

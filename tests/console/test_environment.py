@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[2]
         (lambda env: env.database("X", ""), "mysql://host/name"),
         (lambda env: env.database("X", ""), "postgresql://host"),
         (lambda env: env.database("X", ""), "postgresql://host:port/name"),
+        (lambda env: env.database("X", ""), "postgresql://host/name?sslmod=require"),
         (lambda env: env.mapping("X"), "[1]"),
         (lambda env: env.mapping("X"), "{"),
     ],
@@ -57,6 +59,21 @@ def test_a_database_url_is_taken_apart():
         "PORT": 6543,
         "OPTIONS": {"sslmode": "require"},
     }
+
+
+@pytest.mark.parametrize("role", ["console", "gateway", "worker"])
+def test_what_a_database_url_says_of_the_connection_is_added_to_and_not_replaced(role):
+    url = "postgresql://me@db.example/slack?options=-csearch_path%3Dsl&connect_timeout=9&sslmode=require"
+    read = "from django.conf import settings; print(settings.DATABASES['default']['OPTIONS'])"
+    told = {"DATABASE_URL": url, "SLACKLINE_ROLE": role, "DJANGO_SETTINGS_MODULE": "console.settings"}
+    environ = {**os.environ, **told}
+    said = subprocess.run(
+        [sys.executable, "-c", read], env=environ, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    options = ast.literal_eval(said.stdout)
+    assert (options["connect_timeout"], options["sslmode"]) == ("9", "require")
+    assert options["options"].startswith("-csearch_path=sl")
+    assert ("statement_timeout=5000" in options["options"]) == (role != "worker")
 
 
 def test_a_secret_may_come_from_a_file(tmp_path):

@@ -21,7 +21,7 @@ from api.throttle import _LocalThrottle
 from tests import factories
 
 NUL = "\x00"
-TEXTS = (f"a{NUL}b", "\ud800", "😀" * 80, "'; --", "-1", "NaN", "1e400", "9" * 40)
+TEXTS = (f"a{NUL}b", "\ud800", "😀" * 80, "'; --", "-1", "NaN", "1e400", "9" * 40, "²", "9" * 5000)
 TYPED = (f"a{NUL}b", "😀" * 80, "1e400", "9" * 40)  # where each costs a whole form
 MOMENTS = ("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59.999999-23:59")
 NUMBERS = ("0", "9223372036854775808", "9" * 40)

@@ -112,3 +112,15 @@ def test_the_build_of_the_image_is_where_it_says():
         context = (ROOT / "docker" / build["context"]).resolve()
         assert context == ROOT
         assert (context / build["dockerfile"]).is_file()
+
+
+def test_a_gateway_made_anew_finds_its_spool():
+    """Without a name it takes its host's, which is another in each container."""
+    assert OURS["gateway"][1:] == ["--name", "gateway-1"]
+    assert any(volume.endswith(":/var/lib/slackline/data") for volume in SERVICES["gateway"]["volumes"])
+
+
+def test_pages_name_an_address_that_people_reach():
+    told = SERVICES["console"]["environment"]
+    assert told["GATEWAY_PUBLIC_URL"] == "http://localhost:8080"
+    assert "127.0.0.1:8080:8080" in SERVICES["gateway"]["ports"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from workers.environment import given
 from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
 from workers.supervisor.settings import Settings
@@ -76,10 +77,10 @@ def processes(settings: Settings, env: Mapping[str, str]) -> list[Spec]:
     return [
         _spec(settings, env, "gateway", ("api.openai", "--port", str(settings.gateway_port)), GATEWAY_DRAIN_S),
         _spec(settings, env, "console", _console(settings.console_port), 8.0),
-        _spec(settings, env, "worker", _worker("control,actions"), 10.0),
+        _spec(settings, env, "worker", _worker(env, "control,actions"), 10.0),
         # An experiment in the middle goes on at the next start, from the last run that ended: no need to wait for it.
-        _spec(settings, env, "analysis", _worker("analysis"), 2.0),
-        _spec(settings, env, "beat", _beat(settings.data_dir), 5.0),
+        _spec(settings, env, "analysis", _worker(env, "analysis"), 2.0),
+        _spec(settings, env, "beat", _beat(env, settings.data_dir), 5.0),
     ]
 
 
@@ -115,22 +116,27 @@ def _console(port: int) -> tuple[str, ...]:
     )
 
 
-def _worker(queues: str) -> tuple[str, ...]:
+def _log_level(env: Mapping[str, str]) -> str:
+    """Celery sets the root logger's level itself, whatever Django's settings say."""
+    return given(env, "LOG_LEVEL") or "INFO"
+
+
+def _worker(env: Mapping[str, str], queues: str) -> tuple[str, ...]:
     # One prefork child: it keeps time limits (threads ignore them), and costs one child's memory.
     return (
         *("celery", "-A", "workers.celery:app", "worker", "-P", "prefork", "-c", "1", "-Q", queues),
-        *("-l", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+        *("-l", _log_level(env), "--without-gossip", "--without-mingle", "--without-heartbeat"),
     )
 
 
-def _beat(data_dir: Path) -> tuple[str, ...]:
+def _beat(env: Mapping[str, str], data_dir: Path) -> tuple[str, ...]:
     return (
         "celery",
         "-A",
         "workers.celery:app",
         "beat",
         "-l",
-        "INFO",
+        _log_level(env),
         "-s",
         str(data_dir / "celerybeat-schedule"),
         "--pidfile=",

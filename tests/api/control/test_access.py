@@ -10,7 +10,7 @@ from rest_framework.test import APIRequestFactory, force_authenticate
 
 from api.control.base import ControlView
 from api.control.urls import urlpatterns
-from controller.models import ApiKey, Decision, Tenant
+from controller.models import ApiKey, SLOClass, Tenant
 from tests import factories
 from tests.api.control.conftest import ROOT, Caller
 
@@ -208,7 +208,7 @@ def test_a_browser_needs_the_csrf_token_to_write(operator):
     operator.client.handler.enforce_csrf_checks = True
     answer = operator.post("/slo-classes", {"name": "a", "ttft_s": 1, "tpot_s": 0.1})
     assert answer.status_code == 403
-    assert not Decision.objects.exists()
+    assert not SLOClass.objects.filter(name="a").exists()
 
 
 def test_a_key_needs_no_csrf_token_and_writes_nothing(tenant_key):

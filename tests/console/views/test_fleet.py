@@ -144,7 +144,9 @@ def test_actions_are_wishes_and_audited(operator, live_store):
     assert Decision.objects.filter(subject=row.pk).count() == 2
 
 
-@pytest.mark.parametrize("bad", [{"action": "explode"}, {"version": ""}, {"version": "x"}])
+@pytest.mark.parametrize(
+    "bad", [{"action": "explode"}, {"version": ""}, {"version": "x"}, {"version": "²"}, {"version": "9" * 5000}]
+)
 def test_nonsense_does_nothing(operator, bad):
     row = factories.instance()
     data = {"instance": row.pk, "version": row.version, "action": "stop", **bad}

@@ -15,29 +15,42 @@ from tests.factories import instance, scaling_policy, served_model
 OK = {"state": "ok"}
 
 
-def engines(ready, total, least, serving):
-    return health.engines_state({**OK, "engines": (ready, total, least)}, {**OK, "serving": serving})
+def engines(wanted, serving, *least):
+    """`wanted`: of each instance a letter for its role, capital when it is ready. `least`: policies by letter."""
+    rows = [(f"{n}", 1, letter.lower(), letter.isupper()) for n, letter in enumerate(wanted)]
+    bounds = [(1, role, count, "demo") for role, count in least]
+    return health.engines_state(
+        {**OK, "engines": rows, "least": bounds}, {**OK, "serving": {f"{n}" for n in range(serving)}}
+    )
 
 
 @pytest.mark.parametrize(
-    ("ready", "total", "least", "serving", "state"),
+    ("wanted", "serving", "least", "state"),
     [
-        (2, 2, 2, 2, "ok"),
-        (1, 2, 2, 1, "down"),
-        (2, 2, 2, 1, "down"),  # the gateway does not reach one
-        (2, 3, 2, 2, "ok"),  # the scaler has asked for a third
-        (0, 0, 0, 0, "down"),  # nothing serves
-        (1, 1, 0, 1, "ok"),
+        ("CC", 2, [("c", 2)], "ok"),
+        ("Cc", 2, [("c", 2)], "down"),
+        ("CC", 1, [("c", 2)], "down"),  # the gateway does not reach one
+        ("CCc", 2, [("c", 2)], "ok"),  # the scaler has asked for a third
+        ("", 0, [], "down"),  # nothing serves
+        ("C", 1, [("c", 0)], "ok"),
+        ("C", 1, [], "ok"),
+        ("PP", 2, [("p", 1), ("d", 1)], "down"),  # two that prefill, none that decodes
+        ("PD", 2, [("p", 1), ("d", 1)], "ok"),
     ],
 )
-def test_enough_engines_must_be_reached_by_the_gateway(ready, total, least, serving, state):
-    assert engines(ready, total, least, serving)["state"] == state
+def test_enough_engines_of_each_kind_must_be_reached_by_the_gateway(wanted, serving, least, state):
+    assert engines(wanted, serving, *least)["state"] == state
+
+
+def test_the_kind_that_is_missing_is_named():
+    said = engines("PP", 2, ("p", 1), ("d", 1))
+    assert said == {"state": "down", "ready": 2, "total": 2, "detail": "0 of 1 ready (demo, d)"}
 
 
 def test_engines_are_unknown_while_the_database_or_the_gateway_is_away():
     away = {"state": "down"}
-    assert health.engines_state(away, {**OK, "serving": 1})["state"] == "unknown"
-    assert health.engines_state({**OK, "engines": (1, 1, 1)}, away)["state"] == "unknown"
+    assert health.engines_state(away, {**OK, "serving": {"0"}})["state"] == "unknown"
+    assert health.engines_state({**OK, "engines": [], "least": []}, away)["state"] == "unknown"
 
 
 @pytest.mark.parametrize(("age_s", "state"), [(1.0, "ok"), (11.0, "down"), (None, "down")])

@@ -61,7 +61,14 @@ def test_the_second_of_two_operators_changes_nothing(operator, row):
 
 
 @pytest.mark.parametrize(
-    "form", [{"role": "chef", "version": "1"}, {"role": "decode"}, {"role": "decode", "version": "x"}]
+    "form",
+    [
+        {"role": "chef", "version": "1"},
+        {"role": "decode"},
+        {"role": "decode", "version": "x"},
+        {"role": "decode", "version": "²"},
+        {"role": "decode", "version": "9" * 5000},
+    ],
 )
 def test_nonsense_is_refused(operator, row, form):
     assert operator.post(reverse("instance-role", args=[row.pk]), form).status_code == 400

@@ -89,7 +89,7 @@ def test_a_new_priority_is_told_and_recorded(operator, live_store):
     assert Decision.objects.get(kind="queue_reprioritise").inputs["priority"] == 3
 
 
-@pytest.mark.parametrize("priority", ["", "-1", "high", "1001", "１"])
+@pytest.mark.parametrize("priority", ["", "-1", "high", "1001", "１", "²", "9" * 5000])
 def test_a_priority_that_is_none_is_refused(operator, live_store, priority):
     form = {"kind": "reprioritise", "request": ["req-1"], "priority": priority}
     assert operator.post("/queue/command/", form).status_code == 400

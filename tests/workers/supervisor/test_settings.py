@@ -74,6 +74,13 @@ def test_all_processes_go_by_the_same_files(tmp_path):
     assert not [path for name in SECRETS if (path := tmp_path / name.lower()).exists()], "made beside what is given"
 
 
+@pytest.mark.parametrize(("environ", "level"), [({}, "INFO"), ({"LOG_LEVEL": "DEBUG"}, "DEBUG")])
+def test_workers_and_beat_log_at_the_level_that_is_asked_for(tmp_path, environ, level):
+    specs = plan.processes(settings_from({"DATA_DIR": str(tmp_path)}), environ)
+    told = {spec.name: spec.argv[spec.argv.index("-l") + 1] for spec in specs if "celery" in spec.argv}
+    assert told == dict.fromkeys(("worker", "analysis", "beat"), level)
+
+
 def test_addresses_behind_a_proxy_are_kept(tmp_path, capsys):
     environ = {"CONSOLE_URL": "https://slackline.example/", "GATEWAY_URL": "https://llm.example", "GATEWAY_PORT": "81"}
     settings = settings_from({**environ, "DATA_DIR": str(tmp_path), "ALLOWED_HOSTS": "slackline.example, 127.0.0.1"})
