@@ -19,7 +19,7 @@ UNSAID_SEQS = 32  # what a registration says of an endpoint's sequences where no
 class Sent:
     """A request that is at an engine. `produced` output tokens so far; first_at None while it waits for its prefill."""
 
-    __slots__ = ("assumed", "at", "binds", "first_at", "mark", "prefill_s", "produced", "rank", "request")
+    __slots__ = ("assumed", "at", "binds", "first_at", "mark", "prefill_s", "produced", "rank", "request", "to_come")
 
     def __init__(self, request: Request, at: float, rank: int, prefill_s: float) -> None:
         self.request = request
@@ -30,6 +30,7 @@ class Sent:
         self.assumed = False  # its first token was not seen, only expected by now
         self.first_at: float | None = None
         self.produced = 0
+        self.to_come = 0  # output tokens that are predicted and have not come
         self.mark: tuple[float, int, int, int, int, int] | None = None  # last progress: see Worker.progress
 
 
@@ -182,7 +183,8 @@ class Worker:
         self.waiting[request.id] = sent
         self.waiting_tokens += tokens
         self.waiting_squares += tokens * tokens
-        self.expected_tokens += self.kv_need(request) - tokens
+        sent.to_come = self.kv_need(request) - tokens
+        self.expected_tokens += sent.to_come
         sent.binds = binds and self.decodes and request.output_tokens > 1  # one token has no pace to keep
         if sent.binds:
             self._tpots[request.targets.tpot_s] += 1
@@ -212,7 +214,9 @@ class Worker:
         grown = tokens - sent.produced
         sent.produced = tokens
         self.context_tokens += grown
-        self.expected_tokens = max(0, self.expected_tokens - grown)
+        foreseen = min(grown, sent.to_come)  # an answer longer than predicted takes nothing from the others' share
+        sent.to_come -= foreseen
+        self.expected_tokens -= foreseen
         if sent.assumed:
             return
         if sent.mark is None or now - self._observed_at >= OBSERVE_EVERY_S:
@@ -235,9 +239,7 @@ class Worker:
             self._tpots[tpot] -= 1
             if self._tpots[tpot] <= 0:
                 del self._tpots[tpot]
-        self.expected_tokens = max(0, self.expected_tokens - max(0, sent.request.output_tokens - sent.produced))
-        if not self.waiting and not self.running:
-            self.expected_tokens = 0
+        self.expected_tokens -= sent.to_come
         return sent
 
     def observe_load(self, load: Load) -> None:
@@ -245,15 +247,17 @@ class Worker:
         previous = self.load
         self.load = load
         self._says_seqs = load.max_num_seqs or self._says_seqs
-        running = max(0, load.running - len(self.running))
-        waiting = max(0, load.waiting - len(self.waiting))
         if previous is None:
             return
-        self._others = (
-            min(running, max(0, previous.running - len(self.running))),
-            min(waiting, max(0, previous.waiting - len(self.waiting))),
-        )
+        now, then = self._not_ours(load), self._not_ours(previous)
+        self._others = (min(now[0], then[0]), min(now[1], then[1]))
         self._others_count = sum(self._others)
+
+    def _not_ours(self, load: Load) -> tuple[int, int]:
+        """Running and waiting beyond our own. An engine counts what it prefills as running; here that still waits."""
+        prefilling = max(0, len(self.waiting) - load.waiting)
+        running = max(0, load.running - len(self.running) - prefilling)
+        return running, max(0, load.waiting - len(self.waiting))
 
     def _leave_waiting(self, tokens: int) -> None:
         self.waiting_tokens -= tokens
