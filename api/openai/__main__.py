@@ -6,6 +6,7 @@ With `--snapshot FILE` it runs alone: configuration from the file, records into 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
@@ -15,9 +16,11 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import GatewayOptions
+from api.openai.server import Server
 from api.openai.service import Service, Store
 from controller.core.errors import ConfigError
 from workers.settings_check import REFUSED, require_settings
@@ -70,7 +73,7 @@ def _refused(error: ConfigError) -> int:
 
 
 def serve(service: Service, host: str, port: int) -> None:
-    uvicorn.run(
+    config = uvicorn.Config(
         OpenAIApp(service.start, service.stop),
         host=host,
         port=port,
@@ -85,8 +88,12 @@ def serve(service: Service, host: str, port: int) -> None:
         proxy_headers=False,  # nobody asks where a client is, and looking costs a layer around each request
         backlog=8192,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=GRACE_S,
     )
+    server = Server(config, service, GRACE_S)
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
+        server.run()
+    if not server.started:
+        sys.exit(STARTUP_FAILURE)
 
 
 def _store(snapshot: Path | None) -> Store:

@@ -23,7 +23,7 @@ from api.openai.asgi import (
     respond,
     respond_error,
 )
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, shutting_down
 from api.openai.flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.gateway import Gateway
 from api.openai.responses_request import parse_response_request
@@ -116,7 +116,12 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
     """Completions, chat completions and responses, streamed and not."""
     path = scope["path"]
     tenant = gateway.tenant(header(scope, b"authorization"))
-    raw = await read_body(scope, receive)
+    try:
+        raw = await read_body(scope, receive)
+    except asyncio.CancelledError:  # the server's grace is over, and its own words would be a bare 500
+        if not gateway.closing:
+            raise
+        raise shutting_down() from None
     arrival = gateway.clock()
     if len(raw) > (HEAVY_COUNTED_BYTES if gateway.tokenizers else HEAVY_BYTES):
         parsed = await asyncio.to_thread(_parse, path, raw, gateway)

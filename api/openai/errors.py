@@ -67,6 +67,10 @@ class ApiError(SlacklineError):
         return [*self.about, (b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
 
 
+def shutting_down() -> ApiError:
+    return ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
+
+
 MOST_SAID = 2_000  # characters of an engine's refusal
 _REFUSED = {404: "model_not_found", 413: "request_too_large"}
 

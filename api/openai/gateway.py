@@ -15,7 +15,7 @@ import aiohttp
 from api.openai import responses_stream
 from api.openai.asgi import Send
 from api.openai.auth import KeyRing
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, shutting_down
 from api.openai.fleet import Fleet
 from api.openai.flight import Flight
 from api.openai.instruments import Instruments
@@ -104,13 +104,15 @@ class Gateway:
         if self.snapshot is None:
             raise ApiError("no_capacity", "The gateway has no configuration yet.", retry_after_s=2)
         if self.closing:
-            raise ApiError("shutting_down", "The gateway is shutting down.", retry_after_s=2)
+            raise shutting_down()
         tenant, key = self.keys.tenant(authorization, time.time())
         self.used_keys.add(key.id)
         return tenant
 
     def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
+        if self.closing:  # since its key was looked at
+            raise shutting_down()
         request, applied = self._request(parsed, tenant, arrival)
         arrived_wall = time.time() - (self.clock() - arrival)
         translation = None

@@ -179,7 +179,7 @@ def _cause(flight: Flight, outcome: Outcome, outlook: Outlook, code: str, queue_
     if outlook.attained or outcome is Outcome.CANCELLED:
         return ""
     if outcome is Outcome.CUT:
-        return "engine_cut"
+        return code if code == "shutting_down" else "engine_cut"
     if outcome is not Outcome.OK:
         return _decided(flight) or code or outcome.value
     if not flight.streamed and not outlook.ttft_met:

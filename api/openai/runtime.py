@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.errors import ApiError, engine_refusal
+from api.openai.errors import ApiError, engine_refusal, shutting_down
 from api.openai.flight import Flight, Phase, Unreadable
 from api.openai.handoff import Handoff
 from api.openai.refusals import refusal
@@ -331,6 +331,14 @@ class Runtime:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a request's task failed", exc_info=error)
+
+    def give_up(self) -> None:
+        """The gateway stops: whatever is still open ends, with its record, in words that its client understands."""
+        for flight in list(self.flights.values()):
+            started = flight.phase == Phase.STARTED
+            outcome = Outcome.CUT if started else Outcome.FAILED if flight.sends else Outcome.REFUSED
+            self.push(ev.Cancelled(flight.request.id))
+            self._refuse(flight, outcome, shutting_down(), started=started)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for open writes at shutdown."""

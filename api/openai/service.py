@@ -65,10 +65,25 @@ class Service:
         self._keep("publisher", publisher.run)
         self._keep("commands", lambda: follow(live, publisher.command, self._config.notice))
 
-    async def stop(self) -> None:
-        """Nothing new comes in any more; what is recorded reaches the database or the spool."""
+    def close(self) -> None:
+        """Nothing new is let in from now on; what is open goes on."""
         if self.gateway is not None:
             self.gateway.closing = True
+
+    @property
+    def busy(self) -> bool:
+        return self.gateway is not None and bool(self.gateway.runtime.flights)
+
+    def give_up(self) -> None:
+        """What is still open ends here."""
+        if self.gateway is not None:
+            self.gateway.runtime.give_up()
+
+    async def stop(self) -> None:
+        """Nothing new comes in any more; what is recorded reaches the database or the spool."""
+        self.close()
+        self.give_up()
+        if self.gateway is not None:
             await self.gateway.runtime.drain(2.0)
         await _end(self._tasks)
         await self._recorder.close()

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +52,9 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
 
 
 class GatewayProcess:
-    def __init__(self, folder: Path, key: ApiKey, secret: str) -> None:
+    """`program`: what Python runs, if not the gateway as it is."""
+
+    def __init__(self, folder: Path, key: ApiKey, secret: str, program: Sequence[str] = ("-m", "api.openai")) -> None:
         self.folder, self.key, self.secret = folder, key, secret
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -66,7 +68,7 @@ class GatewayProcess:
             "DJANGO_SETTINGS_MODULE": "console.settings",
             "TELEMETRY_PERIOD_S": "0.2",
         }
-        command = [sys.executable, "-m", "api.openai", "--port", str(self.port), "--name", self.name]
+        command = [sys.executable, *program, "--port", str(self.port), "--name", self.name]
         with (folder / "gateway.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         try:
@@ -103,8 +105,8 @@ def engines() -> Iterator[list[EngineProcess]]:
         yield [first, second]
 
 
-@pytest.fixture
-def gateway(tmp_path: Path, engines: list[EngineProcess], transactional_db: None) -> Iterator[GatewayProcess]:
+def gateway_over(folder: Path, engines: Sequence[EngineProcess], *program: Sequence[str]) -> GatewayProcess:
+    """Over engines that serve `demo`."""
     chat = slo_class_create(actor=SYSTEM, name="chat", ttft_s=5.0, tpot_s=1.0, waiting_time_s=20.0)
     tenant = tenant_create(actor=SYSTEM, name="acme", default_class=chat)
     model = served_model_create(actor=SYSTEM, name="demo")
@@ -112,7 +114,12 @@ def gateway(tmp_path: Path, engines: list[EngineProcess], transactional_db: None
         instance_register(actor=SYSTEM, id=f"e{index}", model=model, url=engine.url, backend="reference")
         instance_observe(instance_id=f"e{index}", observed_state=Instance.Observed.READY, at=timezone.now())
     new = api_key_create(actor=SYSTEM, tenant=tenant, name="test")
-    process = GatewayProcess(tmp_path, new.key, new.secret)
+    return GatewayProcess(folder, new.key, new.secret, *program)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, engines: list[EngineProcess], transactional_db: None) -> Iterator[GatewayProcess]:
+    process = gateway_over(tmp_path, engines)
     yield process
     process.stop()
 

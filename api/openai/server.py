@@ -1,0 +1,35 @@
+"""uvicorn, but for its end. By itself it closes its listeners first and cancels what is open when its grace is over:
+nobody could see that the gateway stops, and clients would get a bare 500 and leave no record."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+
+import uvicorn
+
+from api.openai.service import Service
+
+LOOK_S = 0.05
+LAST_BYTES_S = 1  # for the last words to whoever was still there
+
+
+class Server(uvicorn.Server):
+    """`grace_s`: running requests may finish for so long. Meanwhile new ones are answered that the gateway stops."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
+        super().__init__(config)
+        self._service = service
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        over_at = loop.time() + self._grace_s
+        self._service.close()
+        while self._service.busy and not self.force_exit and loop.time() < over_at:
+            await asyncio.sleep(LOOK_S)
+        self._service.give_up()
+        # The rest of the grace is for clients that have not read all of their answers.
+        self.config.timeout_graceful_shutdown = math.ceil(max(0.0, over_at - loop.time())) + LAST_BYTES_S
+        await super().shutdown(sockets)
