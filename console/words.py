@@ -13,7 +13,8 @@ REASONS: dict[str, str] = {
     "slow_decode": "tokens came slower than promised",
     "deadline_missed": "the answer ended after its deadline",
     "e2e_missed": "the whole answer took too long (not streamed)",
-    "engine_cut": "the engine died during the answer",
+    "engine_cut": "the engine died or gave up during the answer",
+    "shutting_down": "the gateway stopped before the answer was complete",
     "engine_failed": "the engine failed and no retry was possible",
     # refusals and drops (dispatcher, gateway)
     "slo_infeasible": "refused: no instance could have made it",
