@@ -43,19 +43,19 @@ def test_one_that_is_taken_in_between_does_not(client, look):
     for _ in range(3):
         client.rpush(QUEUE, "a message")
         for _ in range(LOOKS - 1):
-            look()
+            assert look() is None
         client.delete(QUEUE)
-        look()
+        assert look() is None
 
 
 def test_a_worker_that_is_busy_may_leave_them(client, look, monkeypatch):
     client.rpush(QUEUE, "a message")
     monkeypatch.setattr(state, "active_requests", {"one"})
     for _ in range(LOOKS + 1):
-        look()
+        assert look() is None
 
 
 def test_without_redis_there_is_nothing_to_say(look, monkeypatch):
     monkeypatch.setattr(settings, "REDIS_URL", "redis://127.0.0.1:1/0")
     for _ in range(LOOKS + 1):
-        look()
+        assert look() is None
