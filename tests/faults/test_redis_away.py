@@ -1,15 +1,18 @@
 """Redis stopped, and hanging, for 20 s under load."""
 
 import signal
-import time
+from collections import deque
 from functools import partial
 
 import psutil
 import pytest
+import redis
 
 from tests.faults.outage import check, hanging, outage, stopped
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
+LOST = "Couldn't ack"  # Celery's words
+HELD_LOOKS = 15  # a tenth of a second apart: longer than any worker that is well keeps a message unacknowledged
 
 
 @pytest.mark.parametrize("fault", [stopped, hanging], ids=["stopped", "hanging"])
@@ -27,15 +30,17 @@ def test_the_data_path_does_not_notice_and_the_live_page_says_stale(system, redi
 
 def test_a_worker_whose_acknowledgement_was_lost_takes_messages_again(system, redis_server, say):
     """Redis dies after a task has arrived and before it is acknowledged: the worker reads nothing, so hears nothing."""
-    worker = psutil.Process(system.pid("worker"))
+    worker, log = psutil.Process(system.pid("worker")), system.folder / "logs" / "worker.log"
+    client, lost = redis.Redis.from_url(redis_server.url), log.read_text().count(LOST)
     children = worker.children()
     for child in children:
         child.send_signal(signal.SIGSTOP)  # what arrives now is not accepted, so not acknowledged
-    time.sleep(3)
+    held = deque([0], maxlen=HELD_LOOKS)
+    system.until(lambda: held.append(client.hlen("unacked")) or (len(held) == HELD_LOOKS and all(held)))
     redis_server.stop()
     for child in children:
         child.send_signal(signal.SIGCONT)
-    time.sleep(2)
+    system.until(lambda: log.read_text().count(LOST) > lost)
     redis_server.start()
     well = system.until(system.healthy, within_s=40.0)
     say(healthy_after_s=round(well, 1))
