@@ -126,6 +126,7 @@ REASONS: dict[str, str] = {
     "launched": "a server that an operator launched with that command",
     "never_served": "no request came to it",
     "stopped_before": "it was stopped before it served",
+    "never_woke": "its weights did not come",
     "slept_before": "it was put to sleep before it served",
     "level_1": "sleep of level 1: a copy of the weights stays in host memory",
     "level_2": "sleep of level 2: no copy of the weights is kept",

@@ -188,5 +188,5 @@ def _give_up(action: Action, engine: Heard, reason: str, error: str) -> Decision
     if action.kind == Action.Kind.ROLE_SWITCH:
         return role_switches.give_up(action, reason, error)
     if action.kind == Action.Kind.WEIGHTS_LOAD:
-        return weight_loads.give_up(action, reason, error)
+        return weight_loads.give_up(action, reason, error, weight_loads.tried(action, cast(WeightsClient, engine)))
     return sleeping.give_up(action, reason, error, cast(SleepClient, engine))

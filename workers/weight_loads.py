@@ -37,6 +37,15 @@ def look_at(action: Action, engine: WeightsClient, utilisation: Mapping[str, flo
         return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
 
 
+def tried(action: Action, engine: WeightsClient) -> list[Mapping[str, Any]]:
+    """The sources of which its engine says that they were tried for this order; none if it says nothing now."""
+    try:
+        said = engine.look()
+    except EngineAway:
+        return []
+    return list(said.attempts) if said.order == _name(action) else []
+
+
 def give_up(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
     """It cannot be brought about, or has become pointless. `said`: what the engine tried."""
     attempts = _named(action, said or [])
@@ -49,6 +58,8 @@ def _later(action: Action, error: str = "", **fields: Any) -> None:
 
 def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
     said = engine.look()
+    if said.state == "absent":
+        said = engine.look()  # that was heard before the lease: another worker may have told it something since
     mine = action.tries > 0 and said.order == _name(action)
     if said.state == "present":
         return _present(action, said, mine)
@@ -156,6 +167,8 @@ def first_served(action: Action) -> Decision | None:
     now = timezone.now()
     if at is not None and now - at < RECORDS_COME:
         at = None
+    elif at is None and (failed := _failed_since(row, wish.since)) is not None:
+        return _unserved(action, wish, "never_woke", failed.error)
     elif at is None and row.weights == Weights.ASLEEP:
         return _unserved(action, wish, "slept_before", "it was put to sleep before it served")
     elif at is None and row.desired_state == Instance.Desired.STOPPED:
@@ -168,6 +181,13 @@ def first_served(action: Action) -> Decision | None:
     if row.ready_at is not None and wish.began:
         served["ready_s"] = round((row.ready_at - wish.since).total_seconds(), 3)
     return _served(action, wish, Action.State.DONE, wish.how, served, "")
+
+
+def _failed_since(row: Instance, since: datetime) -> Action | None:
+    """The load or wake that ended without weights, and nothing of the kind is tried any more."""
+    kinds = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
+    last = Action.objects.filter(instance=row, kind__in=kinds, created_at__gte=since).order_by("-created_at").first()
+    return last if last is not None and last.state == Action.State.FAILED else None
 
 
 def _unserved(action: Action, wish: Wish, reason: str, error: str) -> Decision | None:

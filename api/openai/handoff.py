@@ -159,9 +159,10 @@ class Handoff:
             return
         if not self._overlap.ended(name):
             flight.task = None
-        elif prefilled.done:  # nothing is left for the decode stage
+        if prefilled.done:  # nothing is left for a decode stage, and the migrator need not wait for one
             self._withdraw(flight, source)
-        if prefilled.done:  # its answer is one token: cheap to ask for once more, as the client wants it framed
+            self._calls.pop(name, None)
+            # Its answer is one token: cheap to ask for once more, as the client wants it framed.
             self._host.plainly(flight, backend, call)
             return
         self._offers[name] = prefilled

@@ -31,6 +31,7 @@ from controller.core.steps import (
     EngineEvent,
     EngineReply,
     FinishReason,
+    Reject,
     Release,
     Resume,
     Resumed,
@@ -122,7 +123,13 @@ class PreemptivePrefill(EngineScheduler):
         self._round |= self._next is None and len(self._ranked) > 0
 
     def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
-        raise ProtocolError("a prefill engine takes over no KV of others")
+        """As at admission: for all that it can come to hold, since nothing here is recomputed."""
+        if seq.tokens < self.config.max_model_len and self._blocks_wanted(seq) > self.blocks.free:
+            actions.append(Reject(seq, "no_room"))
+            return
+        super()._reserve_for(seq, actions)
+        if seq.state is SeqState.ARRIVING:
+            self.blocks.extend(seq, self._longest(seq) - seq.computed)
 
     def _abort(self, seq: Seq, reason: FinishReason, actions: list[EngineAction]) -> None:
         if seq.state is SeqState.WAITING:
@@ -195,6 +202,7 @@ class PreemptivePrefill(EngineScheduler):
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def _act(self, now: float, actions: list[EngineAction]) -> None:
+        self._seats.take_arrived(self._handover.arrived)
         if self._step is not None:
             self._signal_if_wanted(now, actions)
             return

@@ -86,7 +86,8 @@ def instance_replace(*, step: Replace) -> Decision | None:
         instance_stop(actor=RECONCILER, instance_id=row.pk)
         if blocked:
             return decision
-        pattern = like(row, warm=row.weights == Weights.ABSENT)
+        # A sleeper serves nobody: what replaces it must not undo the scaling in that put it to sleep.
+        pattern = like(row, warm=row.weights in (Weights.ABSENT, Weights.ASLEEP, Weights.LEAVING))
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
         instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)

@@ -184,6 +184,30 @@ def test_an_engine_that_is_away_is_asked_again_until_time_is_up(warm, engine, lo
     assert "ConnectionError" in decision.outcome["error"]
 
 
+def test_what_was_tried_before_time_was_up_is_told(warm, engine, look_once):
+    order(warm)
+    look_once()
+    tried = {"kind": "engine", "url": "http://gone", "seconds": 120.0, "bytes": 0, "error": "broke off"}
+    engine.said = EngineWeights("loading", engine.said.order, 100, attempts=[tried])
+    Action.objects.update(created_at=timezone.now() - timedelta(hours=1))
+    (decision,) = look_once()
+    assert decision.reason == "timeout"
+    assert [each["error"] for each in decision.outcome["attempts"]] == ["broke off"]
+
+
+def test_an_order_that_another_worker_gave_meanwhile_is_not_given_again(warm, engine, look_once, monkeypatch):
+    """This worker heard "absent" before it had the lease."""
+    action = order(warm)
+    look_once()
+    (told,) = engine.orders
+    heard = iter([EngineWeights("absent"), engine.said])
+    monkeypatch.setattr(engine, "look", lambda: next(heard, engine.said))
+    assert look_once() == []
+    assert engine.orders == [told]
+    action.refresh_from_db()
+    assert action.tries == 1
+
+
 def test_an_engine_that_forgets_again_and_again_is_given_up(warm, engine, look_once):
     order(warm)
     for _ in range(3):

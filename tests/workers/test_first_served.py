@@ -78,6 +78,17 @@ def test_an_instance_that_never_serves_is_not_watched_for_ever(watch, look_once)
     assert [decision.reason for decision in look_once()] == ["never_served"]
 
 
+def test_an_instance_whose_weights_never_came_was_not_put_to_sleep(watch, warm, engine, look_once):
+    order(warm)
+    look_once()
+    engine.ends(("disk", "", "a tensor is missing"))
+    look_once()
+    Instance.objects.filter(pk="warm").update(weights="asleep")
+    assert [decision.reason for decision in look_once()] == ["never_woke"]
+    watch.refresh_from_db()
+    assert "a tensor is missing" in watch.error
+
+
 def test_an_instance_stopped_before_it_served_is_said(watch, look_once):
     instance_stop(actor=OLGA, instance_id="warm")
     assert [decision.reason for decision in look_once()] == ["stopped_before"]

@@ -85,7 +85,7 @@ class Generator:
         """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
         handover.begin(stream.seq)
         self._engine.submit(stream)
-        early = asked.offers_early and await handover.ending(stream)
+        early = asked.offers_early and handover.goes_on(stream.seq) and await handover.ending(stream)
         if early:
             told = orjson.dumps(handover.early_offer(stream.seq))
             await exchange.start(200, JSON_TYPE, (OFFER_HEADER, told))

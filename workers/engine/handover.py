@@ -133,9 +133,14 @@ class Handover:
             "remote_num_tokens": seq.prompt_tokens,
         }
 
+    def goes_on(self, seq: Seq) -> bool:
+        """Behind its first token the context has room for another one: else a decode engine could add nothing."""
+        return seq.prompt_tokens + 1 < self._engine.config.max_model_len
+
     def offer(self, seq: Seq) -> dict[str, Any] | None:
         """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
-        if seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1:
+        ended = seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1
+        if ended or not self.goes_on(seq):
             self._engine.handle(Release(seq))
             return None
         if seq.id in self._begun:  # else somebody has taken it already

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from workers.engine.tokenizer import Decoder, Tokenizer
 
 FILE = "tokenizer.json"
 BYTES = 256
+BROKEN = "Invalid prefix"  # begins what the library says of text that changed under its stream
 
 
 class ByteTokenizer:
@@ -92,17 +94,29 @@ class FileDecoder:
         from tokenizers.decoders import DecodeStream
 
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._new_stream = partial(DecodeStream, skip_special_tokens=True)
+        self._stream = self._new_stream()
         self._held: list[int] = []
 
     def feed(self, token: int, last: bool = False) -> str:
         self._held.append(token)
-        text = self._stream.step(self._tokenizer, token)
+        text = self._step(token)
         if text is None and last:
             text = self._tokenizer.decode(self._held, skip_special_tokens=True)
         if text is not None:
             self._held.clear()
         return text or ""
+
+    def _step(self, token: int) -> str | None:
+        """Bytes that turn out to be no character change the text that the library kept: it has to begin anew."""
+        try:
+            return self._stream.step(self._tokenizer, token)
+        except Exception as error:  # it has no class of its own for this
+            if not str(error).startswith(BROKEN):
+                raise
+            self._stream = self._new_stream()
+            self._stream.step(self._tokenizer, token)  # what comes next is read after this one
+            return str(self._tokenizer.decode(self._held, skip_special_tokens=True))
 
 
 def model_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:

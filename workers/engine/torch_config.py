@@ -139,7 +139,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         rope=_rope(raw),
         tied=_flag(raw, "tie_word_embeddings"),
         dtype=_dtype(raw),
-        eos=_eos((generation or {}).get("eos_token_id", raw.get("eos_token_id"))),
+        eos=_eos((generation or {}).get("eos_token_id", raw.get("eos_token_id")), _count(raw, "vocab_size")),
         qkv_bias=family.qkv_bias or bias,
         o_bias=bias and not family.qkv_bias,
         qk_norm=family.qk_norm,
@@ -165,10 +165,12 @@ def _positions(raw: Mapping[str, Any]) -> int:
     return _count(raw, "max_position_embeddings", 2048, MOST_POSITIONS)
 
 
-def _eos(value: Any) -> frozenset[int]:
+def _eos(value: Any, vocab_size: int) -> frozenset[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in ids):
         raise _wrong("eos_token_id", f"expected token ids, got {value!r}")
+    if ids and max(ids) >= vocab_size:
+        raise _wrong("eos_token_id", f"{max(ids)} is beyond the vocabulary of {vocab_size}")
     return frozenset(ids)
 
 

@@ -66,6 +66,7 @@ class WeightMemory:
     def keep_host_copy(self) -> None:
         """Before a release: a copy to come back from."""
         digests = {info.name: info.digest for info in self.manifest()}
+        self._host = None  # an older one: three times the weights would not fit where twice does
         with beside(self._device, behind=True):
             self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
         self._host_digests = digests
@@ -127,14 +128,13 @@ class WeightMemory:
     def load_host(self, shared: Path | None = None) -> int:
         """From the copy that this engine kept, else from the one that this host's engines share, in that folder.
 
-        Raises WeightsError; then nothing is present. A copy of its own that is damaged is given up.
+        Raises WeightsError; then nothing is present. A copy of its own is given up, read or damaged.
         """
         if self._host is not None:
             try:
                 return self._copied(self._host.__getitem__, self._host_digests)
-            except WeightsError:
+            finally:  # weights that are present need no copy beside them, damaged ones are worth none
                 self.drop_host_copy()
-                raise
         if shared is None:
             raise WeightsError("there is no copy in host memory")
         checkpoint = Checkpoint(shared)

@@ -63,6 +63,16 @@ async def test_an_answer_that_ends_with_its_first_token_stays_where_it_is() -> N
         assert (record.instance, record.prefill_instance) == ("p", "")
 
 
+async def test_the_migrator_waits_for_no_prefill_that_was_an_answer() -> None:
+    """Asked for once more it may take as long as it takes: nobody begins it anew."""
+    async with TestBed(fleet(p="prefill", d="decode")) as bed:
+        patience(bed, prefilling_timeout_s=0.05)
+        bed.backend("p", Script(tokens=1, prefill_done=True), Script(tokens=1, first_delay_s=1.0))
+        answer = await bed.ask(completion(stream=False))
+        assert (answer.status, len(bed.backend("p").calls)) == (200, 2)
+        assert bed.gateway.runtime.handoff.migrator.waiting() == 0
+
+
 async def test_a_decode_engine_without_room_is_asked_again() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         bed.backend("d", Script(refuse_status=503), Script())

@@ -72,6 +72,15 @@ async def test_kv_nobody_takes_goes_after_its_lease(sessions):
             await asyncio.sleep(0.1)
 
 
+async def test_a_prompt_that_fills_the_context_but_one_token_is_not_handed_over(sessions):
+    """A decode engine could add nothing to its first token."""
+    before = (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""]
+    for params in ({"do_remote_decode": True}, {"do_remote_decode": True, "early": True}):
+        answer = await prefill(sessions, prompt=[7] * 511, kv_transfer_params=params)
+        assert (answer["kv_transfer_params"], answer["choices"][0]["finish_reason"]) == (None, "length")
+    assert (await samples(sessions["prefill"]))["vllm:kv_cache_usage_perc", ""] == before
+
+
 async def test_a_wrong_offer_is_refused_with_the_field(sessions):
     good = (await prefill(sessions))["kv_transfer_params"]
     for change, field in (

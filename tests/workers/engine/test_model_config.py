@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from workers.engine.config import parse
-from workers.engine.model_tokenizer import ByteTokenizer, model_tokenizer
+from workers.engine.model_tokenizer import ByteTokenizer, FileDecoder, model_tokenizer
 from workers.engine.torch_config import Rope, parse_config
 
 LLAMA_8B = {  # Llama-3.1-8B's published shape
@@ -119,3 +119,15 @@ def test_ids_without_text_are_shown():
 def test_a_small_vocabulary_needs_a_tokenizer(tmp_path):
     with pytest.raises(ConfigError, match="at least 256"):
         model_tokenizer(tmp_path, 100)
+
+
+def test_bytes_that_are_no_character_break_off_no_answer():
+    """With byte fallback a model may sample the first byte of a character and then a word."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {"<unk>": 0, "<0x0A>": 1, "<0xE2>": 2, "\u2581the": 3, "<0x82>": 4, "<0xAC>": 5}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    made.decoder = tokenizers.decoders.Sequence(steps)
+    decoder = FileDecoder(made)
+    text = "".join(decoder.feed(token) for token in (1, 2, 3, 3, 2, 4, 5, 3))
+    assert text == "\n\ufffd the the\u20ac the"

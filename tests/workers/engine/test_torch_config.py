@@ -34,7 +34,7 @@ NONSENSE = [
     ("rope_type", scaled(rope_type=None)),
     ("rope_type", scaled(rope_type=7)),
     *[("architectures", value) for value in (7, "LlamaForCausalLM", {"a": 1}, [7], [], None)],
-    *[("eos_token_id", value) for value in ("x", -1, True, 1.5, [1, "x"], [True], [-1], {})],
+    *[("eos_token_id", value) for value in ("x", -1, True, 1.5, [1, "x"], [True], [-1], {}, 10**9, [1, 10**9])],
     *[("tie_word_embeddings", value) for value in ("false", 1, [])],
     *[("attention_bias", value) for value in ("false", 0)],
     *[("mlp_bias", value) for value in ("false", 0)],
@@ -61,7 +61,7 @@ def test_nonsense_is_refused_by_its_key(name, value):
     assert caught.value.field == "model"
 
 
-@pytest.mark.parametrize("value", ["x", -1, True])
+@pytest.mark.parametrize("value", ["x", -1, True, 128_256])
 def test_the_generation_config_is_looked_at_too(value):
     with pytest.raises(ConfigError, match="eos_token_id"):
         parse_config(LLAMA_8B, {"eos_token_id": value})

@@ -172,6 +172,7 @@ def test_an_engines_own_copy_is_checked_too():
     held.release()
     assert held.load_host() == held.nbytes
     assert held.manifest() == before
+    assert not held.has_host_copy, "it stays beside the weights"
     held.keep_host_copy()
     assert held._host is not None
     name, copy = next(iter(held._host.items()))

@@ -147,6 +147,15 @@ def test_a_warm_one_that_dies_is_replaced_by_a_warm_one(fake, reconciled, pool):
     assert Instance.objects.get(pk=decision.outcome["replacement"]).weights == "absent"
 
 
+@pytest.mark.parametrize("weights", ["asleep", "leaving"])
+def test_a_sleeper_that_dies_is_replaced_by_one_that_serves_nobody_either(fake, reconciled, pool, weights):
+    Instance.objects.filter(pk=pool).update(weights=weights)
+    fake.becomes(pool, "exited", exit_code=1)
+    reconciled()
+    decision = Decision.objects.get(kind="instance_replaced", subject=pool)
+    assert Instance.objects.get(pk=decision.outcome["replacement"]).weights == "absent"
+
+
 def test_one_that_dies_with_its_weights_is_replaced_by_one_that_serves(policy, two, fake, reconciled, pool):
     tick(policy, fleet(0.95, *two))
     fake.becomes(pool, "exited", exit_code=1)
