@@ -181,7 +181,8 @@ class Instance(Versioned):
 
     `generation` rises with each change of the wish, `observed_generation` follows when it has been acted upon.
     `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...), or what one
-    must know of a server that somebody else started (`kv_role`).
+    must know of a server that somebody else started (`kv_role`). `started_role` is what its engine was told at its
+    start ("" until then): it stays when the role is changed, and a process that is started again is told it again.
     """
 
     class Desired(models.TextChoices):
@@ -207,6 +208,7 @@ class Instance(Versioned):
     provisioner = models.CharField(max_length=32)
     url = models.CharField(max_length=255, blank=True)
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
+    started_role = models.CharField(max_length=16, choices=Role.choices, blank=True, default="", db_default="")
     device_kind = models.CharField(max_length=64, blank=True)
     tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
     max_num_seqs = models.PositiveIntegerField(default=32, validators=[above_zero])
@@ -282,6 +284,11 @@ class Instance(Versioned):
         """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
         `tp` its latencies are of, and what other engines do with theirs is their own business."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
+
+    @property
+    def role_at_start(self) -> str:
+        """What chose the engine's scheduler, where its start left that to the role."""
+        return self.started_role or self.role
 
     @property
     def kv_role(self) -> str:

@@ -148,7 +148,7 @@ def _model(row: ServedModel) -> ModelConfig:
 
 
 def _instance(row: Instance, fits: Fits) -> InstanceSpec:
-    fit, batching = fits.of(row), told_batching(row.spec, Role(row.role))
+    fit, batching = fits.of(row), told_batching(row.spec, Role(row.role_at_start))
     return InstanceSpec(
         id=row.id,
         model=row.model.name,

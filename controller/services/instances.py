@@ -55,7 +55,10 @@ def instance_register(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """An endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready."""
+    """An endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
+
+    `role`: also the one that it was started in, whichever it is given later.
+    """
     row = Instance(
         id=id,
         model=model,
@@ -63,6 +66,7 @@ def instance_register(
         backend=backend,
         provisioner="static",
         role=role,
+        started_role=role,
         host=host,
         device_kind=device_kind,
         tp=tp,

@@ -119,13 +119,27 @@ def instances_seen(*, ids: Iterable[str]) -> int:
     return Instance.objects.filter(pk__in=list(ids)).update(observed_at=timezone.now())
 
 
+def instance_start(*, instance_id: str) -> tuple[str, dict[str, Any]]:
+    """Its provisioner's name, and what that needs to know to start it.
+
+    The role that it has now becomes that of its start, for good: what a provisioner was told once it may tell the
+    engine again at each later start, whatever role the instance was given meanwhile.
+    """
+    with transaction.atomic():
+        row = Instance.objects.select_for_update(of=("self",)).select_related("model").get(pk=instance_id)
+        if not row.started_role:
+            row.started_role = row.role
+            row.save(update_fields=["started_role"])
+    return row.provisioner, instance_spec(row)
+
+
 def instance_spec(row: Instance) -> dict[str, Any]:
     """What its provisioner needs to know. A real model is named by its folder and served under the model's name."""
     spec = {
         **row.spec,
         "id": row.pk,
         "model": row.model.name,
-        "role": row.role,
+        "role": row.role_at_start,
         "max_num_seqs": row.max_num_seqs,
         "url": row.url,
     }

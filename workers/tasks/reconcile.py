@@ -83,8 +83,8 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
         case StopWanted():
             announce(lifecycle.instance_end_drain(step=step))
         case CallStart(id):
-            row = Instance.objects.select_related("model").get(pk=id)
-            _provisioner(by_name, row.provisioner).start(id, lifecycle.instance_spec(row))
+            name, spec = lifecycle.instance_start(instance_id=id)
+            _provisioner(by_name, name).start(id, spec)
         case CallStop(id, grace_s):
             name = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
             _provisioner(by_name, name or "process").stop(id, grace_s)

@@ -9,14 +9,19 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controller.models import Decision, Instance, InstanceInterval
+from controller.policies.batching import selects
+from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.instances import (
     instance_drain,
     instance_register,
     instance_remove,
+    instance_set_role,
     instance_stop,
     instance_wish,
 )
+from workers.engine.config import parse
+from workers.supervisor.engines import engine_argv
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 
@@ -197,3 +202,53 @@ def test_what_was_said_of_an_endpoint_is_compared_when_it_joins_and_not_again(po
     Instance.objects.update(observed_state="ready")
     serves = reconcile.provisioners(Path("/nowhere"))["static"].endpoints["v1"]
     assert (serves.role, serves.kv_role) == ("", "")
+
+
+@pytest.mark.parametrize("deadlines", [False, True])
+@pytest.mark.parametrize(
+    "roles", [("prefill", "decode", "collocated"), ("decode", "prefill"), ("collocated", "prefill")]
+)
+def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
+    look, fake, policy, roles, deadlines, monkeypatch
+):
+    """The scheduler is chosen by the role of the start, and neither a role given later nor a restart changes it."""
+    monkeypatch.setenv("FLEET_TOKEN", "t")
+    spec = {"scheduler": "slackline", "deadlines": deadlines}
+    instance_wish(actor=SYSTEM, id="s1", model=policy.model, role="collocated", spec=spec)
+    instance_set_role(actor=SYSTEM, instance_id="s1", role=roles[0])  # before it is started
+    look()
+    told = fake.started["s1"]
+    assert told["role"] == roles[0]
+    runs = selects(parse(engine_argv(1, told)[3:]).batching.name)
+    for run in range(2):
+        InstanceInterval.objects.filter(ended_at=None).update(started_at=timezone.now() - timedelta(hours=1))
+        fake.becomes("s1", "ready", started_at=time.time() - 60 + run)
+        look()
+        for role in (*roles, roles[0]):
+            instance_set_role(actor=SYSTEM, instance_id="s1", role=role)
+            (seen,) = gateway_snapshot().instances
+            assert (seen.role, seen.selects) == (role, runs)
+    assert Decision.objects.filter(kind="instance_ready", reason="new_run").count() == 1
+
+
+def test_a_process_whose_wish_was_lost_is_told_the_role_of_its_first_start(look, fake, policy):
+    """Whoever told it may or may not tell it the old one again, so that it is always that one."""
+    instance_wish(actor=SYSTEM, id="s1", model=policy.model, role="decode")
+    look()
+    instance_set_role(actor=SYSTEM, instance_id="s1", role="prefill")
+    fake.seen.clear()
+    fake.started.clear()
+    look()
+    assert fake.started["s1"]["role"] == "decode"
+
+
+def test_an_endpoint_that_is_registered_was_started_in_the_role_it_is_registered_with(policy):
+    spec = {"scheduler": "slackline"}
+    instance_register(
+        actor=SYSTEM, id="s1", model=policy.model, url="http://h:1", backend="reference", role="prefill", spec=spec
+    )
+    Instance.objects.update(observed_state="ready")
+    for role in ("prefill", "collocated", "decode", "prefill"):
+        instance_set_role(actor=SYSTEM, instance_id="s1", role=role)
+        (seen,) = gateway_snapshot().instances
+        assert (seen.role, seen.selects) == (role, True)
