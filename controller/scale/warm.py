@@ -8,7 +8,7 @@ the newcomer's start must not contend with the load that somebody waits for. Cos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -41,16 +41,30 @@ def take(pool: Iterable[WarmInstance], instances: int) -> list[str]:
     return [each.id for each in ready[:instances]]
 
 
-def wanted(pool: int, *, room: int | None, sharers: int, headroom: int) -> int:
-    """How many a policy keeps that does not say: those it has and its part of the free devices, as long as all of them
-    could serve. 0 where nobody knows the devices: an unknown machine is not filled with processes.
+def share(policy: int, pools: Mapping[int, int], instances: int) -> int:
+    """The part of `policy` (its id) of as many warm instances as there can be, beside the other policies' parts.
 
-    `room`: more instances that the free devices allow (None: unknown); `sharers`: policies that would have a part of
-    them, at least 1; `headroom`: most instances the policy may have, less those that serve, start or sleep.
+    `pools`: how many each of the policies that share keeps warm now; `instances`: that many of any of them could be
+    warm at once, so all of theirs and as many as the free devices allow. What equal parts leave over goes to those that
+    have more than that already, in order of their ids, so that nothing is stopped to start its like; then to the
+    others. Whoever asks, and before or after the others started or stopped something, the parts make up all instances.
+    """
+    each, rest = divmod(instances, len(pools))
+    order = sorted(pools, key=lambda id: (pools[id] <= each, id))
+    return each + (order.index(policy) < rest)
+
+
+def wanted(pool: int, *, room: int | None, share: int, headroom: int) -> int:
+    """How many a policy keeps that does not say: its share, as long as all of them could serve and there is room now:
+    a device that another policy is about to give is not there yet. 0 where nobody knows the devices: an unknown machine
+    is not filled with processes.
+
+    `room`: more instances that the free devices allow (None: unknown); `headroom`: most instances the policy may have,
+    less those that serve, start or sleep.
     """
     if room is None:
         return 0
-    return max(0, min(pool + room // sharers, headroom))
+    return max(0, min(share, pool + room, headroom))
 
 
 def fill(pool: Sequence[WarmInstance], wanted: int, *, startable: bool, busy: bool) -> PoolChange:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db.models import QuerySet
 
 from controller.models import Device, Host, Instance, InstanceDevice, Link
+from controller.models.fleet import Weights
+
+
+class WarmOn(NamedTuple):
+    """`pools`: warm instances by model and role. `devices` that they hold, and those that are `free`; one that was
+    stopped and is not gone yet still holds its own, and is in no pool."""
+
+    pools: Counter[tuple[int, str]]
+    devices: int
+    free: int
 
 
 @dataclass(slots=True)
@@ -56,6 +67,16 @@ def room_for(pattern: Instance) -> int | None:
     nothing bounds them."""
     usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
     return len(free_among(usable)) // pattern.tp if usable else None
+
+
+def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
+    """On the devices that instances like this one run on, those without weights of these models and roles."""
+    usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
+    held = InstanceDevice.objects.filter(device__in=usable, released_at__isnull=True)
+    warm = list(held.filter(instance__weights=Weights.ABSENT).select_related("instance"))
+    ours = [each.instance for each in warm if (each.instance.model_id, each.instance.role) in kinds]
+    wanted = {row.pk: row for row in ours if row.desired_state == Instance.Desired.RUNNING}
+    return WarmOn(Counter((row.model_id, row.role) for row in wanted.values()), len(ours), len(free_among(usable)))
 
 
 def links() -> dict[str, list[Link]]:

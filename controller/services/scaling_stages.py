@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+
 from controller.core.messages import FleetMessage
 from controller.core.process_spec import SAYABLE
 from controller.models import Instance, ScalingPolicy
@@ -14,8 +16,8 @@ from controller.models.fleet import Weights
 from controller.scale import ScalingConfig
 from controller.scale.load import FleetObservation
 from controller.scale.observation import Row, observe
-from controller.scale.warm import WarmInstance, wanted
-from controller.selectors.topology import room_for
+from controller.scale.warm import WarmInstance, share, wanted
+from controller.selectors.topology import room_for, warm_on
 from controller.services.actions import LOADABLE, Kind
 from controller.services.role_switches import roles_ordered, takes_both
 from controller.services.scaling_policies import scaling_config
@@ -82,22 +84,42 @@ def startable_now(stage: Stage, wanted: int) -> int:
 
 
 def warm_wanted(stage: Stage) -> int:
-    """What the policy says; else its part of the free devices that it may use."""
+    """What the policy says; else its part of the devices that are free or held by those that are warm."""
     if stage.policy.warm is not None:
         return stage.policy.warm
     used = len(stage.seen.having("ready")) + len(stage.seen.having("starting")) + len(stage.asleep)
-    room = None if stage.pattern is None else stage.room
-    sharers = _sharers(stage) if room else 1
-    return wanted(len(stage.pool), room=room, sharers=sharers, headroom=stage.config.max_instances - used)
+    headroom = stage.config.max_instances - used
+    if stage.pattern is None or stage.room is None:
+        return wanted(len(stage.pool), room=None, share=0, headroom=headroom)
+    sharers = _sharers(stage, stage.pattern)
+    warm = warm_on(stage.pattern, sharers.values())
+    pools = {policy: warm.pools[kind] for policy, kind in sharers.items()}
+    mine = share(stage.policy.pk, pools, (warm.free + warm.devices) // stage.pattern.tp)
+    elsewhere = len(stage.pool) - pools[stage.policy.pk]  # on other hosts: nobody shares these
+    return wanted(len(stage.pool), room=stage.room, share=elsewhere + mine, headroom=headroom)
 
 
-def _sharers(stage: Stage) -> int:
-    """Policies that may start instances on the pattern's host, this one among them, whatever pool they keep: each is
-    left its part of the free devices."""
-    others = ScalingPolicy.objects.filter(enabled=True).exclude(pk=stage.policy.pk)
-    there = Instance.objects.filter(host=stage.pattern.host) if stage.pattern else Instance.objects.none()
-    placed = set(there.filter(provisioner__in=STARTABLE).values_list("model_id", "role").distinct())
-    return 1 + sum((policy.model_id, policy.role) in placed for policy in others)
+def _sharers(stage: Stage, pattern: Instance) -> dict[int, tuple[int, str]]:
+    """Policies that would start their next instance on the pattern's devices, by id with model and role; this one among
+    them, and whatever pool they keep: each is left its part."""
+    policies = {each.pk: (each.model_id, each.role) for each in ScalingPolicy.objects.filter(enabled=True)}
+    next_to = {(row.model_id, row.role): row for row in patterns()}
+    found = {id: kind for id, kind in policies.items() if kind in next_to and _same_devices(next_to[kind], pattern)}
+    return {**found, stage.policy.pk: (stage.policy.model_id, stage.policy.role)}
+
+
+def _same_devices(one: Instance, other: Instance) -> bool:
+    kinds = {one.device_kind, other.device_kind} - {""}  # without a kind any
+    return one.host_id == other.host_id and len(kinds) <= 1
+
+
+def patterns() -> QuerySet[Instance]:
+    """What the next instance of each model and role is made like, as `_pattern` finds it for one."""
+    gone = ExpressionWrapper(
+        Q(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE), BooleanField()
+    )
+    rows = Instance.objects.filter(provisioner__in=STARTABLE).annotate(gone=gone)
+    return rows.order_by("model_id", "role", "gone", "-created_at").distinct("model_id", "role")
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from controller.models import Decision, Instance
@@ -91,6 +93,61 @@ def test_policies_on_one_machine_share_its_free_devices(stages):
     test_stages.tick(prefill, test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5))
     warm = Instance.objects.filter(weights="absent")
     assert (warm.filter(role="prefill").count(), warm.count()) == (2, 2)
+
+
+def warm_by_role():
+    return dict(
+        Counter(Instance.objects.filter(weights="absent", desired_state="running").values_list("role", flat=True))
+    )
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+@pytest.mark.parametrize("free", [1, 3])
+def test_the_odd_device_goes_to_one_of_two_policies_and_stays_there(stages, first, free):
+    both = sorted(stages, key=lambda policy: policy.role != first)
+    machine(4 + free, ["p1", "d1", "d2", "d3"])
+    calm = test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5)
+    for _ in range(3):
+        for policy in both:
+            test_stages.tick(policy, calm)
+    assert sum(warm_by_role().values()) == free, "every device is used"
+    assert {role: warm_by_role().get(role, 0) for role in ("prefill", "decode")} == {
+        "prefill": (free + 1) // 2, "decode": free // 2,
+    }  # fmt: skip
+    assert not Decision.objects.filter(kind="scale_warm", reason="pool_above_target").exists(), "nobody gave any back"
+
+
+def test_who_took_all_devices_gives_the_others_theirs_once(stages):
+    """What was stopped holds its device until it is gone: meanwhile nobody gives another."""
+    prefill, decode = stages
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"enabled": False})
+    machine(8, ["p1", "d1", "d2", "d3"])
+    calm = test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5)
+    test_stages.tick(prefill, calm)
+    assert warm_by_role() == {"prefill": 4}
+    decode.refresh_from_db()
+    scaling_policy_update(actor=SYSTEM, policy_id=decode.pk, version=decode.version, changes={"enabled": True})
+    decode.refresh_from_db()
+    for _ in range(2):
+        test_stages.tick(decode, calm)
+        test_stages.tick(prefill, calm)
+        assert warm_by_role() == {"prefill": 2}
+    for row in Instance.objects.filter(desired_state="stopped"):
+        instance_observe(instance_id=row.pk, observed_state=STOPPED)
+    for _ in range(2):
+        test_stages.tick(prefill, calm)
+        test_stages.tick(decode, calm)
+        assert warm_by_role() == {"prefill": 2, "decode": 2}
+
+
+@pytest.mark.parametrize(("kind", "mine"), [("a100", 2), ("t4", 4)])
+def test_only_policies_whose_instances_run_on_the_same_devices_share_them(stages, kind, mine):
+    prefill, _ = stages
+    machine(8, ["p1", "d1", "d2", "d3"])
+    Instance.objects.filter(role="prefill").update(device_kind="a100")
+    Instance.objects.filter(role="decode").update(device_kind=kind)
+    test_stages.tick(prefill, test_stages.fleet(p1=0.5, d1=0.5, d2=0.5, d3=0.5))
+    assert warm_by_role() == {"prefill": mine}
 
 
 def test_a_policy_that_keeps_none_warm_is_left_its_part_to_scale_out_with(stages):
