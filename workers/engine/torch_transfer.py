@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +49,10 @@ class WeightMemory:
         self._memory = {name: slots[name].memory for name in sorted(slots)}
         self._slots = slots
         self._storages = [(storage, storage.nbytes()) for storage in _storages(slots)]
+        self.digested = 0  # bytes, of the newest digest
         self._digests: dict[str, str] | None = None
+        self._digesting = threading.Lock()
+        self._loads = 0
         self._host: dict[str, torch.Tensor] | None = None
         self._host_digests: dict[str, str] = {}
 
@@ -102,15 +106,27 @@ class WeightMemory:
                     _advise_huge_pages(storage.data_ptr(), size)
 
     def manifest(self) -> list[TensorInfo]:
-        """Computed once: weights do not change while they are present."""
+        """Computed once: weights do not change while they are present. Who asks meanwhile waits for it, in a thread.
+        Raises WeightsError."""
         self._require()
-        if self._digests is None:
-            with beside(self._device, behind=True):
-                self._digests = {name: digest(memory) for name, memory in self._memory.items()}
+        with self._digesting:
+            digests = self._digests if self._digests is not None else self._digested()
         return [
-            TensorInfo(name, str(memory.dtype), tuple(memory.shape), self._digests[name])
+            TensorInfo(name, str(memory.dtype), tuple(memory.shape), digests[name])
             for name, memory in self._memory.items()
         ]
+
+    def _digested(self) -> dict[str, str]:
+        found, load, self.digested = {}, self._loads, 0
+        with beside(self._device, behind=True):
+            for name, memory in self._memory.items():
+                found[name] = digest(memory)
+                self.digested += memory.nbytes
+        self._require()
+        if self._loads != load:
+            raise WeightsError("the weights were loaded anew while they were digested")
+        self._digests = found
+        return found
 
     def _require(self) -> None:
         if not self.present:
@@ -183,6 +199,7 @@ class WeightMemory:
 
     def _begin(self) -> None:
         self.present, self._digests = False, None
+        self._loads += 1
         self._make_room()
 
     @property

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from workers.engine.host_copy import HostCopy, NoCopy
 from workers.engine.torch_meeting import Meeting, awaited, meet
 from workers.engine.torch_transfer import TensorInfo, WeightMemory
 from workers.engine.torch_weights import WeightsError
-from workers.engine.weights import LoadFailed, Source
+from workers.engine.weights import Digesting, LoadFailed, Source
 
-ASK_S = 10.0
+ASK_S = 10.0  # for an answer, and for a source to get any further with its digests
+HOLD_S = 0.5  # an ask is held so long for digests that are being made: many models need no second one
+AGAIN_S = 0.05
 log = logging.getLogger("workers.engine")
 
 
@@ -43,13 +46,15 @@ class TorchWeights:
         self._token = token
         self._timeout_s = timeout_s
         self._sends = 0
+        self._digesting: Future[list[TensorInfo]] | None = None
         self._shared, self._sharing = shared, False
         if shared is not None and memory.present:  # read at the start
             self._share(shared.at_start)
 
     @property
     def sending(self) -> bool:
-        return self._sends > 0 or self._sharing
+        digesting = self._digesting is not None and not self._digesting.done()
+        return self._sends > 0 or self._sharing or digesting
 
     @property
     def present(self) -> bool:
@@ -112,17 +117,38 @@ class TorchWeights:
     async def _receive(self, url: str) -> int:
         async with awaited(self._host, self._token, self._timeout_s) as waiting:
             order = {"token": self._token, "host": self._host, "port": waiting.port, "nonce": waiting.nonce}
-            timeout = aiohttp.ClientTimeout(total=ASK_S)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(f"{url.rstrip('/')}/weights/send", json=order) as response,
-            ):
-                if response.status != 200:
-                    raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
-                manifest = (await response.json())["tensors"]
+            manifest = await self._ask(url, order)
             theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in manifest]
             meeting = await waiting.met(ASK_S)
             return await asyncio.to_thread(self.memory.receive, meeting, theirs)
+
+    async def _ask(self, url: str, order: Mapping[str, Any]) -> list[Any]:
+        """What will come from there. A source whose weights nobody asked for yet digests them first, which takes longer
+        the larger they are: it is asked again as long as it gets on."""
+        best, at = -1, time.monotonic()
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
+                while True:
+                    async with session.post(f"{url.rstrip('/')}/weights/send", json=order) as response:
+                        if response.status not in (200, 202):
+                            raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
+                        said = await response.json()
+                    if response.status == 200:
+                        return list(said["tensors"])
+                    digested, now = min(int(said["digested"]), self.nbytes), time.monotonic()
+                    if digested > best:
+                        best, at = digested, now
+                    elif now - at > ASK_S:
+                        raise LoadFailed(f"{url} gets no further with the digests of its weights: {self._of(best)}")
+                    await asyncio.sleep(AGAIN_S)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:  # TimeoutError is one
+            if best < 0:
+                raise
+            gone = f"{url} went away while it digested its weights ({self._of(best)}): {type(error).__name__}: {error}"
+            raise LoadFailed(gone) from error
+
+    def _of(self, digested: int) -> str:
+        return f"{digested} of {self.nbytes} bytes"
 
     async def release(self, keep_host_copy: bool) -> None:
         if not keep_host_copy:
@@ -137,17 +163,38 @@ class TorchWeights:
     async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
         self._sends += 1  # from now on their memory is not given back
         try:
-            manifest = await asyncio.to_thread(self.memory.manifest)
+            manifest = await self._manifest()
             meeting = await meet(host, port, nonce, self._token, self._host, self._timeout_s)
         except BaseException as error:
             self._sends -= 1
-            if isinstance(error, SlacklineError):
+            if isinstance(error, SlacklineError) and not isinstance(error, LoadFailed):
                 raise LoadFailed(str(error)) from error
             raise
         # A thread that nobody waits for at the end: a receiver that hangs must not keep the engine from stopping.
         to = f"{host}:{port}"
         threading.Thread(target=self._send, args=(meeting, to, self._sent(meeting)), daemon=True).start()
         return [list(info) for info in manifest]
+
+    async def _manifest(self) -> list[TensorInfo]:
+        """Raises Digesting, WeightsError. Digests are made at the first ask for them, once: whoever is never a source
+        needs none, and on CPUs they take time from the steps."""
+        if self._digesting is None or self._digesting.done():  # what is done may be of weights that are gone by now
+            self._digesting = Future()
+            self._digesting.set_running_or_notify_cancel()  # whoever stops waiting for it does not end it
+            threading.Thread(target=self._digest, args=(self._digesting,), daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._digesting), HOLD_S)
+        except TimeoutError:
+            raise Digesting(self.memory.digested) from None
+        except (RuntimeError, MemoryError) as error:
+            raise LoadFailed(f"the weights cannot be digested: {error}"[:500]) from error
+
+    def _digest(self, asked: Future[list[TensorInfo]]) -> None:
+        """In a thread that the end of the engine does not wait for."""
+        try:
+            asked.set_result(self.memory.manifest())
+        except Exception as error:  # of those who asked
+            asked.set_exception(error)
 
     def _sent(self, meeting: Meeting) -> Callable[[], object]:
         """For the thread to call when it is done."""

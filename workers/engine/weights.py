@@ -26,6 +26,15 @@ class LoadFailed(SlacklineError):
     """This source did not give whole weights."""
 
 
+class Digesting(LoadFailed):
+    """Not yet: the digests of what would be sent are being made, so many bytes of it by now. Whoever asks again later
+    finds them."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"{nbytes} bytes of the weights have been digested")
+        self.nbytes = nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """`url`: of the engine to copy from; `host` and `disk` need none."""
@@ -82,7 +91,7 @@ class WeightStore(Protocol):
 
     async def send(self, host: str, port: int, nonce: str) -> list[list[Any]]:
         """Begin to send to the engine that waits there with this nonce; the manifest of what comes. Raises
-        LoadFailed."""
+        LoadFailed, Digesting."""
         ...
 
 

@@ -9,7 +9,7 @@ from workers.engine import fields
 from workers.engine.errors import ApiError
 from workers.engine.guard import guarded
 from workers.engine.http import Exchange, Handler
-from workers.engine.weights import KINDS, LoadFailed, Source, WeightManager
+from workers.engine.weights import KINDS, Digesting, LoadFailed, Source, WeightManager
 
 MOST_SOURCES = 8
 
@@ -55,6 +55,8 @@ class WeightEndpoints:
         return loaded
 
     async def send(self, exchange: Exchange, body: fields.Body) -> None:
+        """200: they are on their way, and this is what comes. 202: their digests are still being made, `digested` says
+        how far; ask again. 409: there are none to send."""
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
             raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
@@ -65,6 +67,8 @@ class WeightEndpoints:
             raise ApiError("weights are being loaded or given up", status=409)
         try:
             tensors = await self._manager.store.send(host, port, nonce)
+        except Digesting as digesting:
+            return await exchange.reply({"digested": digesting.nbytes, "bytes": self._manager.store.nbytes}, 202)
         except LoadFailed as error:
             raise ApiError(str(error), status=409) from error
         await exchange.reply({"tensors": tensors, "bytes": self._manager.store.nbytes})
