@@ -88,6 +88,8 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_asleep", "level_2"): "{subject} is asleep after {asleep_s:.1f} s, its weights given up",
     ("instance_awake", "level_1"): "{subject} is awake after {awake_s:.1f} s, its weights from host memory",
     ("instance_awake", "level_2"): "{subject} is awake after {awake_s:.1f} s, its weights read from the disk again",
+    ("instance_awake", "new_run"): "{subject} was started again and no longer sleeps, its weights {weights}",
+    ("instance_awake", "found_awake"): "{subject} sleeps no more: somebody else woke it or started it again",
 }
 # Verbs of other kinds; an unknown kind reads as its own words.
 VERBS: dict[str, str] = {

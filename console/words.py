@@ -134,6 +134,7 @@ REASONS: dict[str, str] = {
     "stays_awake": "the engine was told and stays awake",
     "stays_asleep": "the engine was told and stays asleep",
     "asleep_otherwise": "the engine sleeps at another level already",
+    "found_awake": "it was found awake, and not by an order",
     "reload_failed": "the engine could not read its weights again",
     "reload_lost": "the engine went away while it read its weights",
     "demand_diverged": "one stage has too much to do, the other too little",

@@ -39,13 +39,15 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One instance as its provisioner sees it: starting | ready | stopping | exited."""
+    """One instance as its provisioner sees it: starting | ready | stopping | exited. `awake`: of one that sleeps by its
+    row, the version of that row if it says that it is awake."""
 
     state: str
     url: str = ""
     started_at: float | None = None
     exit_code: int | None = None
     error: str = ""
+    awake: int | None = None
 
 
 class Mark(NamedTuple):
@@ -58,6 +60,13 @@ class Mark(NamedTuple):
     error: str = ""
     started_at: float | None = None
     again: bool = False
+
+
+class FoundAwake(NamedTuple):
+    """It sleeps by its row, of this version, and says that it is awake."""
+
+    id: str
+    version: int
 
 
 class Replace(NamedTuple):
@@ -84,7 +93,7 @@ class CallStop(NamedTuple):
     grace_s: float
 
 
-Step = Mark | Replace | StopWanted | CallStart | CallStop
+Step = Mark | FoundAwake | Replace | StopWanted | CallStart | CallStop
 
 
 def converge(wanted: Iterable[Wanted], seen: Mapping[str, Seen], now: float) -> list[Step]:
@@ -110,7 +119,8 @@ def _running(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
     if seen.state == "stopping":  # wanted again while it stops: its end comes first
         return []
     if seen.state == "ready":
-        return _up(row, seen, "ready")
+        awake = [] if seen.awake is None else [FoundAwake(row.id, seen.awake)]
+        return [*_up(row, seen, "ready"), *awake]
     late = now - max(row.since, seen.started_at or row.since) > START_TIMEOUT_S
     if row.replaceable and late:
         return [Replace(row.id, "start_timeout", f"not ready within {START_TIMEOUT_S:.0f} s"), CallStop(row.id, 0.0)]

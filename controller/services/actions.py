@@ -158,12 +158,40 @@ def action_end(
     return decision if decision.is_new else None
 
 
-def weights_lost(*, actor: Actor, row: Instance) -> None:
-    """Its process was started again, as the warm one it once was: what it had has to come again."""
-    wanted = row.desired_state == Instance.Desired.RUNNING
-    if wanted and row.spec.get("weights") == Weights.ABSENT and row.weights == Weights.PRESENT:
-        weights_set(row, Weights.ABSENT)
-        weights_load_order(actor=actor, instance_id=row.pk)
+def weights_lost(*, actor: Actor, row: Instance) -> Decision | None:
+    """Its process was started again: what a former one had, its sleep and the copy it slept with too, is gone.
+
+    One that was started warm comes up without weights. If it served they have to come again; if it slept it is in the
+    warm pool. Any other comes up awake with its weights: None but for the Decision that it sleeps no more. One that is
+    being put to sleep, or gets weights, is told again by its order, which goes on.
+    """
+    warm = row.spec.get("weights") == Weights.ABSENT
+    match row.weights:
+        case Weights.ASLEEP:
+            return sleep_ended(
+                actor=actor, row=row, weights=Weights.ABSENT if warm else Weights.PRESENT, reason="new_run"
+            )
+        case Weights.LOADING:
+            weights_set(row, Weights.LOADING, sleep_level=0)
+        case Weights.PRESENT if warm and row.desired_state == Instance.Desired.RUNNING:
+            weights_set(row, Weights.ABSENT)
+            weights_load_order(actor=actor, instance_id=row.pk)
+    return None
+
+
+def sleep_ended(*, actor: Actor, row: Instance, weights: str, reason: str) -> Decision:
+    """A sleeper is awake without an order of ours. The caller holds the row's lock and has seen that it sleeps."""
+    decision = decision_record(
+        actor=actor,
+        kind="instance_awake",
+        subject_type="instance",
+        subject=row.pk,
+        reason=reason,
+        inputs={"level": row.sleep_level},
+        outcome={"weights": str(weights)},
+    )
+    weights_set(row, weights, sleep_level=0)
+    return decision
 
 
 def action_order(actor: Actor, row: Instance, kind: str, params: Mapping[str, Any]) -> Action:

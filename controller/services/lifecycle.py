@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Max
 from django.utils import timezone
 
-from controller.models import Decision, Instance, InstanceInterval
+from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
-from controller.scale.lifecycle import Mark, Replace, StopWanted, Wanted, pause_before_start
+from controller.scale.lifecycle import FoundAwake, Mark, Replace, StopWanted, Wanted, pause_before_start
 from controller.selectors.topology import free_among, usable_devices
-from controller.services.actions import weights_lost
+from controller.services.actions import Kind, sleep_ended, weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop, instance_wish
@@ -39,14 +40,14 @@ def wanted_instances(outstanding: Mapping[str, int] | None) -> list[Wanted]:
     return [_wanted(row, runs.get(row.pk), outstanding) for row in Instance.objects.live()]
 
 
-def instance_mark(*, step: Mark) -> Decision | None:
-    """The recorded state follows what was seen. None: it did already (compared under the row's lock)."""
+def instance_mark(*, step: Mark) -> list[Decision]:
+    """The recorded state follows what was seen. Empty: it did already (compared under the row's lock)."""
     at = timezone.now()
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=step.id)
         again = step.again and _close_former_run(row, step)
         if row.observed_state == step.state and row.url == (step.url or row.url) and not again:
-            return None
+            return []
         waited_s = round((at - row.desired_at).total_seconds(), 2)
         inputs = {"was": row.observed_state, "url": step.url, "error": step.error, "since_wish_s": waited_s}
         instance_observe(
@@ -57,9 +58,8 @@ def instance_mark(*, step: Mark) -> Decision | None:
             error=step.error,
             at=at,
         )
-        if again:
-            weights_lost(actor=RECONCILER, row=row)
-        return decision_record(
+        woke = weights_lost(actor=RECONCILER, row=row) if again else None
+        seen = decision_record(
             actor=RECONCILER,
             kind=KINDS[step.state],
             subject_type="instance",
@@ -67,6 +67,31 @@ def instance_mark(*, step: Mark) -> Decision | None:
             reason=step.reason,
             inputs=inputs,
         )
+    return [seen] if woke is None else [seen, woke]
+
+
+def instance_found_awake(*, step: FoundAwake) -> Decision | None:
+    """An endpoint that somebody else runs says that it is awake: he woke it, or started it again. None: not believed.
+
+    What somebody woke from a sleep that kept no copy of the weights may be awake without them, and only our own wake-up
+    reads them again; so may an SGLang, which says that it is ready although its memory was released. Those are believed
+    if they were away since they fell asleep: then it is another process, and whole.
+    """
+    with transaction.atomic():
+        row = Instance.objects.select_for_update().get(pk=step.id)
+        if row.weights != Weights.ASLEEP or row.version != step.version:
+            return None  # what was seen is older than what the row says
+        whole = row.backend == "reference" or (row.backend == "vllm" and row.sleep_level == 1)
+        if not whole and not _away_since_asleep(row):
+            return None
+        return sleep_ended(actor=RECONCILER, row=row, weights=Weights.PRESENT, reason="found_awake")
+
+
+def _away_since_asleep(row: Instance) -> bool:
+    """It became ready later than the last order ended that had it asleep."""
+    orders = Action.objects.filter(instance=row, kind__in=(Kind.SLEEP, Kind.WAKE, Kind.WEIGHTS_LOAD))
+    asleep_at = orders.aggregate(at=Max("ended_at"))["at"]
+    return asleep_at is not None and row.ready_at is not None and row.ready_at > asleep_at
 
 
 def instance_replace(*, step: Replace) -> Decision | None:

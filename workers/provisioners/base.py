@@ -18,7 +18,10 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One instance as it is. `state`: starting | ready | stopping | exited. Times are epoch seconds."""
+    """One instance as it is. `state`: starting | ready | stopping | exited. Times are epoch seconds.
+
+    `awake`: of an endpoint that sleeps by its row, the version of that row if it says that it is awake.
+    """
 
     id: str
     state: str
@@ -27,6 +30,7 @@ class Observed:
     started_at: float | None = None
     exit_code: int | None = None
     error: str = ""
+    awake: int | None = None
 
 
 class Provisioner(Protocol):

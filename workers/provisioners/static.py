@@ -12,6 +12,8 @@ import requests
 from controller.core.errors import ConfigError
 from workers.asking import Asker
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
+from workers.sleep_client import SleepClient
+from workers.weights import EngineAway
 
 HEALTH_TIMEOUT_S = 1.0
 INFO_TIMEOUT_S = 5.0  # SGLang's asks its scheduler
@@ -25,12 +27,13 @@ MODES = {"null": "collocated", None: "collocated"}
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`role` and `kv_role` (of a vLLM): as registered, to be compared with what the server was started as; "": not
-    now."""
+    now. `asleep`: the version of a row that says that it sleeps, so that it is asked whether it does; None: not now."""
 
     url: str
     backend: str = "vllm"
     role: str = ""
     kv_role: str = ""
+    asleep: int | None = None
 
 
 class Watch:
@@ -87,7 +90,20 @@ def _look(id: str, endpoint: Endpoint) -> Observed:
         wrong = _other_role(endpoint)
     elif endpoint.kv_role:
         wrong = _other_kv_role(endpoint)
-    return Observed(id, "starting" if wrong else "ready", url, error=wrong)
+    awake = endpoint.asleep if endpoint.asleep is not None and _awake(endpoint) else None
+    return Observed(id, "starting" if wrong else "ready", url, error=wrong, awake=awake)
+
+
+def _awake(endpoint: Endpoint) -> bool:
+    """It says so: an SGLang by being ready, any other by its metrics, since `/health` is 200 in any state."""
+    try:
+        if endpoint.backend == "sglang":
+            ready = requests.get(f"{endpoint.url.rstrip('/')}/ready", timeout=HEALTH_TIMEOUT_S)
+            return ready.status_code == 200
+        said = SleepClient(endpoint.url).look()
+    except (requests.RequestException, EngineAway):
+        return False
+    return said.awake and not said.moving
 
 
 def _other_role(endpoint: Endpoint) -> str:

@@ -18,7 +18,8 @@ from django.db import Error
 
 from controller.core.errors import ConfigError
 from controller.models import Instance
-from controller.scale.lifecycle import CallStart, CallStop, Mark, Replace, Seen, Step, StopWanted, converge
+from controller.models.fleet import Weights
+from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
 from workers.links import join
@@ -46,15 +47,16 @@ def provisioners(data_dir: Path) -> dict[str, Provisioner]:
 
 
 def _endpoints() -> dict[str, Endpoint]:
-    """Roles are compared when an endpoint joins; later it may be switching."""
+    """Roles are compared when an endpoint joins; later it may be switching. A sleeper is asked whether it sleeps."""
     rows = Instance.objects.live().filter(provisioner="static").exclude(url="")
     return {row.pk: _endpoint(row) for row in rows}
 
 
 def _endpoint(row: Instance) -> Endpoint:
+    asleep = row.version if row.weights == Weights.ASLEEP else None
     if row.observed_state == Instance.Observed.READY:
-        return Endpoint(row.url, row.backend)
-    return Endpoint(row.url, row.backend, row.role, row.kv_role)
+        return Endpoint(row.url, row.backend, asleep=asleep)
+    return Endpoint(row.url, row.backend, row.role, row.kv_role, asleep)
 
 
 def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
@@ -77,7 +79,10 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
         case Mark():
             if step.state == Instance.Observed.READY and settings.FLEET_TOKEN:
                 _join(step)
-            announce(lifecycle.instance_mark(step=step))
+            for decision in lifecycle.instance_mark(step=step):
+                announce(decision)
+        case FoundAwake():
+            announce(lifecycle.instance_found_awake(step=step))
         case Replace():
             announce(lifecycle.instance_replace(step=step))
         case StopWanted():
@@ -104,7 +109,8 @@ def _provisioner(by_name: dict[str, Provisioner], name: str) -> Provisioner:
 
 
 def _seen(observed: Observed) -> Seen:
-    return Seen(observed.state, observed.url, observed.started_at, observed.exit_code, observed.error)
+    fields = (observed.url, observed.started_at, observed.exit_code, observed.error, observed.awake)
+    return Seen(observed.state, *fields)
 
 
 def _running(observed: Iterable[Observed]) -> list[str]:

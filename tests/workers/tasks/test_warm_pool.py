@@ -13,6 +13,7 @@ from controller.services.actors import SYSTEM
 from controller.services.instances import instance_observe
 from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import scaling_policy_update
+from controller.services.sleeping import wake_order
 from tests.workers.tasks.test_scaling import fleet
 from workers.supervisor.engines import engine_argv
 from workers.tasks import reconcile
@@ -172,6 +173,47 @@ def test_a_process_that_was_started_again_gets_its_weights_again(policy, two, fa
     reconciled()
     assert Instance.objects.get(pk=pool).weights == "loading"
     assert Action.objects.filter(instance=pool, kind="weights_load", state="queued").count() == 1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("name", "becomes", "serves"), [("e2", "present", True), ("warm", "absent", False)])
+def test_a_sleeper_that_was_started_again_sleeps_no_more(
+    policy, two, fake, reconciled, pool, name, becomes, serves, level
+):
+    """Its sleep was the former process's. One that comes up without weights is in the pool, where it belongs."""
+    name = pool if name == "warm" else name
+    Instance.objects.filter(pk=name).update(weights="asleep", sleep_level=level)
+    fake.becomes(name, "ready", started_at=time.time() + 60)
+    reconciled()
+    row = Instance.objects.get(pk=name)
+    assert (row.weights, row.sleep_level, row.observed_state) == (becomes, 0, "ready")
+    assert (name in {spec.id for spec in gateway_snapshot().instances}) == serves
+    decision = Decision.objects.get(kind="instance_awake", subject=name)
+    assert (decision.reason, decision.inputs, decision.outcome) == ("new_run", {"level": level}, {"weights": becomes})
+    assert not Action.objects.filter(instance=name).exists(), "nobody asked for its weights"
+    reconciled()
+    assert Decision.objects.filter(kind="instance_awake").count() == 1
+
+
+def test_a_sleeper_of_the_same_run_sleeps_on(policy, two, fake, reconciled):
+    fake.becomes("e2", "ready")
+    reconciled()
+    Instance.objects.filter(pk="e2").update(weights="asleep", sleep_level=1)
+    fake.becomes("e2", "ready", url="http://127.0.0.1:8")  # seen elsewhere, by the same start
+    reconciled()
+    row = Instance.objects.get(pk="e2")
+    assert (row.weights, row.sleep_level, row.url) == ("asleep", 1, "http://127.0.0.1:8")
+
+
+def test_one_that_is_started_again_while_it_wakes_has_no_copy_of_its_weights_any_more(policy, two, fake, reconciled):
+    """Its order to load goes on; if that fails it does not sleep, for that process never did."""
+    Instance.objects.filter(pk="e2").update(weights="asleep", sleep_level=1)
+    wake_order(actor=SYSTEM, instance_id="e2")
+    fake.becomes("e2", "ready", started_at=time.time() + 60)
+    reconciled()
+    row = Instance.objects.get(pk="e2")
+    assert (row.weights, row.sleep_level) == ("loading", 0)
+    assert Action.objects.filter(instance="e2", kind="weights_load", state="queued").count() == 1
 
 
 def test_a_warm_engine_opens_its_port_at_once():
