@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -29,6 +30,7 @@ FLUSH_S = 0.5
 BATCH = 1_000
 WRITE_S = 8.0  # a batch takes milliseconds; longer means that the database hangs
 RETRY_S = 2.0  # after a failure, before the database is tried again
+CLOSE_S = 4.0  # for the last flush: with the 20 s of running requests less than the supervisor gives the whole gateway
 
 Writer = Callable[[Sequence[RequestRecord]], Any]
 
@@ -43,17 +45,24 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob("*.part"):  # of a process that died while it wrote: half a batch, of no use to anybody
+            part.unlink(missing_ok=True)
         self._serial = 0
 
     def save(self, records: Sequence[RequestRecord]) -> Path:
         self._serial += 1
         name = f"{time.time_ns():020d}-{os.getpid()}-{self._serial:06d}"
         path, part = self.folder / f"{name}.jsonl", self.folder / f"{name}.part"
-        with part.open("wb") as file:
-            file.writelines(orjson.dumps(record_as_dict(record)) + b"\n" for record in records)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
+        try:
+            with part.open("wb") as file:
+                file.writelines(orjson.dumps(record_as_dict(record)) + b"\n" for record in records)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        except BaseException:
+            with suppress(OSError):  # on a disk that is full it is in the way of what is tried next
+                part.unlink(missing_ok=True)
+            raise
         return path
 
     def set_aside(self, record: RequestRecord) -> Path:
@@ -86,6 +95,8 @@ class Recorder:
         self.spooled = 0  # batches on disk, as last seen: who asks for metrics must not wait for a disk
         self._writer = writer
         self._buffer: deque[RequestRecord] = deque()
+        self._hand: Sequence[RequestRecord] = ()  # taken from there, and neither written nor saved yet
+        self._under_way: asyncio.Task[None] | None = None
         self._database = OffLoop("records")
         self._disk = OffLoop("spool")
         self._retry_at = 0.0
@@ -99,7 +110,8 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        return len(self._buffer)
+        """Records that are in memory only."""
+        return len(self._buffer) + len(self._hand)
 
     async def run(self) -> None:
         while True:
@@ -107,7 +119,8 @@ class Recorder:
                 await asyncio.wait_for(self._full.wait(), FLUSH_S)
             self._full.clear()
             # A batch under way is in nobody's hands but this flush's: cancelling the task must not lose it.
-            await asyncio.shield(self.flush())
+            self._under_way = asyncio.ensure_future(self.flush())
+            await asyncio.shield(self._under_way)
 
     async def flush(self) -> None:
         """Everything buffered goes to the database, or to the spool; then old spool files follow."""
@@ -116,9 +129,10 @@ class Recorder:
 
     async def _flush(self) -> None:
         while self._buffer:
-            batch = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
-            if left := await self._write(batch):
+            self._hand = [self._buffer.popleft() for _ in range(min(BATCH, len(self._buffer)))]
+            if left := await self._write(self._hand):
                 await self._save(left)
+            self._hand = ()
         if time.monotonic() >= self._retry_at:
             await self._replay()
 
@@ -167,7 +181,8 @@ class Recorder:
             self.spooled += 1
         except (OSError, TimeoutError, Busy) as error:
             log.error("%d records cannot be spooled, they stay in memory: %r", len(batch), error)
-            self._buffer.extendleft(reversed(batch))
+            self._hand = batch
+            self._put_back()
             await asyncio.sleep(RETRY_S)
 
     async def _replay(self) -> None:
@@ -180,8 +195,32 @@ class Recorder:
             await self._disk.call(path.unlink, WRITE_S)
             self.spooled -= 1
 
+    def _put_back(self) -> None:
+        self._buffer.extendleft(reversed(self._hand))
+        self._hand = ()
+
     async def close(self) -> None:
-        """At shutdown: one last flush; what the database does not take lies in the spool."""
-        await self.flush()
+        """At shutdown, within CLOSE_S: one last flush; what the database does not take in half of it lies in the spool.
+
+        What neither takes is lost: it is in this process's memory only, and somebody waits for its end.
+        """
+        try:
+            async with asyncio.timeout(CLOSE_S / 2):
+                await self.flush()
+        except (OSError, Busy):  # TimeoutError is one
+            await self._save_rest()
+        if self.waiting:
+            given_up = "%d records are lost: neither the database nor %s took them within %g s"
+            log.error(given_up, self.waiting, self.spool.folder, CLOSE_S)
         self._database.close()
         self._disk.close()
+
+    async def _save_rest(self) -> None:
+        if self._under_way is not None and not self._under_way.done():
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
+        self._put_back()
+        self._retry_at = math.inf  # the database had its time
+        with suppress(OSError, Busy):
+            async with asyncio.timeout(CLOSE_S / 2):
+                await self.flush()

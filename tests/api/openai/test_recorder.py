@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -230,6 +231,107 @@ async def test_a_full_disk_keeps_records_in_memory(
     database.away = False
     await recorder.flush()
     assert list(database.stored) == ["a", "b"]
+
+
+class BrokenDisk(Spool):
+    """`gate`: hangs at it instead of saying so."""
+
+    gate: threading.Event | None = None
+
+    def save(self, records: Sequence[RequestRecord]) -> Path:
+        if self.gate is not None:
+            self.gate.wait(30)
+        raise OSError("input/output error")
+
+
+def lost(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "lost" in each.getMessage()]
+
+
+@pytest.fixture
+def closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 0.4 s, of which no failure may wait for the next try."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.4)
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_close_without_database_and_disk_ends_and_says_how_much_is_lost(
+    tmp_path: Path, closed_soon: None, caplog: pytest.LogCaptureFixture, hangs: bool
+) -> None:
+    database, disk, gate = Database(), BrokenDisk(tmp_path), threading.Event()
+    database.away = True
+    database.gate = disk.gate = gate if hangs else None
+    recorder = Recorder(database.write, disk)
+    fill(recorder, ["a", "b", "c"])
+    async with asyncio.timeout(10):
+        await recorder.close()
+    gate.set()
+    assert lost(caplog) == [f"3 records are lost: neither the database nor {tmp_path} took them within 0.4 s"]
+    assert recorder.spool.files() == []
+
+
+async def test_a_close_that_loses_nothing_says_nothing(
+    tmp_path: Path, closed_soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database()
+    recorder = Recorder(database.write, Spool(tmp_path))
+    fill(recorder, ["a"])
+    await recorder.close()
+    assert (list(database.stored), lost(caplog)) == (["a"], [])
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+async def test_a_close_with_a_hanging_database_leaves_everything_in_the_spool(
+    tmp_path: Path, closed_soon: None, caplog: pytest.LogCaptureFixture, under_way: bool
+) -> None:
+    """Also what a flush that began before has in hand."""
+    database, entered = Database(), threading.Event()
+    database.gate = gate = threading.Event()
+
+    def write(records: Sequence[RequestRecord]) -> int:
+        entered.set()
+        return database.write(records)
+
+    recorder = Recorder(write, Spool(tmp_path))
+    fill(recorder, ["a", "b"])
+    if under_way:
+        running = asyncio.create_task(recorder.run())
+        recorder._full.set()
+        assert await asyncio.to_thread(entered.wait, 10)
+        running.cancel()
+        await asyncio.wait([running])
+        fill(recorder, ["c"])
+    async with asyncio.timeout(10):
+        await recorder.close()
+    gate.set()
+    saved = [item.id for path in recorder.spool.files() for item in recorder.spool.load(path)]
+    assert saved == (["a", "b", "c"] if under_way else ["a", "b"])
+    assert lost(caplog) == []
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), KeyboardInterrupt()])
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def full(descriptor: int) -> None:
+        assert len(list(tmp_path.glob("*.part"))) == 1
+        raise error
+
+    spool = Spool(tmp_path)
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(type(error)):
+        spool.save([record("a")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_process_that_died_left_half_written_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    path = Spool(tmp_path).save([record("a")])
+    Spool(tmp_path).set_aside(record("bad"))
+    (tmp_path / "crashed.part").write_bytes(b'{"id": "half')
+    spool = Spool(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "bad.refused"])
+    assert spool.files() == [path]
 
 
 def test_a_spool_file_is_whole_or_absent(tmp_path: Path) -> None:
