@@ -135,6 +135,8 @@ REASONS: dict[str, str] = {
     "stays_asleep": "the engine was told and stays asleep",
     "asleep_otherwise": "the engine sleeps at another level already",
     "found_awake": "it was found awake, and not by an order",
+    "not_ready": "the engine was not ready, and not by an order to sleep",
+    "memory_unknown": "whether the engine's memory was released or resumed is not known: start it again",
     "reload_failed": "the engine could not read its weights again",
     "reload_lost": "the engine went away while it read its weights",
     "demand_diverged": "one stage has too much to do, the other too little",

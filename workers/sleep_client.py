@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 
 from workers.weights import EngineAway, EngineRefuses
+
+if TYPE_CHECKING:  # it talks to engines where there is no database too
+    from controller.models import Action
 
 CALL_S = 2.0
 RELOAD_S = 900.0  # the longest read from a disk that is waited for
@@ -27,22 +30,52 @@ class NoSleepMode(EngineRefuses):
     """It would not sleep, whatever it answered: the verb does not exist there, or does nothing."""
 
 
+class EngineBroke(EngineRefuses):
+    """It failed over a call: what became of that is not known."""
+
+
+class NotOurs(Exception):
+    """The order is somebody else's by now, or has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class SleepState:
     """`awake`: everything is resident. `level`: of its sleep, 0 when it does not say. `moving`: a sleep or a wake-up is
-    under way. `requests`: running and waiting there, whoever sent them."""
+    under way. `requests`: running and waiting there, whoever sent them.
+
+    Of an engine that does not tell what it gave back: `boot`, which of its processes it was, `asked_at`, how old what
+    it said is at most; and what is known from elsewhere: `unknown`, why it may not be told anything, `not_ready`, why
+    it takes no requests though nobody here put it to sleep."""
 
     awake: bool
     level: int = 0
     moving: bool = False
     requests: int = 0
+    boot: str = ""
+    asked_at: float = 0.0
+    unknown: str = ""
+    not_ready: str = ""
 
 
 class SleepClient:
-    """Of one engine. Every method may raise EngineAway and EngineRefuses."""
+    """Of one engine. Every method may raise EngineAway and EngineRefuses, those that note something NotOurs too."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
+
+    def bind(self, action: Action) -> None:
+        """The order that it is told for: where a client keeps what its engine does not tell."""
+
+    def recall(self, said: SleepState) -> SleepState:
+        """What it said, in the light of what is kept."""
+        return said
+
+    def whole(self) -> None:
+        """It serves: whatever was given back has come again."""
+
+    def unpause(self) -> bool:
+        """Undo what a sleep that came to nothing began; False: there is nothing to undo."""
+        return False
 
     def look(self) -> SleepState:
         """From `/metrics`: `/is_sleeping` says yes of a merely paused engine too, and `/health` is 200 in any state."""
@@ -110,7 +143,8 @@ class SleepClient:
             raise _no_dev_mode(path)
         if not answer.ok:
             busy = answer.status_code == 409
-            raise EngineRefuses(f"status {answer.status_code} at {path}: {answer.text[:300]}", busy=busy)
+            kind = EngineBroke if answer.status_code >= 500 else EngineRefuses
+            raise kind(f"status {answer.status_code} at {path}: {answer.text[:300]}", busy=busy)
         try:
             said = answer.json()
         except ValueError:

@@ -3,7 +3,8 @@
 Falling asleep: gateways stop sending (the row says so), what runs ends, then the engine is told. Waking from level 1 is
 one verb. From level 2 it is four, since the weights are gone: wake the weights' memory, read them again, drop what the
 prefix cache claims to hold, wake the KV cache's memory; only then is the instance told of to gateways. Each may be said
-twice, and the one that comes next is stored, so a killed worker's successor goes on there.
+twice, and the one that comes next is stored, so a killed worker's successor goes on there. Of an engine that may not be
+told twice its client keeps with the order what it was told (`workers.sglang_memory`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from controller.models import Action, Decision
 from controller.scale.lifecycle import SETTLE_S
 from controller.services.actions import action_end, action_keep
 from workers.long_calls import LongCalls, call_mark, goes_on_elsewhere
-from workers.sleep_client import NoSleepMode, SleepClient, SleepState
+from workers.sleep_client import NoSleepMode, NotOurs, SleepClient, SleepState
 from workers.weights import EngineAway, EngineRefuses
 
 DRAIN_S = 60.0  # from the order; then what still runs there is aborted
@@ -54,6 +55,7 @@ Look = Failed | Done | Next | None
 
 def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
     """The Decision if this look ended it. Steps that take no time follow each other within LOOK_S."""
+    engine.bind(action)
     began, seen = time.monotonic(), _step(action, engine, calls)
     while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
         seen = _step(action, engine, calls)
@@ -67,6 +69,8 @@ def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision |
 def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     try:
         return _sleep(action, engine) if action.kind == Action.Kind.SLEEP else _wake(action, engine, calls)
+    except NotOurs:
+        return None
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
@@ -77,6 +81,7 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
 
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:
     """It cannot be brought about, or has become pointless. Where an order to sleep left the engine it says itself."""
+    engine.bind(action)
     left_at = _left_at(action, engine) if action.kind == Action.Kind.SLEEP else 0
     return _end(action, Failed(reason, error), left_at)
 
@@ -86,20 +91,29 @@ def _left_at(action: Action, engine: SleepClient) -> int:
     what is awake does no harm, to send requests to a sleeper does."""
     level = int(action.params["level"])
     try:
-        said = engine.look()
+        said = _look(engine)
+        if not said.awake and engine.unpause():
+            said = _look(engine)
     except (EngineAway, EngineRefuses):
         return level if action.tries else 0
-    return 0 if said.awake else said.level or level
+    except NotOurs:
+        return 0
+    return 0 if said.awake or said.not_ready else said.level or level
+
+
+def _look(engine: SleepClient) -> SleepState:
+    return engine.recall(engine.look())
 
 
 # ---- falling asleep -------------------------------------------------------------------------------------------------
 
 
 def _sleep(action: Action, engine: SleepClient) -> Look:
-    said, level = engine.look(), int(action.params["level"])
+    said, level = _look(engine), int(action.params["level"])
     asleep = not said.awake and said.level > 0  # without a level it is merely paused
-    if asleep and said.level != level:
-        return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+    hindered = _hindered(said, level)
+    if hindered is not None:
+        return hindered
     if not action.params.get("able"):  # before its traffic is let go, and before its word is taken for it
         engine.check_able(level)
         able = {**action.params, "able": True}
@@ -113,10 +127,21 @@ def _sleep(action: Action, engine: SleepClient) -> Look:
     if not action.tries:
         if not _drains(action, said):
             # Anew: an answer that came late may be older than what was sent there last.
-            said = engine.look()
-        if said.moving or _drains(action, said) or (said.level and not said.awake):
+            said = _look(engine)
+        changed = said.unknown or said.not_ready or (said.level and not said.awake)
+        if said.moving or _drains(action, said) or changed:
             return _later(action, f"{said.requests} requests run there" if said.requests else "")
     return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
+
+
+def _hindered(said: SleepState, level: int) -> Failed | None:
+    if said.unknown:
+        return Failed("memory_unknown", said.unknown)
+    if said.not_ready:
+        return Failed("not_ready", said.not_ready)
+    if not said.awake and said.level not in (0, level):
+        return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+    return None
 
 
 def _drains(action: Action, said: SleepState) -> bool:
@@ -128,9 +153,13 @@ def _drains(action: Action, said: SleepState) -> bool:
 
 
 def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
-    said = engine.look()
+    said = _look(engine)
+    if said.unknown and not said.awake:
+        return Failed("memory_unknown", said.unknown)
     if said.moving:
         return _later(action)
+    if said.awake:
+        engine.whole()
     if not said.awake and said.level > int(action.params["level"]):  # somebody put it to a deeper sleep since
         deeper = {**action.params, "level": said.level}
         return Next() if action_keep(action=action, release=False, params=deeper) else None

@@ -33,6 +33,7 @@ class SglangControl(HttpBackend):
         super().__init__(spec, session, limits)
         self._info: ServerInfo | None = None
         self._read_at = 0.0
+        self._released: tuple[str, ...] | None = None  # by `sleep`, and not resumed yet; None: it was not told to sleep
 
     async def known(self, now: float | None = None) -> ServerInfo:
         """`now`: the caller's monotonic seconds; with them it is read again when it is old. Slow to answer: the old one
@@ -101,7 +102,12 @@ class SglangControl(HttpBackend):
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     async def sleep(self, level: int = 1) -> None:
-        """Level 1 keeps the weights in host memory, 2 drops them; either gives back KV cache and graphs too."""
+        """Level 1 keeps the weights in host memory, 2 drops them; either gives back KV cache and graphs too.
+
+        Said twice it is told once: to release what is released would end the server.
+        """
+        if self._released is not None:
+            return
         self.forget()
         info = await self.known()
         if not info.on("enable_memory_saver"):
@@ -115,21 +121,29 @@ class SglangControl(HttpBackend):
                 "SGLang cannot drop its weights because it was started with --enable-weights-cpu-backup.", KEEPS_WEIGHTS
             )
         await self._pause()
+        tags = ("kv_cache", "weights", "cuda_graph")
         try:
-            await self._control("/release_memory_occupation", {"tags": ["kv_cache", "weights", "cuda_graph"]})
+            await self._control("/release_memory_occupation", {"tags": list(tags)})
         except EngineError:
             await self._continue()
             raise
+        self._released = tags
 
     async def wake(self) -> None:
         """Without a copy in host memory what comes back is no weights: they are read from disk before anything is
-        served. Fails closed: the server stays paused."""
+        served. Fails closed: the server stays paused. Only what this adapter released is resumed, and once: anything
+        else would end the server."""
+        if self._released is None:
+            raise EngineError("nothing of SGLang's memory was released from here", status=409)
         self.forget()
         info = await self.known()
-        await self._control("/resume_memory_occupation", {"tags": []})
+        if self._released:
+            await self._control("/resume_memory_occupation", {"tags": list(self._released)})
+            self._released = ()
         if not info.on(KEEPS_WEIGHTS):
             await self._from_disk(info)
         await self._continue()
+        self._released = None
 
     async def _from_disk(self, info: ServerInfo) -> None:
         model_path = str(info.arguments.get("model_path") or "")

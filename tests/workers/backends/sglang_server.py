@@ -7,6 +7,7 @@ prefill server's bootstrap port). Not emulated: time. It refuses what SGLang ref
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +15,17 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.workers.backends.sglang_requests import refused
 from tests.workers.backends.sglang_seed import SglangSeed
 from tests.workers.backends.sockets import Route
 
+TAGS = ("kv_cache", "weights", "cuda_graph")
+RANDOM = itertools.count(1)
 TRANSFERS_THAT_SWITCH = ("mooncake", "mori")
 
 
 class SglangServer(SglangSeed):
     """All of it, with what an operator asks. Switches of a test: `switch_fails`, `switch_refused`, `prepare_fails`,
-    `dies_at`, `unhealthy`, `loads_missing`."""
+    `dies_at`, `unhealthy`, `loads_missing`, `stuck` (its scheduler is inside a long step)."""
 
     def __init__(self, **args: Any) -> None:
         super().__init__(**args)
@@ -32,7 +34,8 @@ class SglangServer(SglangSeed):
             self.graphs = {"decode_cuda_graph_bs": [1, 2, 4], "decode_cuda_graph_memory_gb": 1.5}
         self.asked: list[str] = []  # paths of management calls, in order
         self.disk = self.args["model_path"]  # where weights lie
-        self.released: set[str] = set()
+        self.released: set[str] = set()  # tags, as its scheduler keeps them
+        self.stuck = False
         self.unhealthy = False
         self.switch_fails = ""  # message: the next real switch fails half-way
         self.switch_refused = ""  # message: it is refused before anything was changed
@@ -40,6 +43,8 @@ class SglangServer(SglangSeed):
         self.dies_at = ""  # "prepare", "switch": the process ends there, without an answer
         self.url = ""
         self.loads_missing = False
+        self._takes = asyncio.Lock()  # the scheduler takes what the HTTP server sends it one after the other
+        self._booted()
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -74,6 +79,14 @@ class SglangServer(SglangSeed):
         self.url = f"http://127.0.0.1:{await self.listen(routes)}"
         return self
 
+    def _booted(self) -> None:
+        self.args |= {"random_seed": next(RANDOM), "startup_time": {"load_weight": 1.25, "scheduler_e2e": 7.5}}
+
+    def reboot(self) -> None:
+        """Its owner started it again: another process, with all of its memory."""
+        self.released, self.weights, self.paused, self.unhealthy = set(), "good", False, False
+        self._booted()
+
     async def __aexit__(self, *error: object) -> None:
         await self.die()
 
@@ -89,6 +102,7 @@ class SglangServer(SglangSeed):
         return web.Response(status=503 if self.unhealthy else 200)
 
     async def _server_info(self, request: web.Request) -> web.Response:
+        await self._scheduled()
         return web.json_response({**self.args, "internal_states": [{"disaggregation_mode": self.mode, **self.graphs}]})
 
     async def _model_info(self, request: web.Request) -> web.Response:
@@ -124,12 +138,24 @@ class SglangServer(SglangSeed):
 
     # ---- management ------------------------------------------------------------------------------------------------
 
+    async def _scheduled(self) -> None:
+        async with self._takes:
+            while self.stuck:
+                await asyncio.sleep(0.005)
+
+    async def _dies(self) -> web.Response:
+        asyncio.get_running_loop().create_task(self.die())
+        await asyncio.sleep(5)
+        raise AssertionError("nobody hears of it")
+
     async def _pause(self, request: web.Request) -> web.Response:
+        """By `abort` it is answered once no request is left."""
         self.asked.append("/pause_generation")
-        if (await request.json()).get("mode") == "abort":
+        self.paused = True
+        while (await request.json()).get("mode") == "abort" and self.jobs:
             for job in self.jobs.values():
                 job.gone.set()
-        self.paused = True
+            await asyncio.sleep(0.005)
         return web.Response()
 
     async def _continue(self, request: web.Request) -> web.Response:
@@ -138,22 +164,35 @@ class SglangServer(SglangSeed):
         return web.Response()
 
     async def _release(self, request: web.Request) -> web.Response:
-        """The scheduler asserts that it is idle."""
+        """The scheduler asserts that it is idle, and the memory saver that the memory is there. Whoever asked may have
+        gone meanwhile. Without a memory saver it says yes and keeps its memory."""
         self.asked.append("/release_memory_occupation")
-        if self.jobs and not self.paused:
-            asyncio.get_running_loop().create_task(self.die())
-            await asyncio.sleep(5)
-        if not self.args["enable_memory_saver"]:
-            return refused(400, "memory saver is not enabled")
-        self.released = set((await request.json()).get("tags") or ("kv_cache", "weights", "cuda_graph"))
-        if "weights" in self.released and self.weights == "good":
+        tags = set((await request.json()).get("tags") or TAGS)
+        return await asyncio.shield(self._released(tags))
+
+    async def _released(self, tags: set[str]) -> web.Response:
+        await self._scheduled()
+        saves = self.args["enable_memory_saver"]
+        if self.jobs or (saves and tags & self.released):
+            return await self._dies()
+        self.released |= tags
+        if "weights" in tags and saves and self.weights == "good":
             self.weights = "kept" if self.args["enable_weights_cpu_backup"] else "absent"
         return web.Response()
 
     async def _resume(self, request: web.Request) -> web.Response:
+        """A tag that is not released is a KeyError in its scheduler."""
         self.asked.append("/resume_memory_occupation")
-        self.released = set()
-        self.weights = {"kept": "good", "absent": "garbage"}.get(self.weights, self.weights)
+        tags = set((await request.json()).get("tags") or TAGS)
+        return await asyncio.shield(self._resumed(tags))
+
+    async def _resumed(self, tags: set[str]) -> web.Response:
+        await self._scheduled()
+        if not tags <= self.released:
+            return await self._dies()
+        self.released -= tags
+        if "weights" in tags:
+            self.weights = {"kept": "good", "absent": "garbage"}.get(self.weights, self.weights)
         return web.Response()
 
     async def _update(self, request: web.Request) -> web.Response:
