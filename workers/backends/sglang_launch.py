@@ -2,12 +2,16 @@
 
 The joiner drives it all when it starts: nothing is asked of the seed here but what it is. Both must have the same
 model, layout and number format. By `transfer_engine` the joiner reads the seed's device memory while the seed serves;
-by `nccl` the seed stops generating for the transfer, and its ports are used up, so one joiner at a time.
+by `nccl` the seed stops generating for the transfer, and its ports are used up, so one joiner at a time. Either knows
+a seed's ranks by their tensor-parallel number alone, so pipeline stages cannot be told apart.
+
+Two servers of one host must not have a port in common. What the joiner listens at beside its API is a multiple of 1000
+away from its `port`, and not what the seed listens at: joiners less than 1000 apart have nothing in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from yarl import URL
 
@@ -18,9 +22,24 @@ from workers.backends.sglang_state import ServerInfo
 
 WAYS = ("transfer_engine", "nccl")
 SEEDS = "remote_instance_weight_loader_start_seed_via_transfer_engine"
-SAME = ("model_path", "tp_size", "pp_size", "dtype", "quantization", "served_model_name")  # as the seed has them
+SAME = ("model_path", "tp_size", "dtype", "quantization", "served_model_name")  # as the seed has them
+# Who holds which part of the weights, where it is not SGLang's default. `/server_info` says `ep_size` as it was
+# resolved (some a2a backends make it `tp_size`), which a server that is told so resolves to the same.
+LAYOUT: Mapping[str, object] = {
+    "dp_size": 1,
+    "attn_dp_size": 1,
+    "attn_cp_size": 1,
+    "dcp_size": 1,
+    "ep_size": 1,
+    "moe_dp_size": 1,
+    "moe_dense_tp_size": None,
+    "moe_a2a_backend": "none",
+    "ep_num_redundant_experts": 0,
+}
 KEPT_ON = ("enable_pd_role_switch", "enable_memory_saver", "enable_weights_cpu_backup", "enable_metrics")
-LAST_PORT = 65_535
+FIRST_PORT, LAST_PORT = 1024, 65_535
+BOOTSTRAP, INFO = "disaggregation_bootstrap_port", "engine_info_bootstrap_port"
+INFO_PORT = 6789  # SGLang's default
 
 
 def joiner_arguments(
@@ -38,15 +57,22 @@ def joiner_arguments(
     where = URL(seed_url)
     if where.host is None or where.port is None:
         raise ConfigError(f"the seed's url {seed_url!r} names no host and port", field="seed")
+    if int(seed.arguments.get("pp_size") or 1) != 1:
+        raise NotSupported("SGLang cannot give its weights because the seed has pipeline stages.", "pp_size")
     arguments = ["--port", str(port)]
     for name in SAME:
         if seed.arguments.get(name) not in (None, ""):
             arguments += [_flag(name), str(seed.arguments[name])]
+    for name, default in LAYOUT.items():
+        if seed.arguments.get(name, default) not in (default, None):
+            arguments += [_flag(name), str(seed.arguments[name])]
+    if "attn_dp_size" not in seed.arguments and seed.on("enable_dp_attention"):  # before 0.5.23 said so of `dp_size`
+        arguments.append("--enable-dp-attention")
     arguments += [_flag(name) for name in KEPT_ON if seed.on(name)]
     if seed.on("enable_priority_scheduling"):
         arguments.append("--enable-priority-scheduling")
         arguments += ["--schedule-low-priority-values-first"] * seed.low_first
-    arguments += _role(seed, role)
+    arguments += _role(seed, role) + _listening(seed, where.port, way=way, role=role, port=port)
     arguments += [
         *("--load-format", "remote_instance"),
         *("--remote-instance-weight-loader-backend", way),
@@ -65,10 +91,29 @@ def _role(seed: ServerInfo, role: Role) -> list[str]:
     ]
 
 
+def _listening(seed: ServerInfo, seed_port: int, *, way: str, role: Role, port: int) -> list[str]:
+    """Its ports beside the API's.
+
+    A server that prefills, or may be switched to that, starts the bootstrap server of its KV transfers; at one that
+    only decodes the option means nothing. A seed by transfer engine says where its weights lie at a port of its own,
+    which its API asks. Only seeds listen there: the joiner gets one for when it is started as a seed too.
+    """
+    wanted = []
+    if role is Role.PREFILL or (role is Role.DECODE and seed.on("enable_pd_role_switch")):
+        wanted.append(BOOTSTRAP)
+    if way == "transfer_engine":
+        wanted.append(INFO)
+    theirs = {seed_port, seed.bootstrap_port, int(seed.arguments.get(INFO) or INFO_PORT)}
+    near = [port + 1000 * steps for steps in (*range(1, 32), *range(-1, -32, -1))]
+    free = [each for each in near if FIRST_PORT <= each <= LAST_PORT and each not in theirs]
+    return [word for name, number in zip(wanted, free, strict=False) for word in (_flag(name), str(number))]
+
+
 def _nccl(seed: ServerInfo, ports: Sequence[int]) -> list[str]:
     ranks = int(seed.arguments.get("tp_size") or 1)
-    if int(seed.arguments.get("dp_size") or 1) != 1:
-        raise NotSupported("SGLang cannot send weights by nccl because the seed has data-parallel ranks.", "dp_size")
+    for name in ("dp_size", "attn_dp_size"):
+        if int(seed.arguments.get(name) or 1) != 1:
+            raise NotSupported("SGLang cannot send weights by nccl because the seed has data-parallel ranks.", name)
     if len(ports) != ranks or len(set(ports)) != len(ports) or not all(0 < port <= LAST_PORT for port in ports):
         raise ConfigError(f"ports: {ranks} free and different ones on the seed's host, one a rank", field="ports")
     numbers = "[" + ",".join(map(str, ports)) + "]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,9 +24,20 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for flag in ("--model-path", "--dtype", "--quantization", "--served-model-name", "--load-format"):
         parser.add_argument(flag)
-    for flag in ("--port", "--tp-size", "--pp-size"):
+    for flag in ("--port", "--tp-size", "--disaggregation-bootstrap-port", "--engine-info-bootstrap-port"):
         parser.add_argument(flag, type=int)
-    for flag in ("pd-role-switch", "memory-saver", "weights-cpu-backup", "metrics", "priority-scheduling"):
+    for flag in ("dp", "attn-dp", "attn-cp", "dcp", "ep", "moe-dp", "moe-dense-tp"):
+        parser.add_argument(f"--{flag}-size", type=int)
+    parser.add_argument("--moe-a2a-backend", choices=("none", "deepep", "mooncake"))
+    parser.add_argument("--ep-num-redundant-experts", type=int)
+    for flag in (
+        "dp-attention",
+        "pd-role-switch",
+        "memory-saver",
+        "weights-cpu-backup",
+        "metrics",
+        "priority-scheduling",
+    ):
         parser.add_argument(f"--enable-{flag}", action="store_true")
     parser.add_argument("--schedule-low-priority-values-first", action="store_true")
     parser.add_argument("--disaggregation-mode", choices=("null", "prefill", "decode"))
@@ -149,10 +161,75 @@ async def test_by_transfer_engine_other_parameters_are_seen_and_the_seed_serves_
         assert await generated(seed) == 200
 
 
+def made(arguments: dict, **more: Any) -> argparse.Namespace:
+    """For a seed at port 30000, with the arguments that its `/server_info` names."""
+    given = {"way": "transfer_engine", "role": Role.COLLOCATED, "port": 30001, **more}
+    seed = ServerInfo(given["role"], {SEEDS: True, "port": 30000, "tp_size": 8, **arguments})
+    return parsed(joiner_arguments("http://seed:30000", seed, **given))
+
+
+def test_the_joiner_has_the_layout_of_experts_and_of_attention_that_the_seed_has() -> None:
+    layout = {
+        "ep_size": 8,
+        "attn_dp_size": 4,
+        "moe_dense_tp_size": 1,
+        "moe_a2a_backend": "deepep",
+        "ep_num_redundant_experts": 16,
+    }
+    args = made({"dp_size": 2, "moe_dp_size": 1, **layout})
+    assert {name: getattr(args, name) for name in layout} == layout
+    assert (args.tp_size, args.dp_size, args.moe_dp_size) == (8, 2, None)
+
+
+def test_a_seed_that_still_says_it_of_its_data_parallel_ranks_is_copied_so() -> None:
+    assert made({"dp_size": 4, "enable_dp_attention": True}).enable_dp_attention
+    assert not made({"attn_dp_size": 4, "enable_dp_attention": True}).enable_dp_attention
+
+
+def test_defaults_of_the_layout_are_left_to_the_joiner() -> None:
+    said = {"dp_size": 1, "ep_size": 1, "moe_a2a_backend": "none", "moe_dense_tp_size": None, "attn_dp_size": 1}
+    args = made(said)
+    assert {getattr(args, name) for name in said} == {None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "role", "bootstrap"),
+    [
+        ({}, Role.PREFILL, 31001),
+        ({"disaggregation_bootstrap_port": 31001}, Role.PREFILL, 32001),
+        ({}, Role.DECODE, None),
+        ({"enable_pd_role_switch": True}, Role.DECODE, 31001),
+        ({"enable_pd_role_switch": True}, Role.COLLOCATED, None),
+    ],
+)
+def test_one_that_prefills_or_may_be_switched_to_has_a_bootstrap_port_of_its_own(
+    arguments: dict, role: Role, bootstrap: int | None
+) -> None:
+    assert made(arguments, role=role).disaggregation_bootstrap_port == bootstrap
+
+
+def test_where_weights_are_published_is_a_port_of_its_own() -> None:
+    assert made({}).engine_info_bootstrap_port == 31001
+    assert made({"engine_info_bootstrap_port": 31001}).engine_info_bootstrap_port == 32001
+    assert made({"tp_size": 1}, way="nccl", ports=[29600]).engine_info_bootstrap_port is None
+
+
+@pytest.mark.parametrize("first", [30001, 1024, 65500])
+def test_joiners_of_one_host_share_no_port_with_each_other_or_the_seed(first: int) -> None:
+    used = [30000, 8998, 6789]
+    for port in range(first, first + 8):
+        args = made({}, role=Role.PREFILL, port=port)
+        used += [args.port, args.disaggregation_bootstrap_port, args.engine_info_bootstrap_port]
+    assert len(set(used)) == len(used) == 27
+    assert all(0 < each <= 65535 for each in used)
+
+
 @pytest.mark.parametrize(
     ("arguments", "more", "field"),
     [
         ({}, {}, SEEDS),
+        ({"pp_size": 2, SEEDS: True}, {}, "pp_size"),
+        ({"attn_dp_size": 2}, {"way": "nccl", "ports": [1]}, "attn_dp_size"),
         ({"dp_size": 2}, {"way": "nccl", "ports": [1]}, "dp_size"),
         ({SEEDS: True}, {"way": "rsync"}, "way"),
         ({SEEDS: True}, {"port": 0}, "port"),
