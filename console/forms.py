@@ -18,6 +18,7 @@ from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
 from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
+from controller.services.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
 
 LONGEST_S = 86_400.0
@@ -133,10 +134,9 @@ class SLOClassForm(forms.Form):
         return data
 
     def _check_name_is_free(self, name: str, tenant: Tenant | None) -> None:
-        """The database says so too, but of no single field and in its own words."""
-        if SLOClass.objects.filter(name=name, tenant=tenant).exists():
-            whose = tenant.name if tenant else "all tenants"
-            self.add_error("name", f"There is a class of this name for {whose} already.")
+        """The service says so too, but only once all else is right."""
+        if name_is_taken(name, tenant):
+            self.add_error("name", name_taken(tenant))
 
     def changes(self) -> dict[str, Any]:
         return {name: self.cleaned_data[name] for name in self.CHANGEABLE}

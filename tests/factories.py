@@ -32,6 +32,18 @@ def slo_class(**fields: Any) -> SLOClass:
     return SLOClass.objects.create(**{"name": f"class-{next(_serial)}", "ttft_s": 1.0, "tpot_s": 0.1, **fields})
 
 
+def rival_class(monkeypatch: Any, save: Any = None, **fields: Any) -> None:
+    """Somebody else saves this class in the moment after all checks of the next one have passed."""
+    checked = SLOClass.validate_constraints
+
+    def meanwhile(row: SLOClass, *args: Any) -> None:
+        checked(row, *args)
+        monkeypatch.setattr(SLOClass, "validate_constraints", checked)
+        (save or slo_class)(**fields)
+
+    monkeypatch.setattr(SLOClass, "validate_constraints", meanwhile)
+
+
 def priority_mapping(**fields: Any) -> PriorityMapping:
     return PriorityMapping.objects.create(**{"levels": [LEVEL], **fields})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from controller.models import SLOClass, Tenant
 from controller.services import change
@@ -14,6 +14,7 @@ from controller.services.actors import Actor
 from controller.services.tenants import tenant_update
 from controller.slo.classes import is_level_label
 
+UNIQUE = "slo_class_unique"  # the constraint's name
 EDITABLE = ("title", "ttft_s", "tpot_s", "deadline_s", "waiting_time_s", "target", "value", "may_defer")
 
 
@@ -31,7 +32,8 @@ def slo_class_create(
     value: float = 1.0,
     may_defer: bool = False,
 ) -> SLOClass:
-    """Seconds. `tenant` None: for all tenants."""
+    """Seconds. `tenant` None: for all tenants. Raises ValidationError, of `name` where it is taken: also where somebody
+    saved it after that was looked up."""
     row = SLOClass(
         tenant=tenant,
         name=name,
@@ -44,7 +46,12 @@ def slo_class_create(
         value=value,
         may_defer=may_defer,
     )
-    return change.create(row, actor=actor, kind="slo_class", check=_check_new)
+    try:
+        return change.create(row, actor=actor, kind="slo_class", check=_check_new)
+    except IntegrityError as error:
+        if _constraint(error) != UNIQUE:
+            raise
+        raise _taken(tenant) from error
 
 
 def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: Mapping[str, Any]) -> SLOClass:
@@ -91,8 +98,28 @@ def _check_new(row: SLOClass) -> None:
         message = f"Requests with a priority and without a class are counted under {row.name}: take another name."
         raise ValidationError({"name": message})
     _check(row)
+    if name_is_taken(row.name, row.tenant):
+        raise _taken(row.tenant)
 
 
 def _check(row: SLOClass) -> None:
     if row.deadline_s is not None and row.deadline_s < row.ttft_s:
         raise ValidationError({"deadline_s": "Must not be before the first token is due (ttft_s)."})
+
+
+def name_is_taken(name: str, tenant: Tenant | None) -> bool:
+    return SLOClass.objects.filter(name=name, tenant=tenant).exists()
+
+
+def name_taken(tenant: Tenant | None) -> str:
+    """What is said of a name that the tenant (None: all tenants together) has a class of."""
+    return f"There is a class of this name for {tenant.name if tenant else 'all tenants'} already."
+
+
+def _taken(tenant: Tenant | None) -> ValidationError:
+    return ValidationError({"name": ValidationError(name_taken(tenant), code="unique")})
+
+
+def _constraint(error: IntegrityError) -> str:
+    """Which one the database says is broken."""
+    return getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) or ""

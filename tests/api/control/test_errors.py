@@ -112,13 +112,13 @@ def test_postgresql_lost_in_a_write_leaves_nothing_behind(operator):
 
 
 @pytest.mark.db
-def test_two_writers_of_one_name_are_a_conflict_not_a_defect(operator, monkeypatch):
+def test_two_writers_of_one_name_are_a_conflict_not_a_defect(admin, monkeypatch):
     """Both checks pass before either row is there: the database decides."""
-    factories.slo_class(name="taken")
-    from controller.models import SLOClass
+    factories.tenant(name="taken")
+    from controller.models import Tenant
 
     for check in ("validate_unique", "validate_constraints"):
-        monkeypatch.setattr(SLOClass, check, lambda self, exclude=None: None)
-    answer = operator.post("/slo-classes", {"name": "taken", "ttft_s": 1, "tpot_s": 0.1})
+        monkeypatch.setattr(Tenant, check, lambda self, exclude=None: None)
+    answer = admin.post("/tenants", {"name": "taken"})
     assert shape(answer) == (409, "conflict")
-    assert "slo_class_unique" in answer.data["error"]["message"]
+    assert "tenant_name" in answer.data["error"]["message"]

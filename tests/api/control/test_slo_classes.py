@@ -93,7 +93,16 @@ def test_a_taken_name_is_a_conflict(operator):
     factories.slo_class(name="interactive")
     answer = operator.post("/slo-classes", NEW)
     assert answer.status_code == 409, answer.data
-    assert answer.data["error"]["code"] == "conflict"
+    said = "There is a class of this name for all tenants already."
+    assert answer.data["error"] == {"code": "conflict", "message": f"name: {said}", "fields": {"name": [said]}}
+
+
+def test_a_name_that_is_taken_in_the_same_moment_is_the_same_conflict(operator, tenant, monkeypatch):
+    factories.rival_class(monkeypatch, name="interactive", tenant=tenant)
+    answer = operator.post("/slo-classes", {**NEW, "tenant": tenant.name})
+    assert answer.status_code == 409, answer.data
+    said = f"There is a class of this name for {tenant.name} already."
+    assert answer.data["error"] == {"code": "conflict", "message": f"name: {said}", "fields": {"name": [said]}}
 
 
 def test_a_tenants_own_class_may_have_a_shared_name(operator, tenant):

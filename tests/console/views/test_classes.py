@@ -73,6 +73,15 @@ def test_a_taken_name_is_marked_in_the_words_of_the_form(operator, row):
     assert SLOClass.objects.count() == 1
 
 
+def test_a_name_that_is_taken_in_the_same_moment_is_marked_so_too(operator, monkeypatch):
+    factories.rival_class(monkeypatch, name="chat")
+    answer = operator.post("/classes/new/", FORM)
+    assert answer.status_code == 422
+    html = answer.content.decode()
+    assert "There is a class of this name for all tenants already." in html.split('id="id_name_error"')[1]
+    assert "slo_class_unique" not in html
+
+
 def test_a_name_is_taken_only_for_whom_it_is_taken(operator, row):
     owner = factories.tenant(name="acme")
     assert operator.post("/classes/new/", {**FORM, "tenant": owner.pk}).status_code == 302

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from django.core.exceptions import ValidationError
+from django.db import IntegrityError, connection
 
 from controller.models import Decision, SLOClass, Tenant
 from controller.selectors.snapshot import config_version
@@ -85,3 +88,35 @@ def test_a_name_that_only_looks_like_it_is_free(name):
 def test_a_class_that_has_such_a_name_from_before_may_still_be_changed():
     row = factories.slo_class(name="priority-1", ttft_s=1.0)
     assert slo_class_update(actor=ACTOR, slo_class_id=row.pk, version=1, changes={"ttft_s": 2.0}).ttft_s == 2.0
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.django_db(transaction=True)
+def test_of_two_who_save_a_name_at_once_the_second_is_told_so_at_the_name(monkeypatch, owned):
+    tenant = factories.tenant(name="acme") if owned else None
+
+    def elsewhere(**fields):
+        def save():
+            try:
+                factories.slo_class(**fields)
+            finally:
+                connection.close()
+
+        other = threading.Thread(target=save)
+        other.start()
+        other.join()
+
+    factories.rival_class(monkeypatch, elsewhere, name="chat", tenant=tenant, title="the first")
+    with pytest.raises(ValidationError) as caught:
+        slo_class_create(actor=ACTOR, name="chat", tenant=tenant, ttft_s=1.0, tpot_s=0.1)
+    whose = "acme" if owned else "all tenants"
+    assert caught.value.message_dict == {"name": [f"There is a class of this name for {whose} already."]}
+    assert SLOClass.objects.get().title == "the first"
+    assert not Decision.objects.filter(kind="slo_class_created").exists()
+
+
+def test_another_broken_rule_is_not_called_a_taken_name(monkeypatch):
+    monkeypatch.setattr(SLOClass, "validate_constraints", lambda self: None)
+    monkeypatch.setattr(SLOClass, "clean_fields", lambda self: None)
+    with pytest.raises(IntegrityError, match="slo_class_ttft_positive"):
+        slo_class_create(actor=ACTOR, name="chat", ttft_s=-1.0, tpot_s=0.1)
