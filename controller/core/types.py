@@ -89,7 +89,7 @@ class InstanceSpec:
     role: Role = Role.COLLOCATED
     max_num_seqs: int = 32
     kv_capacity_tokens: int | None = None
-    max_model_len: int = 4096
+    max_model_len: int = 4096  # tokens of prompt and answer: who asks for more is sent to a longer one
     unit_cost: float = 1.0  # cost of one instance-second
     latency: LatencyCoefficients | None = None
     labels: dict[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from itertools import islice
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
-from controller.core.types import Request
+from controller.core.types import Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow import Worker
 from controller.dispatch.traffic import RecentTargets
@@ -91,12 +91,26 @@ class Lane:
         return ev.Drop(request, Decision("expire", "waiting_time", request.id, now, figures, busy))
 
     def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
-        """Where it failed only if no other takes requests, and where it failed last only after a moment."""
+        """Where its context is long enough; where it failed only if no other takes it, and where it failed last only
+        after a moment."""
+        if not self._long_enough(entry.request, worker):
+            return False
         if worker.id not in entry.excluded:
             return True
-        if any(other.takes and other.id not in entry.excluded for other in self.workers.values()):
+        others = (other for other in self.workers.values() if other.takes and other.id not in entry.excluded)
+        if any(self._long_enough(entry.request, other) for other in others):
             return False
         return now >= entry.retry_at or worker.id != entry.request.failed_on[-1]
+
+    def _long_enough(self, request: Request, worker: Worker) -> bool:
+        """Or nobody's is longer: what is too long for all of them is refused by the engine, which knows its length.
+        Longer ones that sleep are waited for, those that drain are not."""
+        return worker.holds(request) or not any(
+            other.spec.max_model_len > worker.spec.max_model_len
+            and other.state != "draining"
+            and other.spec.role is not Role.DECODE
+            for other in self.workers.values()
+        )
 
     def cheapest_hopeless(self, worker: Worker, scan_limit: int, now: float) -> Entry | None:
         """The first that may go there: one that failed there a moment ago holds up no other."""

@@ -18,8 +18,12 @@ class Reach:
         self._links = links
 
     def decoders(self, transfer: Transfer) -> list[Worker]:
-        """Of its model, and of its prefill engine's kind: others do not read its KV."""
-        return self._decoders(transfer.request.model, self._workers.get(transfer.source))
+        """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
+        enough, or nobody's is longer."""
+        request = transfer.request
+        able = self._decoders(request.model, self._workers.get(transfer.source))
+        longest = max((w.spec.max_model_len for w in able), default=0)
+        return [w for w in able if w.holds(request) or w.spec.max_model_len == longest]
 
     def candidates(self, transfer: Transfer) -> list[Worker]:
         """Decode instances of its model with KV room for the prompt; those that failed it only if there is no other."""

@@ -140,6 +140,11 @@ class Worker:
         """Tokens of KV the request will hold here at its end."""
         return request.prompt_tokens + (request.output_tokens if self.decodes else 0)
 
+    def holds(self, request: Request) -> bool:
+        """Its prompt, and the longest answer that it asks for here, fit into the context."""
+        answer = request.max_tokens or 1 if self.decodes else 1
+        return request.prompt_tokens + answer <= self.spec.max_model_len
+
     def decode_s(self) -> float:
         """Eq. 2 for the batch after all that waits has been prefilled."""
         return self._decode_s(0, 0) if self.decodes else 0.0
