@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 import torch
@@ -46,8 +48,9 @@ CPU = torch.device("cpu")
 
 @cache
 def folder(architecture: str = "LlamaForCausalLM", *options: str) -> Path:
-    """A random model of two layers, 64 wide, in two files; made once a session."""
+    """A random model of two layers, 64 wide, in two files; made once a session, and gone with it."""
     path = Path(mkdtemp(prefix="slackline-model-"))
+    atexit.register(rmtree, path, ignore_errors=True)
     sizes = ("--layers", "2", "--hidden", "64", "--vocabulary", str(VOCABULARY), "--context", "512")
     main([str(path), "--architecture", architecture, *sizes, *options])
     return path
