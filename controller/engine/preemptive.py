@@ -62,6 +62,7 @@ class PreemptivePrefill(EngineScheduler):
     ) -> None:
         super().__init__(config, batching)
         self.preemption = preemption or PreemptionConfig()
+        self.whole_prompts = self.preemption.chunk_tokens is None
         self.rounds = RoundTotals()
         self._rules = batching
         self._ranked = RankedQueue(batching.order)

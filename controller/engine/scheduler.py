@@ -52,6 +52,8 @@ from controller.policies.batching import Batching, Pausing
 class EngineScheduler:
     """Also the EngineView its batching policy reads."""
 
+    whole_prompts = False  # a prompt is one step however long it is, and may lie suspended in the middle of it
+
     def __init__(self, config: EngineConfig, batching: Batching) -> None:
         self.config = config
         self.batching = batching

@@ -76,6 +76,8 @@ class Engine:
             None  # for schedulers that wait
         )
         self.on_start: Callable[[Step], None] | None = None  # told of each step
+        self.on_resume: Callable[[int], None] | None = None  # told of each that was suspended and runs again
+        self.computing: int | None = None  # the step that runs and is not asked to stop
         self._wake_at: float | None = None
         self._cancel_wake: Callable[[], None] = lambda: None
         self._clock = clock
@@ -160,8 +162,8 @@ class Engine:
     def layers_done(self, step_id: int) -> int:
         return self._device().layers_done(step_id)
 
-    def _takes_device(self, now: float) -> None:
-        self.on_device, self._busy_from = True, now
+    def _takes_device(self, step_id: int, now: float) -> None:
+        self.on_device, self._busy_from, self.computing = True, now, step_id
 
     @property
     def streams(self) -> int:
@@ -182,7 +184,7 @@ class Engine:
             return
         if self.on_device and any(isinstance(event, StepDone | Suspended) for event in events):
             self._busy_s = self.busy_s()
-            self.on_device = False
+            self.on_device, self.computing = False, None
         try:
             self._step(events)
         except Exception:
@@ -247,15 +249,18 @@ class Engine:
                 self._emit(action, now, stopped)
             case Start(step):
                 self.metrics.step(step.tokens)
-                self._takes_device(now)
+                self._takes_device(step.id, now)
                 self._device().start(step)
                 if self.on_start is not None:
                     self.on_start(step)
             case Suspend(step_id):
+                self.computing = None
                 self._device().suspend(step_id)
             case Resume(step_id):
-                self._takes_device(now)
+                self._takes_device(step_id, now)
                 self._device().resume(step_id)
+                if self.on_resume is not None:
+                    self.on_resume(step_id)
             case Discard(step_id):
                 self._device().discard(step_id)
             case Finish(seq, reason):

@@ -27,7 +27,7 @@ NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.links.KvMoved as JSON
 KV_BEGAN = b": kv-began\n\n"
-OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits whose last step has begun
+OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits that is nearly computed
 
 
 class Generator:

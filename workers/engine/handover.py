@@ -3,8 +3,8 @@
 The choreography is vLLM's pull connector's. A body with `kv_transfer_params.do_remote_decode` is prefilled, answered
 with one token and an offer, and its KV is kept for a lease. A body with the offer (`do_remote_prefill`) reserves
 blocks, pulls the KV, and goes on from the token the other engine sampled, which is the first one the client gets.
-Who says `early` gets the offer when the last step of the prefill begins, with the headers of the answer: what is pulled
-then is sent as it is computed.
+Who says `early` gets the offer when the prompt is nearly computed (engine.kv_endings), with the headers of the answer:
+what is pulled then is sent as it is computed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from controller.core.steps import FinishReason, Landed, Release, Seq, Step
 from workers.engine import fields
 from workers.engine.engine import Engine, names_of
 from workers.engine.errors import ApiError
+from workers.engine.kv_endings import Endings
 from workers.engine.kv_links import Links
 from workers.engine.kv_progress import Progress
 from workers.engine.kv_server import KvServer
@@ -55,8 +56,9 @@ class Handover:
         self._reached_at = reached_at or host
         self._lease_s = lease_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
-        self._begun: dict[str, tuple[Seq, asyncio.Event]] = {}  # under way; set: the last step of the prefill has begun
+        self._begun: dict[str, Seq] = {}  # under way
         self._progress = Progress(engine.layers_done)
+        self._endings = Endings(engine, store.layers)
         engine.on_start = self._step_began
         self.expired = self.freed = 0
         self.server = KvServer(store, token, self._find, self.release, self._progress)
@@ -83,6 +85,7 @@ class Handover:
         log.info("KV on %s:%d", self._host, self.server.port)
 
     def close(self) -> None:
+        self._endings.close()
         self.links.close()
         self.server.close()
 
@@ -103,23 +106,15 @@ class Handover:
 
     def begin(self, seq: Seq) -> None:
         """Its prefill is about to be queued. `end` follows, whatever becomes of it."""
-        self._begun[seq.id] = (seq, asyncio.Event())
+        self._begun[seq.id] = seq
+        self._endings.begin(seq)
 
     async def ending(self, stream: Stream) -> bool:
-        """Return once the last step of its prefill has begun; False if it ended before."""
-        _, begun = self._begun[stream.seq.id]
-        waits = [asyncio.ensure_future(begun.wait()), asyncio.ensure_future(stream.ready())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return stream.finish is None
+        """Return once its prompt is nearly computed: it may be offered early. False if it ended before."""
+        return await self._endings.near(stream)
 
     def _step_began(self, step: Step) -> None:
-        for seq in self._progress.began(step):
-            if seq.id in self._begun:
-                self._begun[seq.id][1].set()
+        self._endings.began(step, list(self._progress.began(step)))
 
     def early_offer(self, seq: Seq) -> dict[str, Any]:
         """While it is prefilled: without the token that it will go on from."""
@@ -152,6 +147,7 @@ class Handover:
     def end(self, seq: Seq) -> None:
         """Its prefill is answered, or was given up: then nothing is kept."""
         self._begun.pop(seq.id, None)
+        self._endings.forget(seq)
         self._progress.forget(seq)
         if seq.id not in self._kept:
             self._engine.handle(Release(seq))
@@ -180,8 +176,8 @@ class Handover:
         self.release(seq)
 
     def _find(self, name: str) -> Seq | None:
-        found = self._kept.get(name) or self._begun.get(name)
-        return found[0] if found is not None else None
+        kept = self._kept.get(name)
+        return kept[0] if kept is not None else self._begun.get(name)
 
     # ---- decode side -----------------------------------------------------------------------------------------------
 

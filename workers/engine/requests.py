@@ -60,7 +60,7 @@ class Generation:
     waited_s: float  # of the TTFT, before it came here
     value: float
     hands_over: bool = False  # prefill only: its KV is kept for another engine
-    offers_early: bool = False  # and told where while its last step runs
+    offers_early: bool = False  # and told where shortly before its end
     offer: Offer | None = None  # decode only: where its KV waits
 
 

@@ -37,11 +37,12 @@ def text_of(answer: Answer, stream: bool) -> str:
     return "".join(pieces(body)) if stream else json.loads(body)["choices"][0]["text"]
 
 
-async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(monkeypatch) -> None:
+@pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
+async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(monkeypatch, scheduler: str) -> None:
     monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     common = ("--executor", "torch", "--model", str(folder()), "--served-model-name", "demo", "--threads", "1")
     options = (*common, "--kv-cache-gib", "0.01", "--profile", "constant:5ms", "--shutdown-timeout", "0")
-    options = (*options, "--max-num-batched-tokens", "64", "--no-enable-prefix-caching")
+    options = (*options, "--max-num-batched-tokens", "64", "--no-enable-prefix-caching", "--scheduler", scheduler)
     store = TorchKv(program(folder()).cache)
     whole = store.layers * store.token_bytes * PROMPT_TOKENS
     with (

@@ -29,10 +29,13 @@ from workers.engine.torch_task import Boundary
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
-    common = ("--executor", "torch", "--model", str(folder()), "--threads", "1", "--kv-cache-gib", "0.01")
+@pytest.fixture(scope="module", params=["continuous", "slackline"])
+def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, EngineProcess]]:
+    """Eight layers: of a prompt in one step, those that are left are left for long enough to be seen."""
+    model = folder("LlamaForCausalLM", "--layers", "8")
+    common = ("--executor", "torch", "--model", str(model), "--threads", "1", "--kv-cache-gib", "0.04")
     options = (*common, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--max-num-batched-tokens", "64")
+    options = (*options, "--scheduler", request.param)
     with fleet(prefill=(*options, "--role", "prefill"), decode=(*options, "--role", "decode")) as engines:
         yield engines
 
@@ -46,7 +49,7 @@ async def test_a_handed_over_answer_is_the_single_engines(sessions, sampling):
     chunks = await streamed(sessions["decode"], COMPLETIONS, {**body, "max_tokens": 20, "kv_transfer_params": offer})
     whole = await complete(sessions["prefill"], **body, max_tokens=20)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
-    # Two layers, keys and values; blocks the decode engine has cached from the turn before are not sent again.
+    # Blocks the decode engine has cached from the turn before are not sent again.
     assert (await samples_of(sessions["decode"]))["slackline_kv_received_bytes"] > before
 
 
