@@ -15,6 +15,7 @@ HELD = {
     "nothing_to_stop": "it wants one instance less, but all are run by somebody else",
     "rest_would_exceed_upper": "load {load} is low, but with one instance less it would rise above {upper:g}",
 }
+LAST_ONE = "load {load} is low, but requests come, and nothing would be left that takes them"
 # The same of what it wanted some looks ago: a mind is given up only after the load was calm for a while.
 WANTED = {
     "at_max": "load {load} is no longer above {upper:g}; it was, and {max} the limit",
@@ -36,7 +37,8 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
         "draining": sample.draining,
     }
     held = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
-    said = held[sample.mind].format_map(known) if sample.mind in held else _steady(policy, sample)
+    pattern = LAST_ONE if _kept_the_last(sample) else held.get(sample.mind)
+    said = pattern.format_map(known) if pattern else _steady(policy, sample)
     return said if sample.ready else f"no engine is up; {said}"
 
 
@@ -44,6 +46,11 @@ def _calm(policy: ScalingPolicy, sample: ScalingSample) -> bool:
     """Does the load ask for nothing any more of what the mind still says?"""
     least = policy.lower if sample.mind == "settling" else 0.0
     return sample.load is not None and least <= sample.load <= policy.upper
+
+
+def _kept_the_last(sample: ScalingSample) -> bool:
+    """Of a fleet that may go down to none: no load can be given for what is left."""
+    return sample.mind == "rest_would_exceed_upper" and sample.ready == 1
 
 
 def _steady(policy: ScalingPolicy, sample: ScalingSample) -> str:

@@ -55,7 +55,8 @@ SENTENCES: dict[tuple[str, str], str] = {
     ),
     ("instance_drained", "ended_while_draining"): "{subject} ended after {drained_for_s:.1f} s of draining",
     ("scale_hold", "rest_would_exceed_upper"): (
-        "{actor} keeps {subject}: with one instance less the load of {load:.2f} would rise above {upper:g}"
+        "{actor} keeps {subject} at a load of {load:.2f}: with one instance less the requests that come would be more "
+        "than {upper:g} allows"
     ),
     ("scale_warm", "pool_below_target"): "{actor} fills up the warm pool of {subject}: {warm} there, {wanted} wanted",
     ("scale_warm", "pool_above_target"): "{actor} cuts the warm pool of {subject}: {warm} there, {wanted} wanted",

@@ -79,7 +79,7 @@ REASONS: dict[str, str] = {
     "at_max": "the policy's most is reached",
     "settling": "the last change has not settled",
     "relieved": "the load is between the thresholds again",
-    "rest_would_exceed_upper": "the others would be above the upper threshold",
+    "rest_would_exceed_upper": "what would be left is too little for the requests that come",
     "nothing_to_start": "there is no instance of ours to start another like",
     "no_device": "no device is free for another instance",
     "nothing_to_stop": "every instance is run by somebody else",

@@ -40,6 +40,15 @@ def test_a_load_without_bound_is_said_in_words():
     )
 
 
+def test_why_an_instance_is_kept_is_also_true_of_the_last_one():
+    """Of a fleet that may go down to none: there is no rest whose load could rise."""
+    said = say("scale_hold", "scaler", "scaling_policy", "demo", "rest_would_exceed_upper", {**SCALER, "load": 0.02})
+    assert said == (
+        "scaler keeps demo at a load of 0.02: with one instance less the requests that come would be more than 0.8 "
+        "allows"
+    )
+
+
 def test_a_change_tells_what_changed():
     known = {"before": {"ttft_s": 0.5, "version": 1}, "after": {"ttft_s": 0.4, "version": 2}, "version": 2}
     said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)

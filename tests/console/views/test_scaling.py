@@ -43,6 +43,10 @@ def sample(policy, ago_s=0.0, **fields):
         ({"load": None, "mind": "telemetry_stale"}, "no current figures"),
         ({"load": None, "mind": "at_max"}, "without bound (requests come and none is finished) is above 0.8, but"),
         ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance less it would rise above 0.8"),
+        (
+            {"load": 0.02, "ready": 1, "mind": "rest_would_exceed_upper"},
+            "load 0.02 is low, but requests come, and nothing would be left that takes them",
+        ),
         ({"load": 1.2}, "it acted in this look"),
         ({"load": None}, "requests arrive and none is finished"),
         ({"load": 0.0, "ready": 0}, "no engine is up; load 0.00 is below 0.3, but"),
