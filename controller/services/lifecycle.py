@@ -170,6 +170,9 @@ def instance_spec(row: Instance) -> dict[str, Any]:
     }
     if row.spec.get("executor") == "torch":
         spec |= {"model": row.spec["folder"], "served_model_name": row.model.name, "tensor_parallel": row.tp}
+    if row.spec.get("device") == "cuda":  # where its host lists none it runs on what it finds
+        held = row.holdings.filter(released_at__isnull=True).order_by("device__index")
+        spec |= {"device_indexes": list(held.values_list("device__index", flat=True))}
     return spec
 
 

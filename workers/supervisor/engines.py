@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from controller.core.errors import ConfigError
 from controller.core.process_spec import FLAGS, OPTIONS
 from workers.engine.host_copy import sweep
 from workers.supervisor.child import Child, Spec, stop_all
@@ -25,6 +26,7 @@ WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
 BLOCK_SIZE = 16  # the engine's default
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
@@ -41,6 +43,20 @@ def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
             argv += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
     argv += [f"--{name.replace('_', '-')}" for name in FLAGS if options.get(name) is True]
     return argv
+
+
+def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[str, str]:
+    """Of one that holds devices, with nothing but these in sight: counted among those that this process may use itself.
+
+    Raises ConfigError where one of them is not among these.
+    """
+    held = options.get("device_indexes")
+    if not isinstance(held, list) or not held:
+        return dict(env)
+    mine = [name for name in env.get(VISIBLE, "").split(",") if name]
+    if missing := [index for index in held if mine and index >= len(mine)]:
+        raise ConfigError(f"device {missing[0]} is not among the {len(mine)} of {VISIBLE}={env[VISIBLE]}", "device")
+    return {**env, VISIBLE: ",".join(mine[index] if mine else str(index) for index in held)}
 
 
 class Engine:
@@ -77,6 +93,7 @@ class EngineFolder:
     def __init__(self, folder: Path, logs: Path, env: Mapping[str, str]) -> None:
         self.folder, self.logs, self.env = folder, logs, env
         self.engines: dict[str, Engine] = {}
+        self.refused: set[str] = set()  # wished for, and answered without a process
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"*{STATE}"):  # about processes of an earlier run
             left.unlink()
@@ -90,6 +107,9 @@ class EngineFolder:
                 self._watch(engine)
             else:
                 self._stop(engine)
+        for engine_id in self.refused - wished.keys():
+            self.refused.discard(engine_id)
+            (self.folder / f"{engine_id}{STATE}").unlink(missing_ok=True)
 
     def stop_all(self, hurry: Callable[[], bool]) -> None:
         """All engines end; the wishes stay, so that the next start has the same fleet."""
@@ -105,19 +125,23 @@ class EngineFolder:
     def _start(self, engine_id: str, path: Path) -> None:
         wish = _read(path)
         if wish is None:
-            return self._refuse(engine_id, path)
+            return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
+        try:
+            env = engine_env(self.env, wish)
+        except ConfigError as error:
+            return self._refuse(engine_id, path, str(error))
         port = free_port()
         log = self.logs / f"engine-{engine_id}.log"
-        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), self.env, log, grace_s=GRACE_S))
+        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), env, log, grace_s=GRACE_S))
         self.engines[engine_id] = Engine(engine_id, child, port)
         self.engines[engine_id].copies = str(wish.get("host_copy") or "")
         self._write(self.engines[engine_id])
 
-    def _refuse(self, engine_id: str, path: Path) -> None:
-        """A wish that is no JSON object is answered like a crash, so that whoever wrote it hears of it."""
+    def _refuse(self, engine_id: str, path: Path, error: str) -> None:
+        """A wish that cannot be fulfilled is answered like a crash, so that whoever wrote it hears of it."""
         state = self.folder / f"{engine_id}{STATE}"
         if path.exists() and not state.exists():
-            error = f"{path.name} is not a JSON object"
+            self.refused.add(engine_id)
             write_json(
                 state, {"id": engine_id, "state": "exited", "exit_code": None, "error": error, "at": time.time()}
             )

@@ -15,7 +15,7 @@ from controller.services.instances import (
     instance_update,
     instance_wish,
 )
-from controller.services.lifecycle import instance_replace
+from controller.services.lifecycle import instance_replace, instance_start
 from controller.services.scaling_stages import like
 from controller.services.topology import device_create
 from tests import factories
@@ -125,3 +125,18 @@ def test_moved_to_another_host_it_holds_there():
     with pytest.raises(ValidationError, match="1 of 1"):
         instance_update(actor=ACTOR, instance_id=row.pk, version=row.version, changes={"tp": 2})
     assert free(there) == 0, "nothing was let go"
+
+
+def test_an_engine_on_cuda_is_started_on_the_devices_that_it_holds():
+    host, model = machine(4), factories.served_model()
+    spec = {"executor": "torch", "folder": "/models/m", "device": "cuda"}
+    pair = wish(host, model, id="pair", tp=2, spec=spec)
+    single = wish(host, model, id="single", spec=spec)
+    assert [instance_start(instance_id=row.pk)[1]["device_indexes"] for row in (pair, single)] == [[0, 1], [2]]
+    instance_observe(instance_id="pair", observed_state=GONE)
+    assert instance_start(instance_id=wish(host, model, id="next", spec=spec).pk)[1]["device_indexes"] == [0]
+
+
+def test_an_engine_on_the_processor_is_told_of_no_device():
+    row = wish(machine(2), id="plain")
+    assert "device_indexes" not in instance_start(instance_id=row.pk)[1]

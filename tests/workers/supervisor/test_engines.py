@@ -9,7 +9,7 @@ import pytest
 from controller.core.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
 from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
-from workers.supervisor.engines import EngineFolder, engine_argv
+from workers.supervisor.engines import EngineFolder, engine_argv, engine_env
 
 FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
 
@@ -61,6 +61,33 @@ def test_an_option_without_a_value_is_named_alone():
 def test_a_batching_policys_knobs_arrive():
     argv = engine_argv(8123, {**FAST, "batching": "calm", "batching_options": {"slots": 7}})
     assert parse(argv[3:]).batching.config.slots == 7
+
+
+@pytest.mark.parametrize(
+    ("mine", "held", "seen"),
+    [(None, [3], "3"), (None, [0, 2], "0,2"), ("4,5,6", [0, 2], "4,6"), ("GPU-a,GPU-b", [1], "GPU-b")],
+)
+def test_an_engine_sees_the_devices_that_it_holds_and_no_others(mine, held, seen):
+    env = {"HOME": "/root"} | ({} if mine is None else {"CUDA_VISIBLE_DEVICES": mine})
+    assert engine_env(env, {"device_indexes": held}) == {"HOME": "/root", "CUDA_VISIBLE_DEVICES": seen}
+
+
+@pytest.mark.parametrize("wish", [{}, {"device_indexes": []}])
+def test_one_that_holds_none_sees_what_it_finds(wish):
+    assert engine_env({"CUDA_VISIBLE_DEVICES": "4,5"}, wish) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+
+
+def test_a_device_that_the_engines_may_not_use_is_named_and_nothing_starts(folder):
+    folder.env = {**folder.env, "CUDA_VISIBLE_DEVICES": "4,5"}
+    provisioner = ProcessProvisioner(folder.folder)
+    provisioner.start("a", {**FAST, "device_indexes": [2]})
+    folder.sync()
+    [seen] = provisioner.observe()
+    assert (seen.state, seen.error) == ("exited", "device 2 is not among the 2 of CUDA_VISIBLE_DEVICES=4,5")
+    assert folder.pids() == []
+    provisioner.stop("a", 5.0)
+    folder.sync()
+    assert list(folder.folder.glob("*.state.json")) == []
 
 
 def test_from_wish_to_ready_to_gone(folder):
