@@ -79,7 +79,8 @@ class PreemptivePrefill(EngineScheduler):
         for event in events:
             self._apply(event, now, actions)
             self.batching.observe(event, now)
-        if self._round:
+        self._seats.take_arrived(self._handover.arrived)
+        if self._round or self._lost_room():
             self._choose(now)
         self._act(now, actions)
         return EngineReply(actions, self._wake_at(now))
@@ -192,6 +193,10 @@ class PreemptivePrefill(EngineScheduler):
     def _has_room(self, seq: Seq) -> bool:
         return len(self._running) < self.config.max_num_seqs and self._blocks_wanted(seq) <= self.blocks.free
 
+    def _lost_room(self) -> bool:
+        """KV from elsewhere took the blocks or the seat of the prompt that was to run next."""
+        return isinstance(self._next, Seq) and not self._has_room(self._next)
+
     def _longest(self, seq: Seq) -> int:
         """Tokens whose KV it can come to hold: its newest token's is never computed."""
         left = max(1, seq.max_tokens - seq.output_tokens)
@@ -203,7 +208,6 @@ class PreemptivePrefill(EngineScheduler):
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def _act(self, now: float, actions: list[EngineAction]) -> None:
-        self._seats.take_arrived(self._handover.arrived)
         if self._step is not None:
             self._signal_if_wanted(now, actions)
             return

@@ -56,3 +56,25 @@ def test_one_that_hangs_up_gives_its_blocks_back(landed):
     assert seq.state is SeqState.FINISHED
     assert device.engine.blocks.free == 4096
     assert device.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("size", "taking"),
+    [
+        ({"kv_blocks": 20, "max_model_len": 300}, [(0.11, Reserve)]),
+        ({"kv_blocks": 200, "max_model_len": 300, "max_num_seqs": 2}, [(0.05, Reserve), (0.11, Landed)]),
+    ],
+    ids=["its blocks", "its seat"],
+)
+def test_kv_that_takes_the_room_of_the_prompt_to_run_next_makes_that_wait(size, taking):
+    running, urgent, other = prompt("A", 0.0, 150, 100.0), prompt("B", 0.1, 100, 1.0), coming("C", 100)
+    # The device stops only at its next boundary, so that the room is taken while the signal is out.
+    device = Device(build(**size), lambda step, seconds, used: min(seconds, used + 0.04)).add(running, urgent)
+    for when, event in taking:
+        device.at(when, event(other))
+    if len(taking) == 1:
+        device.at(0.5, Landed(other))
+    device.run()
+    assert set(device.ends) == {"A", "B", "C"}
+    assert device.rejected == {}
+    assert device.engine.blocks.usage == 0

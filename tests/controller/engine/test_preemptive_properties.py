@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core.steps import Aborted, Added, FinishReason, Paused, Resumed, Seq, Start, Suspend, Suspended
+from controller.core.steps import (
+    Aborted,
+    Added,
+    FinishReason,
+    Landed,
+    Paused,
+    Reserve,
+    Resumed,
+    Seq,
+    Start,
+    Suspend,
+    Suspended,
+)
 from controller.engine import PreemptionConfig
 from controller.policies.ordering.prefill_orders import PREFILL_ORDERS
 from tests.controller.engine.virtual_device import Device, build, prompt
@@ -25,6 +37,15 @@ requests = st.lists(
     ),
     max_size=14,
 )
+takeovers = st.lists(
+    st.tuples(
+        st.integers(0, 400),  # room is asked for, hundredths of a second
+        st.integers(1, 900),  # tokens whose KV comes
+        st.integers(1, 30),  # output
+        st.one_of(st.none(), st.integers(0, 300)),  # landed after hundredths; None: it never does, and hangs up
+    ),
+    max_size=6,
+)
 preemptions = st.builds(
     lambda kind, chunk: PreemptionConfig(kind, chunk or (100 if kind == "chunk" else None), decode_a=0.01),
     st.sampled_from(["operator", "layer", "chunk", "none"]),
@@ -40,13 +61,14 @@ def device_of(seed, engine):
 @settings(deadline=None, max_examples=150)
 @given(
     rows=requests,
+    coming=takeovers,
     preemption=preemptions,
     ordering=st.sampled_from(sorted(PREFILL_ORDERS)),
     seed=st.integers(0, 99),
     room=st.sampled_from([(70, 16), (4096, 16), (4096, 2)]),
     pause=st.one_of(st.none(), st.tuples(st.integers(0, 40), st.booleans())),
 )
-def test_nothing_is_lost_or_doubled(rows, preemption, ordering, seed, room, pause):
+def test_nothing_is_lost_or_doubled(rows, coming, preemption, ordering, seed, room, pause):
     blocks, slots = room
     engine = build(ordering, True, 700, preemption, kv_blocks=blocks, max_model_len=1000, max_num_seqs=slots)
     device = device_of(seed, engine)
@@ -57,23 +79,37 @@ def test_nothing_is_lost_or_doubled(rows, preemption, ordering, seed, room, paus
         device.at(seq.arrival, Added(seq))
         if aborted is not None:
             device.at(max(aborted / 10, seq.arrival) + 1e-4, Aborted(seq))
+    for number, (asked, tokens, output, landed) in enumerate(coming):
+        seq = prompt(f"kv{number}", asked / 100, tokens, output=output + 1, tpot_s=0.1)
+        seq.output_tokens = 1  # sampled where its prompt was computed
+        seqs.append(seq)
+        device.at(seq.arrival, Reserve(seq))
+        device.at(seq.arrival + 4.0 if landed is None else seq.arrival + landed / 100, _arrival(seq, landed))
     if pause is not None:
         device.at(pause[0] / 10, Paused(pause[1]))
         device.at(pause[0] / 10 + 1.0, Resumed())
     if pause is not None and pause[1]:
         device.computed = _Forgiving()
     device.run()
-    assert set(device.ends) == {seq.id for seq in seqs}
+    assert {seq.id for seq in seqs} == device.ends.keys() | device.rejected.keys()
+    assert all(name.startswith("kv") for name in device.rejected)
     assert device.running is None
     assert not device.beside
     assert engine.idle
     assert engine.blocks.usage == 0
     for seq in seqs:
+        if seq.id in device.rejected:
+            continue
         if seq.finish is FinishReason.LENGTH:
             assert seq.output_tokens == seq.max_tokens
-            assert device.ends[seq.id] >= seq.arrival + seq.prompt_tokens * 0.001 - 1e-9
+            if seq.id.startswith("r"):
+                assert device.ends[seq.id] >= seq.arrival + seq.prompt_tokens * 0.001 - 1e-9
         else:
             assert seq.finish is FinishReason.ABORT
+
+
+def _arrival(seq, landed):
+    return Aborted(seq) if landed is None else Landed(seq)
 
 
 class _Forgiving(dict):

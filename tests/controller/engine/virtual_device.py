@@ -4,9 +4,11 @@ import heapq
 import math
 
 from controller.core.steps import (
+    Aborted,
     Added,
     Discard,
     Finish,
+    Landed,
     Reject,
     Resume,
     Seq,
@@ -96,12 +98,22 @@ class Device:
         return StepsDone(step.id, 1, seconds)
 
     def tell(self, *events):
-        reply = self.engine.handle(list(events), self.now)
+        happened = [event for event in events if not self._pointless(event)]
+        reply = self.engine.handle(happened, self.now)
         self.wake_at = reply.wake_at
         assert self.wake_at is None or self.wake_at >= self.now
         for action in reply.actions:
             self._do(action)
         self.engine.check()
+
+    def _pointless(self, event):
+        """Nothing more is told of one that got no room, and of one that ended not that its KV came."""
+        match event:
+            case Landed(seq):
+                return seq.id in self.rejected or seq.id in self.ends
+            case Aborted(seq):
+                return seq.id in self.rejected
+        return False
 
     def _do(self, action):
         match action:
