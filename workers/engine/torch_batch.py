@@ -130,5 +130,8 @@ def _decodes(
     lengths = torch.tensor([len(context) for _, context in singles])
     padded = torch.nn.utils.rnn.pad_sequence([context for _, context in singles], batch_first=True)
     mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
+    # A mask hides numbers, not what is none: a NaN or an infinity behind it makes the whole row NaN. So rows are padded
+    # with a slot of their own, never with another request's.
+    padded = torch.where(mask, padded, padded[:, :1])
     rows = torch.tensor([row for row, _ in singles])
     return rows.to(device), padded.to(device), mask[:, None, None].to(device)
