@@ -48,7 +48,7 @@ class WeightMemory:
         self._keep_room = keep_room
         self._memory = {name: slots[name].memory for name in sorted(slots)}
         self._slots = slots
-        self._storages = [(storage, storage.nbytes()) for storage in _storages(slots)]
+        self._storages = _storages(slots)
         self.digested = 0  # bytes, of the newest digest
         self._digests: dict[str, str] | None = None
         self._digesting = threading.Lock()
@@ -307,17 +307,28 @@ def reserve(slots: Mapping[str, Slot]) -> None:
 
     Raises RuntimeError or MemoryError where there is not enough.
     """
-    for storage in _storages(slots):
+    for storage, size in _storages(slots):
         if storage.device.type == "cpu":
-            _advise_huge_pages(storage.data_ptr(), storage.nbytes())
+            _advise_huge_pages(storage.data_ptr(), size)
         storage.fill_(0)
 
 
-def _storages(slots: Mapping[str, Slot]) -> list[torch.UntypedStorage]:
-    """Each once, since several tensors may lie in one; the largest first: where there is no room for it, the smaller
-    ones have not yet taken what the engine itself needs to say so."""
-    found = {memory.data_ptr(): memory for memory in (slot.memory.untyped_storage() for slot in slots.values())}
-    return sorted(found.values(), key=lambda storage: storage.nbytes(), reverse=True)
+def _storages(slots: Mapping[str, Slot]) -> list[tuple[torch.UntypedStorage, int]]:
+    """Each once, since several tensors may lie in one, with the bytes that those need, which it may not have yet; the
+    largest first: where there is no room for it, the smaller ones have not yet taken what the engine itself needs to
+    say so."""
+    found: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    for memory in (slot.memory for slot in slots.values()):
+        storage = memory.untyped_storage()
+        known = found.get(storage._cdata, (storage, 0))  # by its identity: all that are empty have the same address
+        found[storage._cdata] = (storage, max(known[1], _end(memory)))
+    return sorted(found.values(), key=lambda each: each[1], reverse=True)
+
+
+def _end(memory: torch.Tensor) -> int:
+    """Where this tensor ends in its storage, in bytes."""
+    steps = zip(memory.shape, memory.stride(), strict=True)
+    return (memory.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1) * memory.element_size()
 
 
 def _advise_huge_pages(address: int, size: int) -> None:
