@@ -1,13 +1,15 @@
 """What the migrator believes of the links between prefill and decode instances.
 
 Two sources: engines that keep links report them, and every transfer says how it went, which is all there is for
-engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one.
+engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one:
+what becomes of that one opens it for all or closes it again, one that vanishes leaves the trial to the next. Whether it
+is still on its way is asked of its owner each time, so no end of a transfer can be forgotten here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from controller.core.links import KvMoved, LinkState
@@ -15,10 +17,11 @@ from controller.core.links import KvMoved, LinkState
 NEWEST = 0.3  # weight of the newest sample in a mean
 LONGEST_CLOSED_S = 30.0
 Pair = tuple[str, str]  # source, target
+Trial = Callable[[float], bool]  # is it on its way still, at that time?
 
 
 class LinkView(NamedTuple):
-    """`closed`: by what transfers said, whatever its engine reports."""
+    """`closed`: by what transfers said, whatever its engine reports; while one tries it, closed for the others."""
 
     source: str
     target: str
@@ -29,7 +32,7 @@ class LinkView(NamedTuple):
 
 
 class _Link:
-    __slots__ = ("bandwidth", "closed_for", "failures", "latency", "opens_at", "s_a_token", "state")
+    __slots__ = ("bandwidth", "closed_for", "failures", "latency", "opens_at", "s_a_token", "state", "trial")
 
     def __init__(self) -> None:
         self.state = LinkState.CONNECTING
@@ -39,6 +42,10 @@ class _Link:
         self.failures = 0  # in a row
         self.opens_at = -math.inf
         self.closed_for = 0.0
+        self.trial: Trial | None = None
+
+    def closed(self, now: float) -> bool:
+        return now < self.opens_at or (self.trial is not None and self.trial(now))
 
 
 class LinkBook:
@@ -60,10 +67,17 @@ class LinkBook:
         link.state, link.latency = state, latency_s
         link.bandwidth = bandwidth_bytes_s or link.bandwidth
 
+    def placed(self, pair: Pair, trial: Trial, now: float) -> None:
+        """A transfer takes it. Over a link that was closed and may be taken again it is the one that tries it, as long
+        as `trial` says so; over any other it is one of many."""
+        link = self._links.get(pair)
+        if link is not None and link.opens_at > -math.inf and not link.closed(now):
+            link.trial = trial
+
     def moved(self, pair: Pair, moved: KvMoved | None) -> None:
         """A transfer arrived; None: nobody measured it."""
         link = self._link(pair)
-        link.failures, link.opens_at, link.closed_for = 0, -math.inf, 0.0
+        link.failures, link.opens_at, link.closed_for, link.trial = 0, -math.inf, 0.0, None
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
             if not moved.early_bytes:  # the others waited for their prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
@@ -74,7 +88,7 @@ class LinkBook:
         link.failures += 1
         if link.failures >= self._max_failures:
             link.closed_for = min(2 * link.closed_for, LONGEST_CLOSED_S) or self._closed_s
-            link.opens_at = now + link.closed_for
+            link.opens_at, link.trial = now + link.closed_for, None
 
     def forget(self, instance_id: str, known: Container[str]) -> None:
         """It is gone: a new one of that name begins anew. With it goes what was said late of others that are not
@@ -86,7 +100,7 @@ class LinkBook:
 
     def usable(self, pair: Pair, now: float) -> bool:
         link = self._links.get(pair)
-        return link is None or (link.state is not LinkState.DOWN and now >= link.opens_at)
+        return link is None or (link.state is not LinkState.DOWN and not link.closed(now))
 
     def down(self, pair: Pair) -> bool:
         """Its engine says so."""
@@ -112,7 +126,7 @@ class LinkBook:
 
     def views(self, now: float) -> list[LinkView]:
         return [
-            LinkView(*pair, link.state, now < link.opens_at, link.bandwidth, link.latency)
+            LinkView(*pair, link.state, link.closed(now), link.bandwidth, link.latency)
             for pair, link in sorted(self._links.items())
         ]
 

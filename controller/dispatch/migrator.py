@@ -22,12 +22,12 @@ from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
-from controller.dispatch.links import LinkBook
+from controller.dispatch.links import LinkBook, Trial
 from controller.dispatch.placements import Choice, Placement, Prefilled
 from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
 from controller.dispatch.transfer_queue import Entry, TransferQueue
-from controller.dispatch.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.transfers import UNDER_WAY, MigratorConfig, State, Transfer
 from controller.dispatch.undoing import Undoing
 
 
@@ -339,10 +339,23 @@ class Migrator:
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
         self._queue.move_to(transfer, State.PLACED, now)
+        self.links.placed((transfer.source, worker.id), self._trial(transfer, worker.id), now)
         if transfer.paired and transfer.early:
             self.undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
+
+    def _trial(self, transfer: Transfer, target: str) -> Trial:
+        """Does what becomes of it still tell whether its link is good? Of a landing that is only assumed no longer than
+        a move may last: the answer, which would tell, may take minutes."""
+
+        def goes_on(now: float) -> bool:
+            if self._queue.get(transfer.request.id) is not transfer or transfer.target != target:
+                return False
+            assumed = transfer.state is State.COMMITTED and transfer.assumed
+            return transfer.state in UNDER_WAY or (assumed and now < transfer.since + self.config.moving_timeout_s)
+
+        return goes_on
 
     def _rank(self, request: Request) -> int:
         """Lower is more urgent; microseconds a token, so that neighbours differ."""

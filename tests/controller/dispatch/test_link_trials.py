@@ -1,0 +1,137 @@
+"""A link that was closed is tried by one: what becomes of it opens the link, closes it again, or says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.links import LinkState
+from controller.core.types import Role
+from controller.dispatch import Migrator
+from controller.dispatch.links import LinkBook
+from tests.controller.dispatch.test_links import done, fleet, targets, up
+
+PAIR = ("p", "d0")
+OPEN_AT = 2.0  # it is closed at 0.0, for two seconds
+
+
+def closed() -> Migrator:
+    """The first transfer over the link to d0 failed, and went to d1 in its stead, where it has ended."""
+    made = fleet(migrator={"link_failures": 1})
+    first = made.handle([done("first")], 0.0)
+    assert targets(first) == [("first", "d0")]
+    made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
+    made.handle([ev.TransferDone("first", "d1"), ev.Finished("first", 10)], 0.1)
+    assert not made.links.usable(PAIR, OPEN_AT - 0.1)
+    return made
+
+
+def asked(made: Migrator, now: float, *names: str) -> list[str]:
+    """Whose KV goes over the link that was closed; the others go over the one beside it, and have ended there."""
+    reply = made.handle([done(name, now) for name in names], now)
+    placed = targets(reply)
+    assert {name for name, _ in placed} >= set(names), "nobody need wait: there is another way"
+    end_beside(made, now, *(name for name, target in placed if target == "d1"))
+    return [name for name, target in placed if target == "d0"]
+
+
+def end_beside(made: Migrator, now: float, *names: str) -> None:
+    made.handle([ev.TransferDone(name, "d1") for name in names], now)
+    made.handle([ev.Finished(name, 10) for name in names], now)
+
+
+def many(first: str) -> list[str]:
+    return [f"{first}{index}" for index in range(10)]
+
+
+def tried() -> tuple[Migrator, str]:
+    made = closed()
+    (trial,) = asked(made, OPEN_AT, *many("a"))
+    return made, trial
+
+
+def test_of_many_that_find_it_open_again_one_takes_it_and_those_that_come_later_do_not() -> None:
+    made, _ = tried()
+    assert asked(made, OPEN_AT + 0.5, *many("b")) == []
+    (view,) = [view for view in made.links.views(OPEN_AT + 0.5) if view.target == "d0"]
+    assert view.closed, "for everybody else"
+
+
+def test_one_that_arrives_opens_it_for_all() -> None:
+    made, trial = tried()
+    made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0")], OPEN_AT + 0.1)
+    assert len(asked(made, OPEN_AT + 0.1, *many("b"))) > 1
+
+
+def test_one_that_fails_closes_it_again_for_twice_as_long_until_another_tries_it() -> None:
+    made, trial = tried()
+    again = OPEN_AT + 0.1
+    made.handle([ev.TransferStarted(trial, "d0"), ev.TransferFailed(trial, "d0", "transfer_failed")], again)
+    end_beside(made, again, trial)
+    assert asked(made, again + 3.9, *many("b")) == []
+    assert len(asked(made, again + 4.0, *many("c"))) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ev.Cancelled,
+        lambda name: ev.Failed(name, True, "prefill_failed"),
+        lambda name: ev.TransferFailed(name, "d0", "refused"),
+        lambda name: ev.TransferFailed(name, "d0", "kv_lost"),
+    ],
+    ids=["cancelled", "begins_anew", "refused", "kv_lost"],
+)
+def test_one_that_vanishes_says_nothing_and_the_next_may_try(end: Callable[[str], ev.Event]) -> None:
+    made, trial = tried()
+    made.handle([end(trial)], OPEN_AT + 0.1)
+    end_beside(made, OPEN_AT + 0.1, trial)  # where it went there
+    assert made.links.usable(PAIR, OPEN_AT + 0.1)
+    assert len(asked(made, OPEN_AT + 0.1, *many("b"))) == 1
+
+
+def test_one_that_found_no_room_goes_elsewhere_or_tries_once_more_and_nobody_beside_it() -> None:
+    made, trial = tried()
+    made.handle([ev.TransferFailed(trial, "d0", "no_room")], OPEN_AT + 0.1)
+    reply = made.handle([ev.Woke(), *(done(name, OPEN_AT + 0.2) for name in many("b"))], OPEN_AT + 0.2)
+    assert [target for _, target in targets(reply)].count("d0") == 1
+
+
+def test_with_its_prefill_instance_the_trial_is_forgotten() -> None:
+    made, _ = tried()
+    made.handle([ev.InstanceDown("p")], OPEN_AT + 0.1)
+    made.handle([up("p", Role.PREFILL)], OPEN_AT + 0.2)
+    assert len(asked(made, OPEN_AT + 0.2, *many("b"))) > 1
+
+
+def test_a_landing_that_is_only_assumed_holds_the_link_as_long_as_a_move_may_last() -> None:
+    """The answer would tell, but may take minutes; until it is here nobody knows whether the KV ever came."""
+    made, trial = tried()
+    lasts = made.config.moving_timeout_s
+    made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0", assumed=True)], OPEN_AT)
+    assert asked(made, OPEN_AT + lasts - 0.1, *many("b")) == []
+    assert len(asked(made, OPEN_AT + lasts, *many("c"))) == 1
+
+
+def test_an_assumed_landing_whose_answer_came_opens_it_and_one_that_failed_closes_it() -> None:
+    for last, usable in ((lambda n: ev.Finished(n, 10), True), (lambda n: ev.TransferFailed(n, "d0", "gone"), False)):
+        made, trial = tried()
+        made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0", assumed=True)], OPEN_AT)
+        made.handle([last(trial)], OPEN_AT + 1.0)
+        assert made.links.usable(PAIR, OPEN_AT + 1.0) is usable
+
+
+def test_only_a_link_that_was_closed_is_tried_and_only_once_it_may_be_taken() -> None:
+    book = LinkBook(1, 2.0)
+    book.placed(PAIR, lambda now: True, 0.0)
+    book.seen(PAIR, LinkState.UP, None, None)
+    book.placed(PAIR, lambda now: True, 0.0)
+    assert book.usable(PAIR, 0.0), "one of many"
+    book.failed(PAIR, 0.0)
+    book.placed(PAIR, lambda now: True, 1.9)
+    assert book.usable(PAIR, 2.0), "sent for want of another way: not the trial"
+    book.placed(PAIR, lambda now: now < 3.0, 2.0)
+    book.placed(PAIR, lambda now: True, 2.5)
+    assert (book.usable(PAIR, 2.9), book.usable(PAIR, 3.0)) == (False, True), "the first of them is the trial"
