@@ -74,7 +74,7 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     except EngineAway as error:
         return _later(action, str(error))
     except EngineRefuses as error:
-        if error.busy:  # with a load of weights, say: it is told again
+        if error.busy:  # with a load of weights, say: it is asked again
             return _later(action, str(error))
         return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
@@ -216,21 +216,30 @@ def _awake(action: Action) -> Done:
 # ---- the row --------------------------------------------------------------------------------------------------------
 
 
-def _later(action: Action, error: str = "") -> None:
-    action_keep(action=action, error=error)
+def _later(action: Action, error: str = "", **fields: Any) -> None:
+    action_keep(action=action, error=error, **fields)
 
 
 def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) -> Look:
-    """Stored before the engine is told; told again when nothing came of it. None: the action is somebody else's."""
+    """Stored before the engine is told; told again when nothing came of it. None: the action is somebody else's.
+
+    One that is busy (it sends its weights, say) has done nothing and says why: that is no try, and its words stay until
+    it is told again or the order's time is over, whose Decision then carries them.
+    """
     if _since(action) < ANSWER_S:
-        return _later(action)
+        return _later(action, action.error)
     if action.tries >= MOST_TRIES:
         return Failed(failed, f"told {action.tries} times, without effect")
-    told = {**action.params, **params, "told_at": time.time()}
+    told, before = {**action.params, **params, "told_at": time.time()}, action.tries
     state = Action.State.RUNNING
-    if not action_keep(action=action, release=False, params=told, tries=action.tries + 1, state=state, error=""):
+    if not action_keep(action=action, release=False, params=told, tries=before + 1, state=state, error=""):
         return None
-    call()
+    try:
+        call()
+    except EngineRefuses as error:
+        if not error.busy:
+            raise
+        return _later(action, str(error), tries=before)  # not its params: a client has kept there what it did
     return Next()
 
 

@@ -243,3 +243,48 @@ def test_an_instance_that_is_no_longer_wanted_ends_the_order(vllm, row):
     instance_drain(actor=OLGA, instance_id="v1")
     (decision,) = looks()
     assert (decision.kind, decision.reason, vllm.verbs) == ("instance_sleep_failed", "instance_not_wanted", [])
+
+
+WORDS = "weights are being loaded or sent"
+
+
+def make_busy(vllm):
+    """As a reference engine is while it sends its weights to another: it answers, and does nothing."""
+    vllm.fail["sleep"] = (409, WORDS)
+
+
+def test_one_that_is_busy_is_told_until_it_falls_asleep(vllm, row):
+    action = sleep_order(actor=OLGA, instance_id="v1")
+    make_busy(vllm)
+    assert looks(2 * sleeping.MOST_TRIES) == []
+    action.refresh_from_db()
+    assert (len(vllm.verbs), action.tries, WORDS in action.error) == (2 * sleeping.MOST_TRIES, 0, True)
+    del vllm.fail["sleep"]
+    (decision,) = looks()
+    assert (decision.kind, decision.inputs["tries"], vllm.gauge) == ("instance_asleep", 1, "weights_offloaded")
+
+
+def test_one_that_is_busy_to_the_end_says_so_in_its_decision(vllm, row, monkeypatch):
+    action = sleep_order(actor=OLGA, instance_id="v1")
+    make_busy(vllm)
+    looks()
+    monkeypatch.setattr(sleeping, "ANSWER_S", 60.0)
+    assert (looks(2), len(vllm.verbs)) == ([], 1), "it is not told with every look, and its words stay"
+    action.refresh_from_db()
+    assert WORDS in action.error
+    Action.objects.update(created_at=timezone.now() - sleeping.TIMEOUT - timedelta(seconds=1))
+    (decision,) = looks()
+    assert (decision.kind, decision.reason) == ("instance_sleep_failed", "timeout")
+    assert WORDS in decision.outcome["error"]
+    assert Instance.objects.get(pk="v1").weights == "present"
+
+
+def test_what_it_was_told_without_effect_before_it_was_busy_still_counts(vllm, row):
+    sleep_order(actor=OLGA, instance_id="v1")
+    Action.objects.update(tries=sleeping.MOST_TRIES - 1)
+    make_busy(vllm)
+    assert looks(2) == []
+    del vllm.fail["sleep"]
+    vllm.deaf = True
+    (decision,) = looks()
+    assert (decision.reason, decision.inputs["tries"], len(vllm.verbs)) == ("stays_awake", sleeping.MOST_TRIES, 3)
