@@ -169,7 +169,7 @@ class Handoff:
         self.prefilled(flight, source)
 
     def _ending(self, flight: Flight, source: str, offer: bytes) -> None:
-        """Its last step has begun, and its KV may be pulled."""
+        """Its prompt is nearly computed, and its KV may be pulled."""
         if not self.migrator.config.overlap or flight.phase != Phase.SENT:
             return
         self._offers[flight.request.id] = Prefilled(offer, False)

@@ -1,6 +1,7 @@
 """Prefills whose decode stage begins before they end: their KV is pulled while it is computed.
 
-A prefill engine that can says where its KV waits when its last step begins. From then on the request has two legs: the
+A prefill engine that can says where its KV waits when its prompt is nearly computed: when its last step begins, or, of
+one that is a single step however long, when three quarters of it are done. From then on the request has two legs: the
 prefill, kept here, and once it is placed the decode, which is the flight's own task. Until the prefill has ended the
 dispatcher counts the request there, as it does pairs.
 """

@@ -68,8 +68,8 @@ class PrefillSent(NamedTuple):
 
 
 class PrefillEnding(NamedTuple):
-    """The last step of its prefill has begun, at an engine that gives out KV while it computes: whoever is to decode it
-    may begin to pull. PrefillDone follows."""
+    """Its prompt is nearly computed, at an engine that gives out KV while it computes: whoever is to decode it may
+    begin to pull. PrefillDone follows."""
 
     request_id: str
     instance_id: str

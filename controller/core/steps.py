@@ -102,6 +102,9 @@ class Chunk(NamedTuple):
     last: bool
 
 
+NEARLY_COMPUTED = 0.75  # of a step that computes a whole prompt: from then on its decode stage may be placed
+
+
 class Step(NamedTuple):
     """One iteration: prefill chunks and one token for each of `decodes`, whose lengths add up to `context_sum`."""
 

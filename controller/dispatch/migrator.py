@@ -7,7 +7,7 @@ moving (KV flows), committed (it decodes; what the prefill instance kept may go)
 but the last has a time-out and an undo (dispatch.undoing): whatever an instance or a link does, the request is placed
 again, prefilled again where its KV is lost, cannot leave or never comes, or given up. Links that are down are avoided;
 placements that ask are told how long each would take. Where KV can be pulled while it is computed, a stage is placed
-when the last step of its prefill begins: late enough to know who will be free, early enough that most of the way lies
+when its prompt is nearly computed: late enough to know who will be free, early enough that most of the way lies
 beside the prefill.
 """
 

@@ -28,7 +28,7 @@ class MigratorConfig:
     for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
     of them, and is then sent over any. `overlap`: where prefill engines give out KV while they compute, a decode stage
-    is placed when the last step of its prefill begins, so that its KV moves meanwhile; without it, and at other
+    is placed when its prompt is nearly computed, so that its KV moves meanwhile; without it, and at other
     engines, when the prefill has ended, as HyperFlexis does.
     """
 

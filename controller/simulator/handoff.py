@@ -2,7 +2,7 @@
 
 A prefilled sequence keeps its KV on the prefill instance; the migrator places its decode stage; the decode instance
 reserves blocks, the bytes flow, the sequence lands and goes on there, and the prefill instance frees what it kept.
-With `links.overlap` the migrator hears when the last step of a prefill begins, as from the reference engine.
+With `links.overlap` the migrator hears when a prompt is nearly computed, as from the reference engine.
 """
 
 from __future__ import annotations

@@ -2,21 +2,25 @@
 
 The device answers a suspend at the boundary that `controller.predict.boundaries` gives for the step; a suspended step
 keeps the seconds it has used and takes the rest when it is resumed. Switching itself costs nothing, which the paper
-measures as negligible (sec. 6.5, Fig. 14). Steps do not leap: prompts have no equal steps.
+measures as negligible (sec. 6.5, Fig. 14). Steps do not leap: prompts have no equal steps. Like the reference engine it
+says that a prompt is nearly computed when its last step has passed three quarters of its time, unless prompts are cut
+into chunks: then when the last one begins.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.core.steps import (
+    NEARLY_COMPUTED,
     Discard,
     EngineAction,
     EngineEvent,
     Resume,
     Seq,
+    SeqState,
     Start,
     Step,
     StepsDone,
@@ -28,16 +32,28 @@ from controller.simulator.instance import Instance
 from controller.simulator.settings import InstanceSettings
 from controller.simulator.tokens import Track
 
+ROUNDING = 1e-9  # seconds
+
 
 @dataclass(slots=True)
 class Work:
-    """`used` of its `seconds` were done before `since`, when it last began; it will stop at `until` device seconds."""
+    """`used` of its `seconds` were done before `since`, when it last began; it will stop at `until` device seconds.
+
+    `ending`: prompts whose KV others take, until it is said that they are nearly computed, at `near` device seconds.
+    """
 
     step: Step
     seconds: float
     until: float
     used: float = 0.0
     since: float = 0.0
+    near: float = 0.0
+    ending: list[Seq] = field(default_factory=list)
+
+    @property
+    def near_at(self) -> float | None:
+        """None: it was said, or this part of it stops before its end."""
+        return self.since + max(0.0, self.near - self.used) if self.ending and self.until == self.seconds else None
 
     @property
     def ends_at(self) -> float:
@@ -53,6 +69,7 @@ class PreemptiveInstance(Instance):
         self._work: Work | None = None
         self._suspended: dict[int, Work] = {}
         self._wake_at: float | None = None
+        self._near = NEARLY_COMPUTED if self.engine.whole_prompts else 0.0
 
     def tell(self, events: Sequence[EngineEvent], now: float) -> list[EngineAction]:
         reply = self.engine.handle(events, now)
@@ -61,8 +78,8 @@ class PreemptiveInstance(Instance):
             match action:
                 case Start(step):
                     seconds = self.latency.step(*sums(step), len(step.decodes), step.context_sum)
-                    self._go(Work(step, seconds, seconds), now)
-                    self.ending += [chunk.seq for chunk in step.chunks if chunk.last and chunk.seq.keep_kv]
+                    ending = [chunk.seq for chunk in step.chunks if chunk.last and chunk.seq.keep_kv]
+                    self._go(Work(step, seconds, seconds, near=self._near * seconds, ending=ending), now)
                 case Resume(step_id):
                     self._go(self._suspended.pop(step_id), now)
                 case Suspend():
@@ -71,9 +88,11 @@ class PreemptiveInstance(Instance):
                     del self._suspended[step_id]
                 case _:
                     others.append(action)
+        self._tell_nearly_computed(now)
         self._wake_at = reply.wake_at
-        times = [at for at in (self._work.ends_at if self._work else None, self._wake_at) if at is not None]
-        self.due = max(now, min(times)) if times else None
+        work = self._work
+        times = [self._wake_at, *((work.ends_at, work.near_at) if work else ())]
+        self.due = min((max(now, at) for at in times if at is not None), default=None)
         self.version += 1
         return others
 
@@ -101,6 +120,12 @@ class PreemptiveInstance(Instance):
 
     def token_times_so_far(self, seq: Seq, now: float) -> array[float]:
         return self.token_times(seq)
+
+    def _tell_nearly_computed(self, now: float) -> None:
+        work = self._work
+        if work is not None and work.near_at is not None and now >= work.near_at - ROUNDING:
+            self.ending += [seq for seq in work.ending if seq.state is SeqState.RUNNING]  # the others hung up
+            work.ending = []
 
     def _go(self, work: Work, now: float) -> None:
         work.since = now

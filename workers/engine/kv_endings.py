@@ -17,11 +17,10 @@ import asyncio
 from dataclasses import dataclass, field
 from math import ceil
 
-from controller.core.steps import Seq, Step
+from controller.core.steps import NEARLY_COMPUTED, Seq, Step
 from workers.engine.engine import Engine
 from workers.engine.streams import Stream
 
-NEAR = 0.75  # of the layers of a step that computes a whole prompt
 LOOK_S = 0.002
 
 
@@ -38,7 +37,7 @@ class Endings:
 
     def __init__(self, engine: Engine, layers: int) -> None:
         self._engine = engine
-        self._passed = ceil(NEAR * layers) if engine.scheduler.whole_prompts else 0
+        self._passed = ceil(NEARLY_COMPUTED * layers) if engine.scheduler.whole_prompts else 0
         self._prefills: dict[str, _Prefill] = {}
         self._next_look: asyncio.TimerHandle | None = None  # one step computes at a time
         engine.on_resume = self._watch

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.core.steps import Aborted, Added, Seq
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.operator_profile import read_operator_profile
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
+from controller.simulator.preemptive_instance import PreemptiveInstance
 from tests.controller.simulator.runs import simulate, some_demands
 
 A100 = LatencyCoefficients(6.6252e-3, 5.5413e-5, 1.521e-9, 1.15e-2, 8.2e-8, 3.66e-5)
@@ -180,3 +182,44 @@ def test_disaggregated_under_load_nothing_is_lost(boundary):
     assert all(record.outcome is Outcome.OK for record in result.records)
     for record, demand in zip(sorted(result.records, key=lambda r: int(r.id[1:])), demands, strict=True):
         assert record.output_tokens == demand.output_tokens == len(record.token_times)
+
+
+def alone(**settings):
+    return PreemptiveInstance("p0", replace(PREFILL, **settings), 0.0, leaps=False)
+
+
+def kept(name, at, tokens, due):
+    return Seq(name, at, tokens, 1, ignore_eos=True, due=due, ttft_s=due - at, keep_kv=True)
+
+
+def test_a_prompt_is_nearly_computed_after_three_quarters_of_its_step_and_not_while_it_lies_suspended():
+    instance, long, short = alone(), kept("long", 0.0, 30_000, 60.0), kept("short", 0.2, 200, 0.45)
+    whole = A100.prefill_a + A100.prefill_b * 30_000 + A100.prefill_c * 30_000**2
+    other = A100.prefill_a + A100.prefill_b * 200 + A100.prefill_c * 200**2
+    instance.tell([Added(long)], 0.0)
+    assert instance.due == pytest.approx(0.75 * whole)
+    instance.tell([Added(short)], 0.2)
+    heard = {}
+    while instance.due is not None:
+        now = instance.due
+        instance.complete(now)
+        heard |= dict.fromkeys([seq.id for seq in instance.ending if seq.id not in heard], now)
+    assert heard == {"short": pytest.approx(0.2 + 0.75 * other, abs=0.05), "long": pytest.approx(0.75 * whole + other)}
+
+
+def test_a_chunked_prompt_is_nearly_computed_when_its_last_chunk_begins():
+    instance, chunk = alone(preemption={"boundary": "chunk", "chunk_tokens": 8192}), 8192
+    instance.tell([Added(kept("long", 0.0, 2 * chunk + 1, 60.0))], 0.0)
+    for _ in range(2):
+        assert instance.ending == []
+        instance.complete(instance.due)
+    assert [seq.id for seq in instance.ending] == ["long"]
+
+
+def test_nothing_more_is_said_of_one_that_hung_up():
+    instance, seq = alone(), kept("long", 0.0, 30_000, 60.0)
+    instance.tell([Added(seq)], 0.0)
+    instance.tell([Aborted(seq)], 0.1)
+    while instance.due is not None:
+        instance.complete(instance.due)
+    assert instance.ending == []
