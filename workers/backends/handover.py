@@ -20,17 +20,31 @@ REMOTE_DECODE: dict[str, Any] = {
 }
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
-NOT_FOR_PREFILL = ("stream_options", "min_tokens", "stop", "stop_token_ids", "max_completion_tokens")
+NOT_FOR_PREFILL = ("stream_options", "stop", "stop_token_ids", "max_completion_tokens")
 
 
 def prefill_head(head: bytes, early: bool = False) -> bytes:
     """The body (without its closing brace) of the first leg: the same prompt, one token, nothing streamed. `early`:
-    the offer is wanted before the answer."""
+    the offer is wanted before the answer.
+
+    `min_tokens` stays, as far as one token can keep it: without it that token could be the end of the sequence, which
+    the client's request forbids, and nothing would seem to be left to decode. Nonsense is left to the engine to refuse.
+    """
     body = orjson.loads(head + b"}")
     for name in NOT_FOR_PREFILL:
         body.pop(name, None)
+    if _number(body.get("min_tokens")) > 1:
+        body["min_tokens"] = 1
     params = {**REMOTE_DECODE, "early": True} if early else REMOTE_DECODE
     return orjson.dumps({**body, "stream": False, "max_tokens": 1, "kv_transfer_params": params})[:-1]
+
+
+def _number(value: object) -> float:
+    """As vLLM reads one: it takes "50" and 50.0 for 50 too. 0 of what is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
 
 
 def kv_moved(header: str | bytes | None) -> KvMoved | None:

@@ -47,7 +47,8 @@ async def test_prefill_first_then_decode_with_its_answer_as_it_came() -> None:
         assert sum(f"by {p.engine_id[:4]}" in event for event in answer.events) == 4, "decoded from the KV of p"
         (first,), (second,) = p.bodies, d.bodies
         assert (first["stream"], first["max_tokens"], first["kv_transfer_params"]) == (False, 1, ASKED)
-        assert not {"stream_options", "min_tokens"} & set(first)
+        assert "stream_options" not in first
+        assert (first["min_tokens"], second["min_tokens"]) == (1, 2), "no first token may end it"
         offer = second["kv_transfer_params"]
         assert offer["remote_engine_id"] == p.engine_id
         assert offer["remote_request_id"] == f"cmpl-{first['request_id']}-0"

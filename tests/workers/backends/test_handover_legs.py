@@ -22,9 +22,32 @@ def test_the_first_leg_asks_for_one_token_in_one_piece_and_nothing_that_contradi
     )[:-1]
     body = orjson.loads(prefill_head(head) + b"}")
     assert (body["stream"], body["max_tokens"], body["temperature"]) == (False, 1, 0.5)
-    assert not {"stream_options", "min_tokens", "max_completion_tokens"} & set(body)
+    assert not {"stream_options", "max_completion_tokens"} & set(body)
+    assert body["min_tokens"] == 1
     assert body["kv_transfer_params"]["do_remote_decode"] is True
     assert body["kv_transfer_params"]["do_remote_prefill"] is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({}, {}),
+        ({"min_tokens": None}, {"min_tokens": None}),
+        ({"min_tokens": 0}, {"min_tokens": 0}),
+        ({"min_tokens": 1}, {"min_tokens": 1}),
+        ({"min_tokens": 50}, {"min_tokens": 1}),
+        ({"min_tokens": -1}, {"min_tokens": -1}),
+        ({"min_tokens": "50"}, {"min_tokens": 1}),
+        ({"min_tokens": 50.0}, {"min_tokens": 1}),
+        ({"min_tokens": "many"}, {"min_tokens": "many"}),
+        ({"min_tokens": [50]}, {"min_tokens": [50]}),
+    ],
+)
+def test_the_first_leg_keeps_what_one_token_can_of_the_fewest_asked_for(asked: dict[str, object], sent: object):
+    """One token at most: vLLM refuses more. What is no such number is refused by the engine, as it is without legs."""
+    body = orjson.loads(prefill_head(orjson.dumps({"prompt": [1], **asked})[:-1]) + b"}")
+    assert {name: value for name, value in body.items() if name == "min_tokens"} == sent
+    assert body["max_tokens"] == 1
 
 
 def answer(finish: str, **extra: object) -> bytes:
