@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from controller.core.links import KvMoved, LinkReport
+from controller.core.links import KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
 from controller.engine.link_health import LinkHealth
 from workers.engine.kv_store import KvStore
@@ -28,6 +28,8 @@ PROBE_S = 5.0  # between two probes of a link that is used by transfers which do
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to connect
 KEPT = 4  # idle connections of a link
 FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
+MOST_STRANGERS = 64  # links that nobody announced: whoever reaches the engine can make it try any address
+WORST_FIRST = (LinkState.DOWN, LinkState.CONNECTING, LinkState.DEGRADED, LinkState.UP)
 LONGEST_PREFILL_S = 600.0  # that a pull waits for a source that says it computes: longer than any gateway would
 NOT_THE_LINKS_FAULT = ("refused", "kv_lost")
 log = logging.getLogger(__name__)
@@ -43,14 +45,16 @@ class Peer:
 
 
 class Link:
-    """From one peer to this engine."""
+    """From one peer to this engine. `unwanted` is called once, by its watcher, where nobody announced it and it stayed
+    down: it is watched no more."""
 
-    def __init__(self, peer: Peer, token: str, *, announced: bool) -> None:
+    def __init__(self, peer: Peer, token: str, *, announced: bool, unwanted: Callable[[], None] = lambda: None) -> None:
         self.peer = peer
         self.announced = announced
         self.health = LinkHealth()
         self.tried = asyncio.Event()  # the first try to connect is over
         self._token = token
+        self._unwanted = unwanted
         self._idle: list[Connection] = []
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
@@ -89,6 +93,7 @@ class Link:
     # ---- watching --------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        """Whatever happens on the way: a link that is watched no more would keep the state it was last seen in."""
         pause_s = SHORTEST_PAUSE_S
         while True:
             try:
@@ -99,18 +104,35 @@ class Link:
                 finally:
                     control.close()
             except KvTransferError as error:
-                if self.health.down_since is None:
-                    log.warning("link from %s at %s:%d: %s", *(self.peer.id, self.peer.host, self.peer.port, error))
-                self.health.lost(str(error), time.monotonic())
-                self.tried.set()
+                self._lost(str(error))
+            except Exception as error:
+                self._lost(f"{type(error).__name__}: {error}", defect=error)
+            if self._stayed_down:
+                self._unwanted()
+                return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _lost(self, why: str, defect: Exception | None = None) -> None:
+        if self.health.down_since is None:
+            at = (self.peer.id, self.peer.host, self.peer.port)
+            log.warning("link from %s at %s:%d: %s", *at, why, exc_info=defect)
+        self.health.lost(why, time.monotonic())
+        self.tried.set()
+
+    @property
+    def _stayed_down(self) -> bool:
+        down_since = self.health.down_since
+        return not self.announced and down_since is not None and time.monotonic() - down_since > FORGOTTEN_AFTER_S
 
     async def _use(self, control: Connection) -> None:
         """Until it breaks."""
         if self.health.wants_probe:
             self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
         self.health.answered(await control.ping())
+        for gone in [connection for connection in self._idle if connection.gone]:
+            self._idle.remove(gone)
+            gone.close()
         if not self._idle:
             self.give_back(await self.open())  # the first request finds it open
         self.health.connected()
@@ -154,10 +176,6 @@ class Links:
 
     def reports(self) -> list[LinkReport]:
         now = time.monotonic()
-        for at, link in list(self._links.items()):
-            down_since = link.health.down_since
-            if not link.announced and down_since is not None and now - down_since > FORGOTTEN_AFTER_S:
-                self._forget(at)
         links = sorted(self._links.values(), key=lambda link: (link.peer.id, link.peer.host, link.peer.port))
         return [link.health.report(link.peer.id, link.peer.host, link.peer.port, now) for link in links]
 
@@ -212,9 +230,21 @@ class Links:
         )
 
     def _make(self, peer: Peer, *, announced: bool) -> Link:
-        link = self._links[peer.host, peer.port] = Link(peer, self._token, announced=announced)
+        if not announced:
+            self._make_room()
+        at = peer.host, peer.port
+        link = Link(peer, self._token, announced=announced, unwanted=lambda: self._forget(at))
+        self._links[at] = link
         link.start()
         return link
+
+    def _make_room(self) -> None:
+        """For one more that nobody announced. A pull under way over one that is forgotten goes on."""
+        now = time.monotonic()
+        strangers = [(at, link.health.state(now)) for at, link in self._links.items() if not link.announced]
+        if len(strangers) >= MOST_STRANGERS:
+            worst, _ = min(strangers, key=lambda each: WORST_FIRST.index(each[1]))  # of equals the oldest
+            self._forget(worst)
 
     def _forget(self, at: tuple[str, int]) -> None:
         self._links.pop(at).close()

@@ -26,6 +26,7 @@ from workers.engine.kv_wire import (
     be_greeted,
     keep_alive,
     read_frame,
+    write,
     write_frame,
 )
 
@@ -71,8 +72,8 @@ class KvServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
-        keep_alive(writer)
         try:
+            keep_alive(writer)
             await be_greeted(reader, writer, self._token)
             while not reader.at_eof():
                 await self._answer(await read_frame(reader), reader, writer)
@@ -83,6 +84,9 @@ class KvServer:
             self._ended_early(error)
             writer.transport.abort()  # what it does not take is not waited for
         except (OSError, KvTransferError, KvMismatch) as error:
+            self._ended_early(error)
+        except Exception as error:  # of the store, most likely: the receiver hears that it was cut, and tries again
+            log.exception("a KV transfer met a defect")
             self._ended_early(error)
         finally:
             self._open.discard(writer)
@@ -113,7 +117,7 @@ class KvServer:
         write_frame(writer, {"bytes": size})
         piece = bytes(PIECE_BYTES)
         for at in range(0, size, PIECE_BYTES):
-            writer.write(piece[: size - at])
+            write(writer, piece[: size - at])
             await _drained(writer)
 
     async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,12 +203,12 @@ class _Sending:
                 raise KvTransferError(f"the KV of {self._seq.id} was released while it was sent", "cut")
             piece = self._store.read(self._seq, layer, at, end)
             check = zlib.crc32(piece, check)
-            self._writer.write(piece)
+            write(self._writer, piece)
             self._traffic.sent_bytes += len(piece)
             if self._seq.state is not SeqState.FINISHED:
                 self._early += len(piece)
             await _drained(self._writer)
-        self._writer.write(check.to_bytes(4, "big"))
+        write(self._writer, check.to_bytes(4, "big"))
 
 
 async def _drained(writer: asyncio.StreamWriter) -> None:

@@ -27,6 +27,7 @@ from workers.engine.kv_wire import (
     greet,
     keep_alive,
     read_frame,
+    write,
     write_frame,
 )
 
@@ -98,8 +99,8 @@ class Connection:
         with as_transfer_errors(f"{host}:{port}", "unreachable"):
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
-                keep_alive(writer)
                 try:
+                    keep_alive(writer)
                     await greet(reader, writer, token)
                 except BaseException:
                     writer.close()
@@ -162,7 +163,7 @@ class Connection:
             token, early = frame["first_token"], frame.get("early_bytes")
             if (at, due) != (offer.tokens, 0) or not isinstance(token, int) or not isinstance(early, int):
                 raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
-            self._writer.write(GOT_IT)
+            write(self._writer, GOT_IT)
             await self._writer.drain()
         traffic.early_bytes += early
         return Pulled(token, early, waited_s if early else 0.0)

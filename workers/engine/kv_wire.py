@@ -9,7 +9,8 @@ import hashlib
 import hmac
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -36,9 +37,28 @@ class KvTransferError(SlacklineError):
         self.moved = KvMoved(reason=reason)
 
 
+@contextmanager
+def _still_open(writer: asyncio.StreamWriter) -> Iterator[None]:
+    """Raises ConnectionResetError for a connection that has ended: asyncio would drop what is written without a word,
+    and uvloop, which engines run on, raises RuntimeError."""
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionResetError(str(error)) from error
+
+
+def write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """All that is written goes through here. Raises ConnectionResetError."""
+    with _still_open(writer):
+        writer.write(data)
+
+
 def write_frame(writer: asyncio.StreamWriter, content: Mapping[str, Any]) -> None:
+    """Raises ConnectionResetError."""
     raw = orjson.dumps(content)
-    writer.write(len(raw).to_bytes(4, "big") + raw)
+    write(writer, len(raw).to_bytes(4, "big") + raw)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -102,8 +122,11 @@ def _nonce(said: Mapping[str, Any]) -> str:
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """So that a peer that vanished without a word is noticed on a connection over which nothing is sent."""
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ALIVE:
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    """So that a peer that vanished without a word is noticed on a connection over which nothing is sent.
+
+    Raises OSError for one that has ended already."""
+    with _still_open(writer):
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)

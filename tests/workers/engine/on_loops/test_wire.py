@@ -1,0 +1,18 @@
+"""What is tested of links and transfers without processes, on an engine's loop."""
+
+from __future__ import annotations
+
+from inspect import iscoroutinefunction, signature
+
+import pytest
+
+from tests.workers.engine import test_damaged, test_handover, test_link_connections, test_overlap
+
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
+link = test_link_connections.link
+
+for module in (test_damaged, test_handover, test_link_connections, test_overlap):
+    for name, case in vars(module).items():
+        if name.startswith("test_") and iscoroutinefunction(case) and "sessions" not in signature(case).parameters:
+            assert name not in globals(), name
+            globals()[name] = case
