@@ -1,4 +1,5 @@
-"""Bodies of the two generation endpoints, checked. Unknown fields are ignored, as vLLM does."""
+"""Bodies of the two generation endpoints, checked. Unknown fields are ignored, as vLLM does; those of vLLM's that would
+change the answer are refused by name, since a client could not see that they were left out."""
 
 from __future__ import annotations
 
@@ -18,8 +19,31 @@ from workers.engine.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ROLES = ("system", "user", "assistant", "developer", "tool")
-# Fields that would change the answer if this engine could do what they ask.
+# Fields that would change the answer if this engine could do what they ask. Of a real model also those below, which say
+# how it is to choose its tokens: an emulated one chooses none.
 UNSUPPORTED = ("echo", "logprobs", "suffix", "use_beam_search", "top_logprobs", "prompt_logprobs")
+UNSUPPORTED_CHOICES = (
+    "stop_token_ids",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+ASKS_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+PLAIN_TEXT = {"type": "text"}
+# Numbers that change no answer, and the lowest and highest that vLLM takes.
+NEUTRAL = {
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
+    "repetition_penalty": (1.0, 0.0, 1e9),
+    "min_p": (0.0, 0.0, 1.0),
+}
 SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
@@ -78,7 +102,7 @@ def _generation(
     body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: Served
 ) -> Generation:
     chat, context = source == "messages", served.context
-    _check_supported(body)
+    _check_supported(body, served.samples)
     if len(tokens) >= context:
         raise too_long(context, len(tokens), source)
     max_tokens = _max_tokens(body, chat, context, len(tokens))
@@ -125,14 +149,25 @@ def _check_model(body: fields.Body, model: str) -> None:
         raise ApiError(f"The model `{asked}` does not exist.", "model", status=404)
 
 
-def _check_supported(body: fields.Body) -> None:
+def _check_supported(body: fields.Body, samples: bool) -> None:
     for name in ("n", "best_of"):
         value = fields.integer(body, name, 1)
         if value != 1:
             raise ApiError(f"{name} must be 1: this engine makes one choice a request", name)
     for name in UNSUPPORTED:
         if body.get(name) not in (None, False, ""):
-            raise ApiError(f"{name} is not supported by this engine", name)
+            raise _unsupported(name)
+    for name, (neutral, low, high) in NEUTRAL.items():
+        if fields.number(body, name, neutral, low, high) != neutral and samples:
+            raise _unsupported(name)
+    for name in UNSUPPORTED_CHOICES if samples else ():
+        plain = name == "response_format" and body.get(name) == PLAIN_TEXT
+        if not plain and body.get(name) not in ASKS_NOTHING:
+            raise _unsupported(name)
+
+
+def _unsupported(name: str) -> ApiError:
+    return ApiError(f"{name} is not supported by this engine", name)
 
 
 def _sampling(body: fields.Body, used: bool) -> Sampling:
@@ -140,9 +175,6 @@ def _sampling(body: fields.Body, used: bool) -> Sampling:
     temperature = fields.number(body, "temperature", 1.0, 0.0, 1e9)
     top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
     top_k = fields.integer(body, "top_k", 0, low=-1) or 0
-    for name in ("presence_penalty", "frequency_penalty"):
-        if fields.number(body, name, 0.0, -2.0, 2.0) and used:
-            raise ApiError(f"{name} is not supported by this engine", name)
     if used and top_p == 0.0:
         raise ApiError("top_p must be above 0", "top_p")
     return Sampling(0.0 if temperature < GREEDY_BELOW else temperature, max(0, top_k), top_p)
