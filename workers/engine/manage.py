@@ -142,7 +142,7 @@ class Management:
     # ---- sleep and pause ------------------------------------------------------------------------------------------
 
     async def sleep(self, exchange: Exchange, body: fields.Body) -> None:
-        """Level 0 pauses only; 1 and 2 also give up the KV cache, so kept sequences are computed again after it.
+        """Level 0 pauses only; 1 and 2 also give up the KV cache with its memory, so kept sequences are computed again.
 
         1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
         """
@@ -192,7 +192,8 @@ class Management:
     async def wake_up(self, exchange: Exchange, body: fields.Body) -> None:
         """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
 
-        Weights come from the copy in host memory, else from the disk: 503 if neither gives them.
+        Weights come from the copy in host memory, else from the disk: 503 if neither gives them. The memory of the KV
+        cache comes with them, whichever tag is named: 503 too where others have it by now. Then the engine sleeps on.
         """
         named = exchange.query().get("tags")
         for tag in named or ():

@@ -69,7 +69,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
         handover = Handover(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
-    weights = WeightManager(_weight_store(config))
+    weights = WeightManager(_weight_store(config, engine))
     management = Management(engine, config, served, generator, weights)
     routes = management.routes()
     routes.update(KvEndpoints(handover, kv.token).routes())
@@ -81,7 +81,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     return App(routes), engine, handover
 
 
-def _weight_store(config: ServerConfig) -> WeightStore:
+def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(given.load_s, given.nbytes, present=given.present)
@@ -92,15 +92,21 @@ def _weight_store(config: ServerConfig) -> WeightStore:
     if not given.present:
         memory.release()
     own = TorchWeights(
-        *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy)
+        *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy),
     )
-    if config.group is None:
+    if given.keep_room:
         return own
-    if not given.present:
-        config.group.ask("release", False)
-    from workers.engine.torch_rank_weights import RankWeights
+    whole: WeightStore = own
+    if config.group is not None:
+        if not given.present:
+            config.group.ask("release", False)
+        from workers.engine.torch_rank_weights import RankWeights
 
-    return RankWeights(own, config.group)
+        whole = RankWeights(own, config.group)
+    from workers.engine.torch_room import WithKv
+
+    blocks = engine.scheduler.blocks
+    return WithKv(whole, config.program.cache, in_use=lambda: blocks.free < blocks.total)
 
 
 def _kv_store(config: ServerConfig) -> KvStore:
@@ -226,7 +232,9 @@ def with_model(config: ServerConfig) -> ServerConfig:
         shared = HostCopy(copies, options.folder, options.dtype)
     tokenizer = model_tokenizer(options.folder, options.config.vocab_size)
     group: Any = None
-    same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": config.weights.present}
+    load, measures = config.weights.present, config.profile is None and config.preemption is not None
+    same: dict[str, Any] = {"blocks": engine.kv_blocks, "block_size": engine.block_size, "load": load}
+    same["room"] = load or measures or config.weights.keep_room  # a warm one that measured itself gives it up again
     if options.ranks > 1:
         program, group = load_ranks(options, **same, boundary=_stops(config))
     else:
@@ -235,7 +243,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
         if config.weights.keep_room and not config.weights.present:
             _reserve(program)
     profile = config.profile
-    if profile is None and config.preemption is not None:
+    if measures:
         profile = measure(program, config.model, engine.max_model_len, group)
     return replace(config, tokenizer=tokenizer, program=program, profile=profile, group=group, host_copy=shared)
 

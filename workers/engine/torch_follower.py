@@ -1,6 +1,7 @@
 """`python -m workers.engine.torch_follower FD PARENT`: a tensor-parallel rank, which its engine starts; not for people.
 
-It runs what the first rank runs, in the same order, stops where the sums say, and answers only to `load` and `release`.
+It runs what the first rank runs, in the same order, stops where the sums say, and answers only to `load` and `release`,
+with which the memory of its KV cache comes and goes like the first one's (`torch_room`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Follower:
     def __init__(self, part: Part) -> None:
         limit = timedelta(seconds=MEET_S)
         store = dist.TCPStore(HOST, part.store_port, part.world, is_master=False, timeout=limit)
+        _settle(part)
         self._ranks = join(part.rank, part.world, store, part.device)
         self._program = load_program(
             *(part.folder, part.config),
@@ -44,6 +46,7 @@ class Follower:
             block_size=part.block_size,
             threads=part.threads,
             load=part.load,
+            room=part.room,
             ranks=self._ranks,
         )
         self._folder = part.folder
@@ -68,9 +71,11 @@ class Follower:
     def load(self, kind: str) -> int:
         """Raises SlacklineError, RuntimeError, MemoryError; then nothing is present."""
         try:
+            self._program.cache.take()
             return self._memory.load_host() if kind == "host" else self._memory.load_disk(self._folder)
         except BaseException:
             self._memory.release()
+            self._program.cache.give_up()
             raise
 
     def release(self, keep_host_copy: bool | None) -> int:
@@ -80,6 +85,7 @@ class Follower:
         elif keep_host_copy and self._memory.present:
             self._memory.keep_host_copy()
         self._memory.release()
+        self._program.cache.give_up()
         return 0
 
     def _go_on(self, task: Task) -> None:
@@ -90,6 +96,15 @@ class Follower:
             advance_together(task, self._boundary, self._ranks)
         if not task.over:
             self._tasks[task.id] = task
+
+
+def _settle(part: Part) -> None:
+    """On this rank's device: whatever names none would open a context on the first one's, which takes memory there.
+
+    One that is not there is left to `load_program`, on all ranks: who waits for this one to join cannot be told.
+    """
+    if part.device == "cuda" and part.rank < torch.cuda.device_count():
+        torch.cuda.set_device(part.rank)
 
 
 @torch.inference_mode()

@@ -53,6 +53,7 @@ class Part:
     block_size: int
     threads: int | None
     load: bool
+    room: bool  # as `torch_serving.load_program` takes it
     boundary: str | None
 
 

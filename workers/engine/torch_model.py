@@ -84,8 +84,8 @@ class Attention:
             q, k = rms_norm(q, self._q_norm, eps), rms_norm(k, self._k_norm, eps)
         p.query, p.key = rotate(q, p.cos, p.sin), rotate(k, p.cos, p.sin)
 
-    def attn(self, p: Pass, keys: torch.Tensor, values: torch.Tensor) -> None:
-        p.attended = attend(p, keys, values)
+    def attn(self, p: Pass, cache: KVCache, layer: int) -> None:
+        p.attended = attend(p, cache.keys[layer], cache.values[layer])
 
     def o_proj(self, p: Pass) -> None:
         out = self._ranks.sum(F.linear(p.attended, self._o))
@@ -172,39 +172,61 @@ class MixtureOfExperts:
 
 
 class Model:
-    """Memory for all weights, not yet filled (`slots`), and the operators over it."""
+    """Memory for all weights, not yet filled (`slots`), and the operators over it.
+
+    Without `room` the memory of each layer is given back as soon as it is named, so that a model whose weights come
+    later, if ever, takes no more than its largest layer for a moment. Whoever fills it makes room first.
+    """
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, ranks: Ranks | None = None
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks | None = None,
+        *,
+        room: bool = True,
     ) -> None:
         self.config, self.device, self.dtype, self.ranks = config, device, dtype, ranks or Alone()
         _check_shares(config, self.ranks.world)
         new = partial(torch.empty, device=device, dtype=dtype)
         feed_forward = MixtureOfExperts if config.experts else FeedForward
-        self._embedding = new(config.vocab_size, config.hidden_size)
-        self._layers = [
-            (Attention(config, self.ranks, new), feed_forward(config, self.ranks, new)) for _ in range(config.layers)
-        ]
-        self._norm = new(config.hidden_size)
-        self._head = self._embedding if config.tied else new(config.vocab_size, config.hidden_size)
+        self._room, self._slots = room, dict[str, Slot]()
+        self._embedding = self._named("model.embed_tokens.weight", new(config.vocab_size, config.hidden_size))
+        self._layers: list[tuple[Attention, FeedForward | MixtureOfExperts]] = []
+        for index in range(config.layers):
+            parts = Attention(config, self.ranks, new), feed_forward(config, self.ranks, new)
+            for part in parts:
+                self._name({f"model.layers.{index}.{name}": slot for name, slot in part.slots().items()})
+            self._layers.append(parts)
+        self._norm = self._named("model.norm.weight", new(config.hidden_size))
+        self._head = self._embedding
+        if not config.tied:
+            self._head = self._named("lm_head.weight", new(config.vocab_size, config.hidden_size))
         self._rotary = Rotary(config, device)
+        if not room and device.type == "cuda":
+            torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it
 
     def slots(self) -> dict[str, Slot]:
         """By the names of Hugging Face checkpoints."""
-        found = {"model.embed_tokens.weight": Slot(self._embedding, tuple(self._embedding.shape))}
-        for index, parts in enumerate(self._layers):
-            for part in parts:
-                found.update({f"model.layers.{index}.{name}": slot for name, slot in part.slots().items()})
-        found["model.norm.weight"] = Slot(self._norm, tuple(self._norm.shape))
-        if not self.config.tied:
-            found["lm_head.weight"] = Slot(self._head, tuple(self._head.shape))
-        return found
+        return dict(self._slots)
+
+    def _named(self, name: str, memory: torch.Tensor) -> torch.Tensor:
+        self._name({name: Slot(memory, tuple(memory.shape))})
+        return memory
+
+    def _name(self, slots: dict[str, Slot]) -> None:
+        """Before their memory is given back: no part can be cut out of one that is empty."""
+        self._slots.update(slots)
+        if not self._room:
+            for slot in slots.values():
+                slot.memory.untyped_storage().resize_(0)
 
     def layers(self, cache: KVCache) -> list[list[tuple[str, Operator]]]:
         """The named operators of each layer, over this cache."""
         found: list[list[tuple[str, Operator]]] = []
-        for (attention, feed_forward), keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            attn = partial(attention.attn, keys=keys, values=values)
+        for layer, (attention, feed_forward) in enumerate(self._layers):
+            attn = partial(attention.attn, cache=cache, layer=layer)
             operators: list[tuple[str, Operator]] = [("qkv_proj", attention.qkv_proj), ("attn", attn)]
             found.append([*operators, ("o_proj", attention.o_proj), *feed_forward.operators])
         return found

@@ -47,9 +47,11 @@ def load_program(
     block_size: int,
     threads: int | None = None,
     load: bool = True,
+    room: bool = True,
     ranks: Ranks | None = None,
 ) -> Program:
-    """Without `load` the weights are left as they are found in memory. `ranks`: of whose model this is one part.
+    """Without `load` the weights are left as they are found in memory, without `room` neither they nor the KV cache
+    have any yet. `ranks`: of whose model this is one part.
 
     Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit.
     """
@@ -63,11 +65,12 @@ def load_program(
     place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
     kind, began = getattr(torch, dtype), time.monotonic()
     with _room(config, blocks):
-        model, cache = Model(config, place, kind, mine), KVCache(config, blocks, block_size, place, kind, mine.world)
+        model = Model(config, place, kind, mine, room=room)
+        cache = KVCache(config, blocks, block_size, place, kind, mine.world, room=room)
     size = load_weights(model.slots(), folder) if load else 0
     seconds = time.monotonic() - began
-    held = cache.memory.nbytes / 1e6
-    logger.info("loaded %.1f MB from %s in %.2f s; KV cache %.1f MB, %s", size / 1e6, folder, seconds, held, dtype)
+    held = f"{cache.nbytes / 1e6:.1f} MB" + ("" if room else ", which it takes when its weights come")
+    logger.info("loaded %.1f MB from %s in %.2f s; KV cache %s, %s", size / 1e6, folder, seconds, held, dtype)
     return Program(model, cache)
 
 
@@ -83,7 +86,7 @@ def _room(config: ModelConfig, blocks: int) -> Iterator[None]:
 
 
 def load_ranks(
-    options: ModelOptions, *, blocks: int, block_size: int, load: bool, boundary: str | None
+    options: ModelOptions, *, blocks: int, block_size: int, load: bool, room: bool, boundary: str | None
 ) -> tuple[Program, RankGroup]:
     """The first of several ranks, and the others, each a process. Raises as load_program does, and RankLost."""
     world = options.ranks
@@ -97,11 +100,18 @@ def load_ranks(
 
     def part(rank: int, port: int) -> Part:
         return Part(
-            rank, world, port, options.folder, options.config, **same, threads=threads, load=load, boundary=boundary
+            *(rank, world, port, options.folder, options.config),
+            **same,
+            threads=threads,
+            load=load,
+            room=room,
+            boundary=boundary,
         )
 
     group = RankGroup(part, world, options.device)
-    program = load_program(options.folder, options.config, **same, threads=threads, load=load, ranks=group.ranks)
+    program = load_program(
+        options.folder, options.config, **same, threads=threads, load=load, room=room, ranks=group.ranks
+    )
     group.answers()
     logger.info("%d tensor-parallel ranks: this process and %s", world, ", ".join(map(str, group.pids)))
     return program, group

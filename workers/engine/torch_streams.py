@@ -34,7 +34,7 @@ def mark(device: torch.device) -> Mark:
     if device.type != "cuda":
         return _NOW
     event = torch.cuda.Event()
-    event.record()
+    event.record(torch.cuda.current_stream(device))  # by default it would be on whichever device is the current one
     return event
 
 

@@ -6,6 +6,7 @@ Each test runs on the CPU as well, with the other tests of the executor, so that
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ import torch
 from controller.core.steps import Seq
 from tests.workers.engine.torch_bench import CPU, Bench, Interrupting, folder, program, prompts
 from tests.workers.engine.torch_meetings import memory, met
+from workers.engine.torch_cache import KVCache
+from workers.engine.torch_config import read_config
 from workers.engine.torch_executor import TorchExecutor
 from workers.engine.torch_kv import TorchKv
+from workers.engine.torch_model import Model
 from workers.engine.torch_task import Boundary
 from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weights import WeightsError
@@ -128,3 +132,30 @@ def test_weights_that_are_released_give_the_device_its_memory_back():
     assert torch.cuda.mem_get_info(FIRST)[0] > before
     held.load_disk(path)
     assert held.present
+
+
+@pytest.mark.gpu
+def test_a_cache_that_is_given_up_gives_the_device_its_memory_back():
+    cache = KVCache(read_config(folder()), 1 << 16, 16, FIRST, torch.float32)
+    cache.memory.fill_(7.0)
+    torch.cuda.synchronize(FIRST)
+    before = torch.cuda.mem_get_info(FIRST)[0]
+    cache.give_up()
+    given = torch.cuda.mem_get_info(FIRST)[0] - before
+    assert given > 0.9 * cache.nbytes
+    cache.take()
+    assert torch.cuda.mem_get_info(FIRST)[0] - before < 0.1 * cache.nbytes
+    assert not cache.memory.any()
+
+
+@pytest.mark.gpu
+def test_a_model_without_room_leaves_the_device_to_others():
+    """So that a warm engine starts beside one that serves."""
+    config = replace(read_config(folder()), layers=16, hidden_size=1024, intermediate_size=4096)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(FIRST)
+    free, reserved = torch.cuda.mem_get_info(FIRST)[0], torch.cuda.memory_reserved(FIRST)
+    slots = Model(config, FIRST, torch.float32, room=False).slots()
+    size = sum(slot.memory.nbytes for slot in slots.values())
+    assert free - torch.cuda.mem_get_info(FIRST)[0] < 0.05 * size
+    assert torch.cuda.max_memory_reserved(FIRST) - reserved < 0.25 * size
