@@ -7,7 +7,7 @@ would have, made from the tokens, so that what arrives can be told from anything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,14 +19,31 @@ class KvMismatch(SlacklineError):
     """What came is not the KV of these tokens."""
 
 
+class Layout(NamedTuple):
+    """What must be the same at both ends: where any of it differs, the same bytes are other entries, from which a model
+    goes on fluently and wrongly. `token_bytes`: of one token in one layer; `vocabulary`: how many tokens there are, 0
+    where it does not matter; `model`: tells it from models of the same sizes, "" where nothing does."""
+
+    layers: int
+    token_bytes: int
+    dtype: str = ""
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocabulary: int = 0
+    model: str = ""
+
+
 class KvStore(Protocol):
-    """`token_bytes`: of one token in one layer. Blocks of the sequence cover all positions named."""
+    """Blocks of the sequence cover all positions named."""
 
     @property
     def layers(self) -> int: ...
 
     @property
     def token_bytes(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
         """Entries of the tokens at positions `start` to `stop`."""
@@ -38,11 +55,16 @@ class KvStore(Protocol):
 
 
 class EmulatedKv:
-    """`token_bytes` is rounded up to eight."""
+    """`token_bytes` is rounded up to eight. `model`: the name of the one that is emulated."""
 
-    def __init__(self, layers: int, token_bytes: int) -> None:
+    def __init__(self, layers: int, token_bytes: int, model: str = "") -> None:
         self.layers = layers
         self.token_bytes = -(-token_bytes // 8) * 8
+        self._model = model
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.layers, self.token_bytes, model=self._model)
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
         return self._entries(_tokens(seq)[start:stop], layer)

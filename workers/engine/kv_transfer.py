@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from controller.core.links import INT64
 from controller.core.steps import Seq
 from workers.engine.kv_store import KvMismatch, KvStore
 from workers.engine.kv_wire import (
@@ -139,9 +140,8 @@ class Connection:
         """
         self.received = 0
         header = await self._ask({"op": "take", "request": offer.request, "start": seq.cached})
-        wanted = {"layers": store.layers, "token_bytes": store.token_bytes, "tokens": offer.tokens}
-        if header != wanted:
-            raise KvTransferError(f"the source has another layout: {header} instead of {wanted}", "refused")
+        layout = store.layout
+        _check_header(header, {**layout._asdict(), "tokens": offer.tokens})
         await listener.began()
         at, due, waited_s = seq.cached, 0, 0.0  # the run's first token, the layer of it that comes next
         with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
@@ -163,6 +163,9 @@ class Connection:
             token, early = frame["first_token"], frame.get("early_bytes")
             if (at, due) != (offer.tokens, 0) or not isinstance(token, int) or not isinstance(early, int):
                 raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
+            if not 0 <= token < (layout.vocabulary or INT64):
+                known = f"of {layout.vocabulary}" if layout.vocabulary else "at all"
+                raise KvTransferError(f"the first token came as {token}, which is none {known}", "corrupt")
             write(self._writer, GOT_IT)
             await self._writer.drain()
         traffic.early_bytes += early
@@ -204,6 +207,14 @@ class Connection:
         except asyncio.IncompleteReadError as error:
             self.received += len(error.partial)
             raise
+
+
+def _check_header(header: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raises KvTransferError naming what differs."""
+    names = [name for name in {**wanted, **header} if header.get(name) != wanted.get(name)]
+    if names:
+        differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted.get(name)!r}" for name in names)
+        raise KvTransferError(f"the source has another layout: {differ}", "refused")
 
 
 class as_transfer_errors:

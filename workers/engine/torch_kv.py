@@ -5,20 +5,33 @@ from __future__ import annotations
 import torch
 
 from controller.core.steps import Seq
-from workers.engine.kv_store import KvMismatch
+from workers.engine.kv_model import ModelIdentity
+from workers.engine.kv_store import KvMismatch, Layout
 from workers.engine.torch_cache import KVCache
+from workers.engine.torch_model import Model
 from workers.engine.torch_streams import beside
 
 
 class TorchKv:
-    """What is read has been computed; nothing else touches the blocks of a sequence that is kept or on its way here."""
+    """What is read has been computed; nothing else touches the blocks of a sequence that is kept or on its way here.
 
-    def __init__(self, cache: KVCache) -> None:
+    `model`: whose cache it is. Without it other models of the same sizes are not told from it.
+    """
+
+    def __init__(self, cache: KVCache, model: Model | None = None) -> None:
         layers, _, _, _, heads, dim = cache.memory.shape
         self.layers = layers
         self.token_bytes = 2 * heads * dim * cache.memory.element_size()
         self._cache = cache
         self._shape = (2, heads, dim)
+        self._vocabulary = model.config.vocab_size if model is not None else 0
+        self._identity = ModelIdentity(model) if model is not None else None
+
+    @property
+    def layout(self) -> Layout:
+        dtype, (_, heads, dim) = f"{self._cache.memory.dtype}".removeprefix("torch."), self._shape
+        model = self._identity.now() if self._identity is not None else ""
+        return Layout(self.layers, self.token_bytes, dtype, heads, dim, self._vocabulary, model)
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:
         with beside(self._cache.memory.device, behind=False):

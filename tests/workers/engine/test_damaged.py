@@ -30,12 +30,12 @@ class Deaf(EmulatedKv):
         return
 
 
-def framed(**content: int) -> int:
+def framed(**content: object) -> int:
     """Bytes of a frame on the wire."""
     return 4 + len(orjson.dumps(content))
 
 
-HEAD = framed(layers=LAYERS, token_bytes=TOKEN_BYTES, tokens=len(PROMPT))
+HEAD = framed(**EmulatedKv(LAYERS, TOKEN_BYTES).layout._asdict(), tokens=len(PROMPT))
 LAYER_HEAD = framed(layer=0, start=0, stop=len(PROMPT))
 WHOLE_LAYER = LAYER_HEAD + A_LAYER + 4
 

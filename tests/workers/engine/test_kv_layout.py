@@ -1,0 +1,114 @@
+"""KV of another model or another layout, and first tokens that are none: refused before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from controller.core.steps import FinishReason, Seq, SeqState
+from tests.workers.engine.test_engine import make_engine
+from workers.engine.errors import ApiError
+from workers.engine.handover import Handover
+from workers.engine.kv_links import Links
+from workers.engine.kv_server import KvServer
+from workers.engine.kv_store import EmulatedKv, KvStore, Layout
+from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_wire import KvTransferError
+from workers.engine.streams import Stream
+
+PROMPT = list(range(32))
+VOCABULARY = 500
+
+
+class Store(EmulatedKv):
+    """Entries that nobody checks, as a real cache's, and a layout of the test's."""
+
+    def __init__(self, **layout: object) -> None:
+        known = Layout(4, 64, "bfloat16", 4, 8, VOCABULARY, "m")
+        self._layout = known._replace(**layout)  # type: ignore[arg-type]
+        super().__init__(self._layout.layers, self._layout.token_bytes)
+        self.written = 0
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def write(self, seq: Seq, layer: int, start: int, data: bytes) -> None:
+        self.written += len(data)
+
+
+@asynccontextmanager
+async def served(store: KvStore, first_token: int = 7) -> AsyncIterator[tuple[KvServer, Offer]]:
+    """A prompt that was prefilled by somebody with this store."""
+    tokens = [*PROMPT, first_token]
+    source = Seq("s", 0.0, len(PROMPT), 1, token_ids=tokens, keep_kv=True, computed=len(PROMPT), output_tokens=1)
+    source.state, source.finish = SeqState.FINISHED, FinishReason.LENGTH
+    server = KvServer(store, "t", {"s": source}.get, lambda seq: None)
+    await server.start("127.0.0.1", 0)
+    yield server, Offer("127.0.0.1", server.port, "s", len(PROMPT))
+    server.close()
+
+
+async def pulled(offer: Offer, store: KvStore) -> int:
+    links = Links(store, "t", Traffic(), 5.0)
+    try:
+        target = Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1)
+        return (await links.pull(offer, target))[1]
+    finally:
+        links.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "float16"},
+        {"kv_heads": 8},
+        {"head_dim": 128},
+        {"vocabulary": VOCABULARY + 1},
+        {"model": "another"},
+        {"layers": 5},
+        {"token_bytes": 128},
+    ],
+    ids=str,
+)
+async def test_whatever_differs_is_named_and_nothing_is_written(other: dict[str, object]) -> None:
+    target = Store()
+    async with served(Store(**other)) as (server, offer):
+        (name,) = other
+        with pytest.raises(KvTransferError, match=f"another layout: {name} ") as raised:
+            await pulled(offer, target)
+        assert raised.value.reason == "refused"
+        assert (target.written, server.traffic.sent) == (0, 0)
+        assert await pulled(offer, Store(**other)) == 7
+
+
+async def test_emulated_engines_of_two_models_do_not_take_each_others() -> None:
+    async with served(EmulatedKv(4, 64, "one")) as (_, offer):
+        with pytest.raises(KvTransferError, match="model 'one' instead of 'two'"):
+            await pulled(offer, EmulatedKv(4, 64, "two"))
+        assert await pulled(offer, EmulatedKv(4, 64, "one")) == 7
+
+
+@pytest.mark.parametrize("token", [0, VOCABULARY - 1])
+async def test_a_token_of_the_vocabulary_is_taken(token: int) -> None:
+    async with served(Store(), token) as (_, offer):
+        assert await pulled(offer, Store()) == token
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 10**6])
+async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token: int) -> None:
+    engine, _ = make_engine()
+    handover = Handover(engine, Store(), "t", "127.0.0.1")
+    stream = Stream(Seq("s-1", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]), (), wake_each=True)
+    async with served(Store(), token) as (_, offer):
+        handover.reserve(stream, offer)
+        with pytest.raises(ApiError, match=f"first token came as {token}") as raised:
+            await handover.take_over(stream, offer)
+    assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
+    assert not engine.failed
+    blocks = engine.scheduler.blocks
+    assert (blocks.usage, blocks.cached_tokens(Seq("next", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]))) == (0, 0)
+    engine.scheduler.check()
+    handover.close()
