@@ -1,6 +1,6 @@
-"""`python -m workers.engine.torch_follower FD PARENT`: a tensor-parallel rank, which its engine starts; not for people.
+"""`python -m workers.engine.torch_follower FD PARENT COUNTER`: a tensor-parallel rank, started by its engine.
 
-It runs what the first rank runs, in the same order, stops where the sums say, and answers only to `load` and `release`,
+It runs what the first rank runs, in the same order, stops where they all do, and answers only to `load` and `release`,
 with which the memory of its KV cache comes and goes like the first one's (`torch_room`).
 """
 
@@ -23,7 +23,7 @@ from controller.core.steps import Seq
 from workers.engine.torch_batch import Segment
 from workers.engine.torch_group import HOST, MEET_S, Part, join
 from workers.engine.torch_serving import BOUNDARIES, load_program
-from workers.engine.torch_task import Task, advance_together
+from workers.engine.torch_task import LEAD, Task, run
 from workers.engine.torch_transfer import WeightMemory
 
 PR_SET_PDEATHSIG = 1
@@ -33,11 +33,11 @@ NOBODY = Seq("rank", 0.0, 0, 0)
 class Follower:
     """Raises SlacklineError when it cannot make its part."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, counter: int) -> None:
         limit = timedelta(seconds=MEET_S)
         store = dist.TCPStore(HOST, part.store_port, part.world, is_master=False, timeout=limit)
         _settle(part)
-        self._ranks = join(part.rank, part.world, store, part.device)
+        self._ranks = join(part.rank, part.world, store, part.device, counter)
         self._program = load_program(
             *(part.folder, part.config),
             device=part.device,
@@ -50,6 +50,7 @@ class Follower:
             ranks=self._ranks,
         )
         self._folder = part.folder
+        self._lead = LEAD if part.device == "cuda" else None
         self._boundary = BOUNDARIES[part.boundary] if part.boundary else None
         self._tasks: dict[int, Task] = {}  # suspended
         self._memory = WeightMemory(self._program.model.slots(), present=part.load)
@@ -88,12 +89,15 @@ class Follower:
         self._program.cache.give_up()
         return 0
 
+    def _stops(self, over: bool) -> bool:
+        return self._ranks.stops(False, over)
+
     def _go_on(self, task: Task) -> None:
         if self._boundary is None:
             while not task.over:
                 task.advance()
         else:
-            advance_together(task, self._boundary, self._ranks)
+            run(task, self._boundary, self._stops, self._lead)
         if not task.over:
             self._tasks[task.id] = task
 
@@ -108,9 +112,9 @@ def _settle(part: Part) -> None:
 
 
 @torch.inference_mode()
-def follow(channel: Connection) -> None:
+def follow(channel: Connection, counter: int) -> None:
     """Until the first rank hangs up."""
-    follower = _made(channel)
+    follower = _made(channel, counter)
     while True:
         try:
             verb, *values = channel.recv()
@@ -124,10 +128,10 @@ def follow(channel: Connection) -> None:
             getattr(follower, verb)(*values)
 
 
-def _made(channel: Connection) -> Follower | None:
+def _made(channel: Connection, counter: int) -> Follower | None:
     """Says how it went."""
     try:
-        follower = Follower(channel.recv())
+        follower = Follower(channel.recv(), counter)
     except (SlacklineError, RuntimeError) as error:
         channel.send((str(error), 0))
         return None
@@ -155,7 +159,7 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s rank %(message)s")
     try:
-        follow(Connection(int(sys.argv[1])))
+        follow(Connection(int(sys.argv[1])), int(sys.argv[3]))
     except (OSError, RuntimeError) as error:  # the first rank is gone, or a sum broke off because another one is
         logging.getLogger("workers.engine").info("ends: %s", str(error).partition("\n")[0])
         sys.exit(1)

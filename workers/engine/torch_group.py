@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from controller.core.errors import SlacklineError
+from workers.engine.rank_counter import shared_memory
 from workers.engine.torch_batch import Segment
 from workers.engine.torch_config import ModelConfig
 from workers.engine.torch_ranks import ProcessRanks
@@ -57,7 +58,7 @@ class Part:
     boundary: str | None
 
 
-def join(rank: int, world: int, store: dist.Store, device: str) -> ProcessRanks:
+def join(rank: int, world: int, store: dist.Store, device: str, counter: int) -> ProcessRanks:
     """Returns when all are there. Raises RankLost."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, limit = "nccl" if device == "cuda" else "gloo", timedelta(seconds=MEET_S)
@@ -65,7 +66,7 @@ def join(rank: int, world: int, store: dist.Store, device: str) -> ProcessRanks:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
     except RuntimeError as error:
         raise RankLost(f"the ranks did not meet: {str(error).partition(chr(10))[0]}") from error
-    return ProcessRanks()
+    return ProcessRanks(counter)
 
 
 def told(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
@@ -88,10 +89,11 @@ class RankGroup:
         self._lost: RankLost | None = None
         self._one_lost, self._closed = threading.Event(), False
         self._asking = threading.Lock()
-        self._ranks = [_Rank(parts(rank, store.port)) for rank in range(1, world)]
+        counter = shared_memory(world)  # the ranks keep it open as long as they live
+        self._ranks = [_Rank(parts(rank, store.port), counter) for rank in range(1, world)]
         for rank in self._ranks:
             threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank.number}", daemon=True).start()
-        self.ranks = join(0, world, store, device)
+        self.ranks = join(0, world, store, device, counter)
 
     @property
     def pids(self) -> list[int]:
@@ -163,11 +165,14 @@ class RankGroup:
 class _Rank:
     """One of the others: its process and the way to it."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, counter: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "workers.engine.torch_follower", str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            ways = [theirs.fileno(), counter]
+            numbers = [str(number) for number in (ways[0], os.getpid(), counter)]
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "workers.engine.torch_follower", *numbers], pass_fds=ways
+            )
         self.number = part.rank
         self.channel = Connection(ours.detach())
         self.channel.send(part)

@@ -13,24 +13,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
 import torch
 
 from workers.engine.torch_ranks import Alone, Ranks
-from workers.engine.torch_task import Boundary, Task, advance_together
-
-LEAD = 1  # operators queued on a CUDA device ahead of the one that runs
+from workers.engine.torch_task import LEAD, Boundary, Task, run
 
 
 class ExecutionPool:
     """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
 
-    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `lead` is how many
-    operators may be queued on a CUDA device ahead of the one that runs: a check means something only when the work
-    before it is done, and a device that waits for the host at each operator would stand still in between.
+    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `lead`: as
+    `torch_task.run` takes it.
     """
 
     def __init__(
@@ -51,7 +47,6 @@ class ExecutionPool:
         self._running: Task | None = None
         self._aside: dict[int, Task] = {}
         self._signal = self._closed = False
-        self._ranks.wanted = lambda: self._signal or self._closed
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
         self._worker.start()
@@ -110,15 +105,16 @@ class ExecutionPool:
                     self._failed(error)
                     return
 
+    def _stops(self, over: bool) -> bool:
+        return self._ranks.stops(self._signal or self._closed, over)
+
     def _run(self, task: Task) -> None:
         began = time.perf_counter()
         if self._boundary is None:
             while not task.over:
                 task.advance()
-        elif self._ranks.world > 1:  # a sum is waited for, so nothing is queued behind it on a device
-            advance_together(task, self._boundary, self._ranks)
         else:
-            self._run_checked(task, self._boundary)
+            run(task, self._boundary, self._stops, self._lead if self._cuda else None)
         if self._cuda:  # its own work: copies and transfers beside it may take longer
             torch.cuda.current_stream().synchronize()
         task.seconds += time.perf_counter() - began
@@ -129,19 +125,3 @@ class ExecutionPool:
             if not task.over:
                 self._aside[task.id] = task
         (self._ended if task.over else self._suspended)(task)
-
-    def _run_checked(self, task: Task, boundary: Boundary) -> None:
-        queued = deque[torch.cuda.Event]()
-        while not task.over:
-            reached = task.advance()
-            if self._cuda:
-                self._wait_behind(queued)
-            if reached >= boundary and (self._signal or self._closed):
-                return
-
-    def _wait_behind(self, queued: deque[torch.cuda.Event]) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        queued.append(event)
-        if len(queued) > self._lead:
-            queued.popleft().synchronize()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
+
+import torch
 
 from workers.engine.torch_batch import Pass, Segment, build
 from workers.engine.torch_cache import KVCache
 from workers.engine.torch_model import Model, Operator
-from workers.engine.torch_ranks import Ranks
 from workers.engine.torch_sampling import sample
 from workers.engine.torch_streams import Mark, mark
+
+LEAD = 1  # operators queued on a CUDA device ahead of the one that runs
 
 
 class Boundary(IntEnum):
@@ -88,6 +93,12 @@ class Task:
             self._marks.append(mark(self._program.model.device))
         return boundary
 
+    def event(self) -> torch.cuda.Event:
+        """Behind what it has queued on its CUDA device."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._program.model.device))
+        return event
+
     def _end(self, p: Pass) -> None:
         self._pass = None
         wanted = [(segment, segment.draw) for segment in self._segments if segment.draw is not None]
@@ -96,9 +107,19 @@ class Task:
             self.sampled = [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
 
 
-def advance_together(task: Task, boundary: Boundary, ranks: Ranks) -> None:
-    """Run until the task is over or one of several ranks wants to stop: then all of them do, behind the same sum."""
+def run(task: Task, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> None:
+    """Until the task is over or stops at a boundary, each of which is asked for: `stops(over)`.
+
+    `lead`: how many operators may be queued on a CUDA device ahead of the one that runs (None: on a CPU none are). A
+    boundary means something only when the work before it is done, and a device that waits for the host at each operator
+    would stand still in between.
+    """
+    queued = deque[torch.cuda.Event]()
     while not task.over:
-        sums = ranks.sums
-        if task.advance() >= boundary and ranks.stop and ranks.sums > sums:
+        reached = task.advance()
+        if lead is not None:
+            queued.append(task.event())
+            if len(queued) > lead:
+                queued.popleft().synchronize()
+        if reached >= boundary and stops(task.over):
             return

@@ -7,6 +7,7 @@ of JSON: for each signal the operators done when the step stopped (null: it ende
 from __future__ import annotations
 
 import json
+import os
 import queue
 import random
 import sys
@@ -26,9 +27,9 @@ ANSWER_S = 30.0
 
 
 class Rank:
-    def __init__(self, path: Path, rank: int, boundary: Boundary) -> None:
+    def __init__(self, path: Path, rank: int, boundary: Boundary, counter: int) -> None:
         self.events: queue.Queue = queue.Queue()
-        ranks = ProcessRanks()
+        ranks = ProcessRanks(counter)
         self.executor = TorchExecutor(
             program(path, 200, ranks=ranks), self.events.put, lambda call: call(), self.events.put,
             boundary=boundary, ranks=ranks,
@@ -87,7 +88,8 @@ def run(rank: Rank, times: int) -> None:
 
 def main(path: str, rank: str, world: str, store: str, times: str, boundary: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
-    member = Rank(Path(path), int(rank), Boundary[boundary])
+    with open(f"{store}.counter", "r+b") as counter:
+        member = Rank(Path(path), int(rank), Boundary[boundary], os.dup(counter.fileno()))
     run(member, int(times))
     dist.barrier()
     print(json.dumps({"stops": member.stops, "tokens": member.tokens}))
