@@ -112,10 +112,10 @@ def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
 def _kv_store(config: ServerConfig) -> KvStore:
     """What the executor's KV is made of."""
     if config.torch is None:
-        return EmulatedKv(config.kv.layers, config.kv.token_bytes)
+        return EmulatedKv(config.kv.layers, config.kv.token_bytes, config.model)
     from workers.engine.torch_kv import TorchKv
 
-    return TorchKv(config.program.cache)
+    return TorchKv(config.program.cache, config.program.model)
 
 
 def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop) -> None:
