@@ -15,7 +15,7 @@ from workers.supervisor.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The gateway goes first, to drain; what it needs goes last. Engines, Redis and PostgreSQL follow after these.
 STOP_ORDER = (("demo-load",), ("gateway",), ("beat",), ("worker", "analysis"), ("console",))
-GATEWAY_DRAIN_S = 25.0  # the gateway itself gives running requests 20 s
+GATEWAY_DRAIN_S = 30.0  # running requests have 20 s, their last words 1 s, their records 4 s
 # glibc keeps an arena per thread; two are enough here and save tens of MB a process.
 LEAN = {"MALLOC_ARENA_MAX": "2", "PYTHONUNBUFFERED": "1"}
 # Each loads what its role needs of Django, no more.
