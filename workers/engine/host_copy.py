@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from controller.core.errors import ConfigError, SlacklineError
+from workers.engine.checkpoint_identity import marks_of
 
 WHOLE, PART, USERS = "model.safetensors", "part", "users"
 ROOM = 2  # times its size must be free before a copy is written: the host's memory is not for copies
-FORMAT = 1
+FORMAT = 2  # since digests name their algorithm
 _KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 
 
@@ -62,13 +63,8 @@ class HostCopy:
 
     def key(self) -> str:
         """Of the checkpoint as it is on the disk now: another one once any of its files was written or replaced."""
-        seen = hashlib.sha256(f"{FORMAT} {self._dtype}\n".encode())
-        for path in sorted([*self._checkpoint.glob("*.safetensors"), *self._checkpoint.glob("*.json")]):
-            with contextlib.suppress(OSError):
-                is_now = path.stat()
-                marks = (is_now.st_dev, is_now.st_ino, is_now.st_size, is_now.st_mtime_ns, is_now.st_ctime_ns)
-                seen.update(f"{path.resolve()} {marks}\n".encode())
-        return seen.hexdigest()[:32]
+        said = "\n".join((f"{FORMAT} {self._dtype}", *marks_of(self._checkpoint)))
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
 
     def whole(self) -> Path | None:
         """The folder of a whole copy of the checkpoint as it is now."""
@@ -212,13 +208,17 @@ def _header(entries: Sequence[Entry]) -> bytes:
 
 
 def _check_room(folder: Path, nbytes: int) -> None:
-    """In the file system and, as that is memory most often, in the host's memory."""
-    at = os.statvfs(folder)
-    free = min(at.f_bavail * at.f_frsize, _available())
+    free = room(folder)
     if free < ROOM * nbytes:
         raise NoCopy(
             f"a copy of {nbytes / 1e9:.2f} GB wants {ROOM} times as much free at {folder}: {free / 1e9:.2f} GB"
         )
+
+
+def room(folder: Path) -> int:
+    """Bytes free in the file system and, as that is memory most often, in the host's memory. Raises OSError."""
+    at = os.statvfs(folder)
+    return min(at.f_bavail * at.f_frsize, _available())
 
 
 def _available() -> int:

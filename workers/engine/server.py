@@ -84,7 +84,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
 def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
     given = config.weights
     if config.torch is None:
-        return EmulatedWeights(given.load_s, given.nbytes, present=given.present)
+        return EmulatedWeights(given.load_s, given.nbytes, present=given.present, model=config.model)
     from workers.engine.torch_transfer import WeightMemory
     from workers.engine.torch_weight_store import TorchWeights
 
@@ -93,6 +93,7 @@ def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
         memory.release()
     own = TorchWeights(
         *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy),
+        model=config.model,
     )
     if given.keep_room:
         return own

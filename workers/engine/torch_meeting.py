@@ -15,8 +15,8 @@ import hmac
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -24,11 +24,10 @@ import torch
 import torch.distributed as dist
 
 from workers.engine.kv_wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
+from workers.engine.torch_pieces import longest_operation, patience
 from workers.engine.torch_weights import WeightsError
 
 SENDER, RECEIVER = 0, 1
-PATIENCE_S = 5.0  # for a peer that is alive and busy
-SLOWEST = 10e6  # bytes a second of a link that still counts as moving
 LANDED = "landed"  # what the receiver says when all has arrived and is right
 # By default NCCL's watchdog ends the process of whoever is left when a peer dies, after a minute's wait for dumps.
 ONLY_THE_TRANSFER_BREAKS = {
@@ -39,11 +38,6 @@ ONLY_THE_TRANSFER_BREAKS = {
 }
 Side = Literal["sends", "receives"]
 _BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
-
-
-def patience(nbytes: int) -> timedelta:
-    """How long the next so many bytes may take before the peer counts as gone."""
-    return timedelta(seconds=PATIENCE_S + nbytes / SLOWEST)
 
 
 class Meeting(dist.Store):  # type: ignore[misc]
@@ -71,9 +65,12 @@ class Meeting(dist.Store):  # type: ignore[misc]
                 said = await read_frame(reader)
                 self._learn(str(said["key"]), bytes.fromhex(said["value"]))
         except (*_BROKEN, KeyError, TypeError, ValueError):
-            with self._changed:
-                self._alone = True
-                self._changed.notify_all()
+            self._left()
+
+    def _left(self) -> None:
+        with self._changed:
+            self._alone = True
+            self._changed.notify_all()
 
     def _learn(self, key: str, value: bytes) -> None:
         with self._changed:
@@ -82,6 +79,7 @@ class Meeting(dist.Store):  # type: ignore[misc]
 
     async def close(self) -> None:
         self._reading.cancel()
+        self._left()  # a thread that still moves weights must not go on by itself
         self._writer.close()
         with contextlib.suppress(*_BROKEN):
             await self._writer.wait_closed()
@@ -117,9 +115,33 @@ class Meeting(dist.Store):  # type: ignore[misc]
         sent. Raises RuntimeError."""
         self.wait([LANDED], patience(nbytes))
 
-    def patience(self, nbytes: int, device: torch.device) -> timedelta:
-        """For a piece on its way. NCCL counts from when it was queued, behind all that is on its way before."""
-        return max(patience(nbytes), self.limit) if device.type == "cuda" else patience(nbytes)
+    @contextmanager
+    def cutting(self, group: Any) -> Iterator[None]:
+        """Within, the group is cut off as soon as the other engine hangs up before all has landed: NCCL itself would
+        wait for it until its time is out. (Gloo sees a connection that breaks; a wait that has begun it ends only with
+        its patience.) Raises RuntimeError in place of whatever that made of the block."""
+        over, cut = threading.Event(), threading.Event()
+        watching = threading.Thread(target=self._watch, args=(group, over, cut), daemon=True)
+        watching.start()
+        try:
+            yield
+        except Exception as error:
+            if cut.is_set():
+                raise RuntimeError("the other engine hung up") from error
+            raise
+        finally:
+            with self._changed:
+                over.set()
+                self._changed.notify_all()
+            watching.join()  # it holds the group, which must end in the caller's thread
+
+    def _watch(self, group: Any, over: threading.Event, cut: threading.Event) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone or over.is_set())
+            if over.is_set() or self.check([LANDED]):
+                return
+            cut.set()
+        group.abort()
 
     def clone(self) -> Meeting:
         """For NCCL's own threads."""
@@ -149,7 +171,7 @@ class Meeting(dist.Store):  # type: ignore[misc]
         if device.type == "cuda":
             for name, value in ONLY_THE_TRANSFER_BREAKS.items():
                 os.environ.setdefault(name, value)
-            return dist.ProcessGroupNCCL(self, rank, 2, self.limit)
+            return dist.ProcessGroupNCCL(self, rank, 2, longest_operation())
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]
         options._timeout = self.limit

@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.engine.torch_group import RankGroup, RankLost
 from workers.engine.torch_weight_store import TorchWeights
-from workers.engine.weights import LoadFailed, Source
+from workers.engine.weights import Identity, LoadFailed, Source
 
 
 class RankWeights:
@@ -30,6 +30,10 @@ class RankWeights:
     def nbytes(self) -> int:
         """Of this rank: the others have as much each, but for what all of them keep whole."""
         return self._own.nbytes
+
+    @property
+    def identity(self) -> Identity:
+        return self._own.identity
 
     @property
     def has_host_copy(self) -> bool:

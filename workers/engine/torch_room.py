@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from workers.engine.torch_cache import KVCache
-from workers.engine.weights import LoadFailed, Source, WeightStore
+from workers.engine.weights import Identity, LoadFailed, Source, WeightStore
 
 LOOK_S = 0.05
 log = logging.getLogger("workers.engine")
@@ -37,6 +37,10 @@ class WithKv:
     @property
     def nbytes(self) -> int:
         return self._own.nbytes
+
+    @property
+    def identity(self) -> Identity:
+        return self._own.identity
 
     @property
     def has_host_copy(self) -> bool:

@@ -1,9 +1,9 @@
 """A model's weights in memory: named, checked, given away and taken, tensor by tensor, over torch.distributed.
 
 Two engines that have met (`torch_meeting`) form a group of two (gloo on CPUs, NCCL on CUDA), apart from any group the
-model itself uses. The sender keeps serving: its tensors are only read. Every tensor has a digest (XXH3) which the
-receiver checks, so that what arrives is what the other engine runs on. Tensors travel in pieces, so that the wait for
-the next one can be short: a peer that was killed says nothing.
+model itself uses. The sender keeps serving: its tensors are only read. Every tensor has a digest (`torch_digest`) which
+the receiver checks, so that what arrives is what the other engine runs on. Tensors travel in pieces (`torch_pieces`),
+so that the wait for the next one can be short: a peer that was killed may say nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import ctypes
 import mmap
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 
 from workers.engine.host_copy import WHOLE, Entry, digests_of
+from workers.engine.torch_digest import algorithm_of, digest, native
 from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting
+from workers.engine.torch_pieces import IN_FLIGHT_BYTES, passed
 from workers.engine.torch_streams import beside
 from workers.engine.torch_weights import Checkpoint, Slot, WeightsError, load_weights
-
-IN_FLIGHT = 16  # tensors on their way at a time
-PIECE_BYTES = 64 << 20
 
 
 class TensorInfo(NamedTuple):
@@ -158,12 +155,18 @@ class WeightMemory:
         return self._copied(checkpoint.read, _digests(shared))
 
     def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str]) -> int:
+        """Each tensor is digested on the side that its algorithm is for: nothing is copied back."""
         self._begin()
+        own = native(self._device)
         for name, memory in self._memory.items():
-            memory.copy_(read(name))
-            if digest(memory) != digests.get(name):
-                raise WeightsError(f"tensor {name} of the copy in host memory is damaged")
-        self._digests = dict(digests)
+            expected, copy = digests.get(name, ""), read(name)
+            if (algorithm := _algorithm(name, expected)) != own and digest(copy, algorithm) != expected:
+                raise _damaged(name)
+            memory.copy_(copy)
+            if algorithm == own and digest(memory) != expected:
+                raise _damaged(name)
+        if all(_algorithm(name, expected) == own for name, expected in digests.items()):
+            self._digests = dict(digests)  # others must be made before they can be told to a receiver
         self.present = True
         return self.nbytes
 
@@ -174,7 +177,7 @@ class WeightMemory:
         wanted = {info.name: info.digest for info in theirs}
 
         def take(group: Any) -> None:
-            for name, memory in self._received(meeting, group):
+            for name, memory in self._received(group):
                 if digest(memory) != wanted[name]:
                     raise WeightsError(f"tensor {name} arrived damaged")
             meeting.landed()
@@ -194,6 +197,8 @@ class WeightMemory:
             if (info.dtype, tuple(info.shape)) != (str(memory.dtype), tuple(memory.shape)):
                 ours = f"{list(memory.shape)} {memory.dtype}"
                 raise WeightsError(f"tensor {name} is {list(info.shape)} {info.dtype} at the source, {ours} here")
+            if (algorithm := _algorithm(name, info.digest)) != native(memory.device):
+                raise WeightsError(f"the source digests with {algorithm}, this engine with {native(memory.device)}")
         if found:
             raise WeightsError(f"the source has another model: tensor {min(found)} is not known here")
 
@@ -212,67 +217,36 @@ class WeightMemory:
         """To the engine that was met. Bytes sent; raises WeightsError."""
         self._require()
 
+        largest = max(memory.nbytes for memory in self._memory.values())
+
         def give(group: Any) -> None:
-            pending: deque[list[_Piece]] = deque()
-            tag = 0
-            for memory in self._memory.values():
-                pending.append(_queued(group.send, RECEIVER, memory.contiguous(), tag))
-                tag += len(pending[-1])
-                if len(pending) >= IN_FLIGHT:
-                    _passed(meeting, pending.popleft())
-            for sent in pending:
-                _passed(meeting, sent)
-            meeting.wait_landed(sum(memory.nbytes for memory in list(self._memory.values())[-IN_FLIGHT:]))
+            for _ in passed(group.send, RECEIVER, self._blocks()):
+                pass
+            meeting.wait_landed(IN_FLIGHT_BYTES + largest)  # what is on its way, and a digest
 
         _together(meeting, SENDER, self._device, give, "sending broke off")
         return self.nbytes
 
-    def _received(self, meeting: Meeting, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def _blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, memory.contiguous()) for name, memory in self._memory.items())
+
+    def _received(self, group: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor once it is in its place. Memory that is a slice of something wider takes a detour."""
-        pending: deque[tuple[list[_Piece], str, torch.Tensor, torch.Tensor]] = deque()
-        tag = 0
-        for name, memory in self._memory.items():
-            block = (
-                memory if memory.is_contiguous() else torch.empty_like(memory, memory_format=torch.contiguous_format)
-            )
-            coming = _queued(group.recv, SENDER, block, tag)
-            tag += len(coming)
-            pending.append((coming, name, memory, block))
-            if len(pending) >= IN_FLIGHT:
-                yield _landed(meeting, *pending.popleft())
-        while pending:
-            yield _landed(meeting, *pending.popleft())
+        detours: dict[str, torch.Tensor] = {}
 
+        def blocks() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, memory in self._memory.items():
+                if memory.is_contiguous():
+                    yield name, memory
+                else:
+                    detours[name] = torch.empty_like(memory, memory_format=torch.contiguous_format)
+                    yield name, detours[name]
 
-class _Piece(NamedTuple):
-    """Of a tensor on its way; its bytes are kept until it has passed."""
-
-    work: Any
-    memory: torch.Tensor
-
-
-def _queued(verb: Callable[..., Any], peer: int, block: torch.Tensor, tag: int) -> list[_Piece]:
-    """`verb` is the group's `send` or `recv`; `tag` the last one used."""
-    found = []
-    # No comprehension: its frame would keep the group (see `_together`).
-    for number, piece in enumerate(block.view(torch.uint8).view(-1).split(PIECE_BYTES), tag + 1):
-        found.append(_Piece(verb([piece], peer, number), piece))
-    return found
-
-
-def _passed(meeting: Meeting, pieces: Sequence[_Piece]) -> None:
-    """Raises RuntimeError where the peer is silent for longer than the next piece may take."""
-    for work, memory in pieces:
-        work.wait(meeting.patience(memory.nbytes, memory.device))
-
-
-def _landed(
-    meeting: Meeting, pieces: Sequence[_Piece], name: str, memory: torch.Tensor, block: torch.Tensor
-) -> tuple[str, torch.Tensor]:
-    _passed(meeting, pieces)
-    if block is not memory:
-        memory.copy_(block)
-    return name, memory
+        for name in passed(group.recv, SENDER, blocks()):
+            memory = self._memory[name]
+            if (detour := detours.pop(name, None)) is not None:
+                memory.copy_(detour)
+            yield name, memory
 
 
 def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None], what: str) -> None:
@@ -284,7 +258,10 @@ def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[
     try:
         _moved(meeting, rank, device, move)
     except (RuntimeError, WeightsError) as error:
-        traceback.clear_frames(error.__traceback__)
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"{what}: {_first_line(error)}") from error
@@ -296,7 +273,8 @@ def _moved(meeting: Meeting, rank: int, device: torch.device, move: Callable[[An
     with beside(device, behind=True):
         group = meeting.group(rank, device)
         try:
-            move(group)
+            with meeting.cutting(group):
+                move(group)
         except BaseException:
             group.abort()
             raise
@@ -343,10 +321,15 @@ def _advise_huge_pages(address: int, size: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
-def digest(memory: torch.Tensor) -> str:
-    """XXH3 of the tensor's bytes, on the host. Not through numpy: it would pin the storage to its size."""
-    flat = memory.detach().cpu().contiguous()
-    return xxhash.xxh3_64_hexdigest((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))
+def _algorithm(name: str, expected: str) -> str:
+    try:
+        return algorithm_of(expected)
+    except ValueError as error:
+        raise WeightsError(f"tensor {name}: {error}") from error
+
+
+def _damaged(name: str) -> WeightsError:
+    return WeightsError(f"tensor {name} of the copy in host memory is damaged")
 
 
 def _digests(shared: Path) -> dict[str, str]:

@@ -15,11 +15,12 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import SlacklineError
+from workers.engine.checkpoint_identity import CheckpointIdentity, Unreadable, marks_of
 from workers.engine.host_copy import HostCopy, NoCopy
 from workers.engine.torch_meeting import Meeting, awaited, meet
 from workers.engine.torch_transfer import TensorInfo, WeightMemory
 from workers.engine.torch_weights import WeightsError
-from workers.engine.weights import Digesting, LoadFailed, Source
+from workers.engine.weights import Digesting, Identity, LoadFailed, Source
 
 ASK_S = 10.0  # for an answer, and for a source to get any further with its digests
 HOLD_S = 0.5  # an ask is held so long for digests that are being made: many models need no second one
@@ -29,7 +30,7 @@ log = logging.getLogger("workers.engine")
 
 class TorchWeights:
     """`host`: where this engine can be reached by others; `timeout_s`: for two engines to become a group; `shared`: the
-    copy that engines of this host share, None: they share none."""
+    copy that engines of this host share, None: they share none; `model`: the name that they are served by."""
 
     def __init__(
         self,
@@ -39,9 +40,18 @@ class TorchWeights:
         token: str,
         timeout_s: float,
         shared: HostCopy | None = None,
+        *,
+        model: str,
     ) -> None:
         self.memory = memory
         self._folder = folder
+        self._model = model
+        self._checkpoint = CheckpointIdentity(folder)
+        self._held = self._kept = ""  # the checkpoint that is present, and that of the copy kept for a wake-up
+        if memory.present:
+            self._held = self._checkpoint.of(marks_of(folder))
+        else:  # read before it is needed: a load must not wait for a cold disk
+            threading.Thread(target=self._foresee, daemon=True).start()
         self._host = host
         self._token = token
         self._timeout_s = timeout_s
@@ -65,6 +75,10 @@ class TorchWeights:
         return self.memory.nbytes
 
     @property
+    def identity(self) -> Identity:
+        return Identity(self._model, self._held if self.memory.present else "")
+
+    @property
     def has_host_copy(self) -> bool:
         return self.memory.has_host_copy
 
@@ -79,18 +93,33 @@ class TorchWeights:
             if source.kind == "host":
                 return await asyncio.to_thread(self._load_host)
             key = self._shared.key() if self._shared is not None else ""
-            read = await asyncio.to_thread(self.memory.load_disk, self._folder)
+            read = await asyncio.to_thread(self._load_disk)
             self._share(key)
             return read
         except Exception as error:  # what a source answers may be anything
             self.memory.release()
             raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
 
+    def _foresee(self) -> None:
+        with contextlib.suppress(Unreadable):  # said when it is needed
+            self._checkpoint.now()
+
+    def _load_disk(self) -> int:
+        marks = marks_of(self._folder)
+        read = self.memory.load_disk(self._folder)
+        self._held = self._checkpoint.of(marks)
+        return read
+
     def _load_host(self) -> int:
         if self._shared is None or self.memory.has_host_copy:
-            return self.memory.load_host()
+            read = self.memory.load_host()
+            self._held = self._kept
+            return read
         try:
-            return self.memory.load_host(self._shared.whole())
+            marks = marks_of(self._folder)  # of which the copy is: its key is made of them
+            read = self.memory.load_host(self._shared.whole())
+            self._held = self._checkpoint.of(marks)
+            return read
         except WeightsError:
             self._shared.discard()  # the next one that reads the disk writes a better one
             raise
@@ -115,12 +144,16 @@ class TorchWeights:
             self._sharing = False
 
     async def _receive(self, url: str) -> int:
+        checkpoint = await asyncio.to_thread(self._checkpoint.now)
+        wanted = {"model": self._model, "checkpoint": checkpoint}
         async with awaited(self._host, self._token, self._timeout_s) as waiting:
-            order = {"token": self._token, "host": self._host, "port": waiting.port, "nonce": waiting.nonce}
+            order = {"token": self._token, "host": self._host, "port": waiting.port, "nonce": waiting.nonce, **wanted}
             manifest = await self._ask(url, order)
             theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in manifest]
             meeting = await waiting.met(ASK_S)
-            return await asyncio.to_thread(self.memory.receive, meeting, theirs)
+            read = await asyncio.to_thread(self.memory.receive, meeting, theirs)
+        self._held = checkpoint
+        return read
 
     async def _ask(self, url: str, order: Mapping[str, Any]) -> list[Any]:
         """What will come from there. A source whose weights nobody asked for yet digests them first, which takes longer
@@ -131,7 +164,7 @@ class TorchWeights:
                 while True:
                     async with session.post(f"{url.rstrip('/')}/weights/send", json=order) as response:
                         if response.status not in (200, 202):
-                            raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:200]}")
+                            raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:400]}")
                         said = await response.json()
                     if response.status == 200:
                         return list(said["tensors"])
@@ -156,6 +189,7 @@ class TorchWeights:
         elif self.memory.present:
             try:
                 await asyncio.to_thread(self.memory.keep_host_copy)
+                self._kept = self._held
             except (RuntimeError, MemoryError) as error:
                 raise LoadFailed(f"no copy can be kept in host memory: {error}"[:500]) from error
         await asyncio.to_thread(self.memory.release)

@@ -44,6 +44,18 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose weights: the name they are served by, and which checkpoint they are (`checkpoint_identity`; "" where nobody
+    knows). Both must be the same for them to move: many checkpoints have one set of names and shapes."""
+
+    model: str
+    checkpoint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model} (checkpoint {self.checkpoint[:12] or 'unknown'})"
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """`error` is empty for the one that succeeded."""
 
@@ -65,6 +77,11 @@ class WeightStore(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def identity(self) -> Identity:
+        """Of what is present; without a checkpoint while nothing is."""
+        ...
 
     @property
     def has_host_copy(self) -> bool:
@@ -168,13 +185,14 @@ class WeightManager:
 class EmulatedWeights:
     """Of the emulated executor: nothing is there to move, loading takes the time that is given for its source.
 
-    Another engine must have its weights, before and after that time, or it is no source.
+    Another engine must have its weights, of this model, before and after that time, or it is no source.
     """
 
     sending = shared_copy = False
 
-    def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool) -> None:
+    def __init__(self, load_s: Mapping[str, float], nbytes: int, *, present: bool, model: str) -> None:
         self.present = present
+        self.identity = Identity(model)
         self.nbytes = nbytes
         self.has_host_copy = False
         self._load_s = dict(load_s)
@@ -183,10 +201,10 @@ class EmulatedWeights:
         if source.kind == "host" and not self.has_host_copy:
             raise LoadFailed("there is no copy in host memory")
         if source.kind == "engine":
-            await _check_whole(source.url)
+            await _check_whole(source.url, self.identity.model)
         await asyncio.sleep(self._load_s[source.kind])
         if source.kind == "engine":
-            await _check_whole(source.url)
+            await _check_whole(source.url, self.identity.model)
         self.present = True
         return self.nbytes
 
@@ -198,13 +216,16 @@ class EmulatedWeights:
         raise LoadFailed("emulated weights cannot be sent")
 
 
-async def _check_whole(url: str) -> None:
-    """Raises LoadFailed unless the engine there has its weights."""
+async def _check_whole(url: str, model: str) -> None:
+    """Raises LoadFailed unless the engine there serves this model and has its weights."""
     try:
         timeout = aiohttp.ClientTimeout(total=ASK_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url.rstrip('/')}/weights") as said:
-            state = (await said.json()).get("state") if said.status == 200 else f"status {said.status}"
+            told = await said.json() if said.status == 200 else {"state": f"status {said.status}"}
+            state, theirs = told.get("state"), told.get("model")
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError, AttributeError) as error:
         raise LoadFailed(f"{url} cannot be asked for weights: {type(error).__name__}") from error
     if state != "present":
         raise LoadFailed(f"{url} has no whole weights: {state}")
+    if theirs != model:
+        raise LoadFailed(f"{url} serves {theirs or 'a model that it does not name'}, {model} is wanted")

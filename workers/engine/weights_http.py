@@ -9,7 +9,7 @@ from workers.engine import fields
 from workers.engine.errors import ApiError
 from workers.engine.guard import guarded
 from workers.engine.http import Exchange, Handler
-from workers.engine.weights import KINDS, Digesting, LoadFailed, Source, WeightManager
+from workers.engine.weights import KINDS, Digesting, Identity, LoadFailed, Source, WeightManager
 
 MOST_SOURCES = 8
 
@@ -56,15 +56,22 @@ class WeightEndpoints:
 
     async def send(self, exchange: Exchange, body: fields.Body) -> None:
         """200: they are on their way, and this is what comes. 202: their digests are still being made, `digested` says
-        how far; ask again. 409: there are none to send."""
+        how far; ask again. 409: there are none to send, or they are not those that are wanted."""
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
             raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
         nonce = fields.string(body, "nonce")
         if not nonce:
             raise ApiError("nonce is what the receiver named this transfer", "nonce")
+        wanted = Identity(fields.string(body, "model"), fields.string(body, "checkpoint"))
+        for field in ("model", "checkpoint"):
+            if not getattr(wanted, field):
+                raise ApiError("model and checkpoint say which weights are wanted", field)
         if self._manager.busy:
             raise ApiError("weights are being loaded or given up", status=409)
+        held = self._manager.store.identity
+        if self._manager.store.present and held != wanted:
+            raise ApiError(f"this engine holds {held}, not {wanted}", status=409)
         try:
             tensors = await self._manager.store.send(host, port, nonce)
         except Digesting as digesting:
@@ -79,6 +86,8 @@ class WeightEndpoints:
             "state": manager.state,
             "order": manager.order,
             "bytes": manager.store.nbytes,
+            "model": manager.store.identity.model,
+            "checkpoint": manager.store.identity.checkpoint,
             "host_copy": manager.store.has_host_copy or manager.store.shared_copy,
             "attempts": [attempt.to_json() for attempt in manager.attempts],
             "present_s": manager.present_s,

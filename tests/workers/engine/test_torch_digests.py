@@ -30,7 +30,7 @@ digest = torch_transfer.digest
 
 
 def manager(present: bool) -> WeightManager:
-    return WeightManager(TorchWeights(memory(present), folder(), HOST, TOKEN, 10.0))
+    return WeightManager(TorchWeights(memory(present), folder(), HOST, TOKEN, 10.0, model="tiny"))
 
 
 def receiver() -> WeightManager:

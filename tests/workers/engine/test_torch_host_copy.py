@@ -33,7 +33,7 @@ def engine(base: Path, *more: str) -> EngineProcess:
 
 
 def store(memory: WeightMemory, base: Path) -> TorchWeights:
-    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0, HostCopy(base, folder(), "float32"))
+    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0, HostCopy(base, folder(), "float32"), model="tiny")
 
 
 async def shared(weights: TorchWeights) -> Path:

@@ -18,7 +18,8 @@ from tests.workers.engine.test_torch_pool import step_of
 from tests.workers.engine.torch_bench import folder, program
 from tests.workers.engine.torch_meetings import memory, met
 from workers.engine.torch_batch import causal, segments_of
-from workers.engine.torch_meeting import RECEIVER, patience
+from workers.engine.torch_meeting import RECEIVER
+from workers.engine.torch_pieces import longest_operation
 from workers.engine.torch_pool import ExecutionPool
 from workers.engine.torch_streams import beside, mark
 from workers.engine.torch_task import Boundary, Task
@@ -46,14 +47,8 @@ async def test_a_peer_that_dies_ends_the_transfer_and_not_the_process(monkeypatc
         monkeypatch.delenv(name)
     async with met() as (_, receiver):
         assert receiver._made(RECEIVER, CUDA) == "group"
-        assert made == [(receiver, RECEIVER, 2, receiver.limit, "2")]
+        assert made == [(receiver, RECEIVER, 2, longest_operation(), "2")]
         assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
-
-
-async def test_patience_with_nccl_covers_what_was_queued_before():
-    async with met(timeout_s=20.0) as (source, _):
-        assert source.patience(0, CPU) == patience(0) < source.limit
-        assert source.patience(0, CUDA) == source.limit
 
 
 class Group:

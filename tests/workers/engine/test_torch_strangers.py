@@ -17,7 +17,8 @@ from psutil import CONN_LISTEN, Process
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.torch_bench import folder
 from tests.workers.engine.torch_meetings import HOST, TOKEN, memory, met
-from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting, awaited, meet, patience
+from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting, awaited, meet
+from workers.engine.torch_pieces import patience
 from workers.engine.torch_weights import WeightsError
 
 pytestmark = pytest.mark.torch

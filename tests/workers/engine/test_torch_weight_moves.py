@@ -18,8 +18,10 @@ from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from tests.workers.engine.torch_bench import folder
 from tests.workers.engine.torch_meetings import HOST, memory, met
-from workers.engine.torch_meeting import PATIENCE_S, awaited
-from workers.engine.torch_transfer import WeightMemory, digest
+from workers.engine.torch_digest import digest
+from workers.engine.torch_meeting import awaited
+from workers.engine.torch_pieces import PATIENCE_S
+from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weight_store import TorchWeights
 from workers.engine.torch_weights import WeightsError
 from workers.engine.weights import LoadFailed, WeightManager
@@ -79,7 +81,9 @@ async def test_each_source_that_fails_is_recorded_and_the_next_one_tried(engines
 async def test_another_model_is_refused_and_nothing_is_served(engines, sessions):
     status, said = await load(sessions["stranger"], {"kind": "engine", "url": engines["source"].url})
     assert (status, said["loaded"], said["state"]) == (502, False, "absent")
-    assert "tensor" in said["attempts"][0]["error"]
+    error = said["attempts"][0]["error"]
+    assert "answered 409" in error
+    assert all(name in error for name in ("holds tiny (checkpoint ", f"not {folder('Qwen2ForCausalLM').name} (check"))
 
 
 async def test_a_source_without_weights_cannot_give_them(engines, sessions):
@@ -94,8 +98,11 @@ async def test_only_the_fleet_may_load_or_take(sessions):
     assert (status, said["error"]["param"]) == (403, "token")
     status, said = await post(sessions["source"], "/weights/send", {"token": "", "host": "127.0.0.1", "port": 5})
     assert status == 403
-    status, said = await post(sessions["source"], "/weights/send", {"token": TOKEN, "host": "127.0.0.1", "port": 5})
-    assert (status, said["error"]["param"]) == (400, "nonce")
+    order = {"token": TOKEN, "host": "127.0.0.1", "port": 5}
+    for field in ("nonce", "model", "checkpoint"):
+        status, said = await post(sessions["source"], "/weights/send", order)
+        assert (status, said["error"]["param"]) == (400, field)
+        order[field] = "x"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +239,7 @@ async def test_a_source_that_goes_silent_in_the_middle_is_given_up_soon_and_the_
 
 
 def store(memory: WeightMemory) -> TorchWeights:
-    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0)
+    return TorchWeights(memory, folder(), "127.0.0.1", TOKEN, 2.0, model="tiny")
 
 
 async def test_a_source_is_not_put_to_sleep_while_it_sends():

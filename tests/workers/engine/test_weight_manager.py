@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.weights import EmulatedWeights, LoadFailed, Source, WeightManager
+from workers.engine.weights import EmulatedWeights, Identity, LoadFailed, Source, WeightManager
 
 
 class Store:
@@ -17,6 +17,7 @@ class Store:
         self.does = does
         self.present = self.sending = self.has_host_copy = False
         self.nbytes = 100
+        self.identity = Identity("m")
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -102,7 +103,7 @@ async def test_it_is_busy_while_they_go() -> None:
 
 
 async def test_emulated_weights_keep_no_copy_of_nothing() -> None:
-    weights = EmulatedWeights({"host": 0.0, "disk": 0.0, "engine": 0.0}, 100, present=True)
+    weights = EmulatedWeights({"host": 0.0, "disk": 0.0, "engine": 0.0}, 100, present=True, model="m")
     await weights.release(keep_host_copy=True)
     assert (weights.present, weights.has_host_copy) == (False, True)
     await weights.release(keep_host_copy=True)

@@ -74,8 +74,11 @@ async def test_a_wrong_field_is_named(warm, field, value):
 
 
 async def test_emulated_weights_come_only_from_an_engine_that_has_them(warm):
-    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent") as target:
-        sources = [{"kind": "engine", "url": "http://127.0.0.1:9"}, {"kind": "engine", "url": target.url}]
+    with (
+        EngineProcess("--profile", "constant:2ms", "--model", "tiny", "--weights", "absent") as target,
+        EngineProcess("--profile", "constant:2ms", "--model", "other") as other,
+    ):
+        sources = [{"kind": "engine", "url": url} for url in ("http://127.0.0.1:9", target.url, other.url)]
         order = {"token": TOKEN, "sources": [*sources, {"kind": "engine", "url": warm.url}]}
         async with aiohttp.ClientSession(target.url) as http:
             status, said = await post(http, "/weights/load", order)
@@ -83,4 +86,5 @@ async def test_emulated_weights_come_only_from_an_engine_that_has_them(warm):
     assert (status, said["state"]) == (200, "present")
     assert "cannot be asked" in errors[0]
     assert errors[1].endswith("has no whole weights: loading")
-    assert errors[2] == ""
+    assert errors[2].endswith("serves other, tiny is wanted")
+    assert errors[3] == ""

@@ -1,0 +1,138 @@
+"""Which weights a checkpoint holds, told apart from others of the same names and shapes without reading all of it.
+
+Fine-tunes of one base have one config.json and one set of names, types and shapes; lengths and times of files say
+nothing where a folder was copied by hand. So a few places of every tensor are read: whatever was trained further
+differs at some of them, and a copy of the folder, or the same tensors in other files, does not. It is no proof: an edit
+of a few rows may lie between the places. What arrives is checked against the source's digests in full. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from controller.core.errors import SlacklineError
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+PLACE_BYTES = 4096
+PLACES = 3  # of a tensor: its begin, its middle, its end
+MOST_PLACES = 8192  # of a checkpoint, as far as every tensor has one: a model may have thousands of experts
+MOST_HEADER = 100_000_000  # as the format has it
+NO_MARK = {"_name_or_path", "transformers_version"}  # of config.json: they change without the model
+
+
+class Unreadable(SlacklineError):
+    """The checkpoint cannot be told from others."""
+
+
+class _Tensor(NamedTuple):
+    """Where one lies. `begin`: in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    begin: int
+    nbytes: int
+
+
+class CheckpointIdentity:
+    """Of the checkpoint in a folder; from any thread. Read again only when a file of it was written or replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reading = threading.Lock()
+        self._marks: tuple[str, ...] = ()
+        self._found = ""
+
+    def now(self) -> str:
+        """As it lies there now; as it last did where nothing can be read any more, since a disk that is away is what
+        other sources are for. Raises Unreadable."""
+        with self._reading:
+            marks = marks_of(self._folder)
+            if self._found and marks == self._marks:
+                return self._found
+            try:
+                found = identity_of(self._folder)
+            except OSError as error:
+                if self._found:
+                    return self._found
+                raise Unreadable(f"the checkpoint in {self._folder} cannot be read: {error}") from error
+            if marks_of(self._folder) != marks:
+                raise Unreadable(f"the checkpoint in {self._folder} was changed while it was read")
+            self._marks, self._found = marks, found
+            return found
+
+    def of(self, marks: tuple[str, ...]) -> str:
+        """Of what was read since it had these marks; "" where it may have been another one, or cannot be read."""
+        with contextlib.suppress(Unreadable):
+            found = self.now()
+            return found if marks == self._marks == marks_of(self._folder) else ""
+        return ""
+
+
+def marks_of(folder: Path) -> tuple[str, ...]:
+    """Others once any file of the checkpoint was written or replaced."""
+    found = []
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        with contextlib.suppress(OSError):
+            is_now = path.stat()
+            marks = (is_now.st_dev, is_now.st_ino, is_now.st_size, is_now.st_mtime_ns, is_now.st_ctime_ns)
+            found.append(f"{path.resolve()} {marks}")
+    return tuple(found)
+
+
+def identity_of(folder: Path) -> str:
+    """Raises OSError, Unreadable."""
+    try:
+        config = {key: value for key, value in _object(folder / CONFIG).items() if key not in NO_MARK}
+        tensors = dict(sorted(_tensors(folder)))
+        seen = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
+        places = max(1, min(PLACES, MOST_PLACES // max(1, len(tensors))))
+        with contextlib.ExitStack() as closing:
+            files = {
+                path: closing.enter_context(path.open("rb", buffering=0))
+                for path in {tensor.file for tensor in tensors.values()}
+            }
+            for name, tensor in tensors.items():  # in the order of names, however they are spread over files
+                seen.update(f"\n{name} {tensor.dtype} {tensor.shape} {tensor.nbytes}\n".encode())
+                for at in _places(tensor, places):
+                    files[tensor.file].seek(at)
+                    seen.update(files[tensor.file].read(min(PLACE_BYTES, tensor.begin + tensor.nbytes - at)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unreadable(f"the checkpoint in {folder} cannot be read: {error!r}") from error
+    return seen.hexdigest()
+
+
+def _places(tensor: _Tensor, count: int) -> Iterator[int]:
+    last = max(0, tensor.nbytes - PLACE_BYTES)
+    steps = [0, last // 2, last] if count == PLACES else [last // 2, last][:count]
+    return (tensor.begin + at for at in sorted(set(steps)))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
+    """Of the files that an engine reads: one, or those of the index. Raises OSError, ValueError and the like."""
+    files = [SINGLE] if (folder / SINGLE).is_file() else sorted(set(_object(folder / INDEX)["weight_map"].values()))
+    for path in (folder / str(file) for file in files):
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if length > MOST_HEADER:
+                raise ValueError(f"{path} is no safetensors file")
+            header = json.loads(handle.read(length))
+        for name, said in header.items():
+            if name != "__metadata__":
+                begin, end = (int(offset) for offset in said["data_offsets"])
+                where = 8 + length + begin
+                yield name, _Tensor(str(said["dtype"]), tuple(map(int, said["shape"])), path, where, end - begin)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return found
