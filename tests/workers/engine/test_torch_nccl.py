@@ -139,7 +139,7 @@ class Event:
     def __init__(self, device: Streams) -> None:
         self._device, self.at = device, 0
 
-    def record(self) -> None:
+    def record(self, stream=None) -> None:
         self._device.said.append("recorded")
         self.at = self._device.said.count("recorded")
 
