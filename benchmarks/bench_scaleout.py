@@ -16,7 +16,8 @@ The medium's own bandwidth is taken in the same round, once while the source ans
 out of and into the processor's caches; and once more while the source answers from memory to memory, which is what
 weights must do (`link_share_memory`). With `--device cuda` it is a copy from one device's memory to the other's. There
 each engine has a device of its own; with one device the engines share it and nothing moves between them, since NCCL
-joins no two processes on one device.
+joins no two processes on one device. The copy in host memory wants twice the model free, in its folder's file system
+(`--host-copy`) and in memory; where there is less, that source is left out too. `left_out` says which were, and why.
 
 Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `ratios` between sources, `link_share`.
 """
@@ -44,12 +45,15 @@ from benchmarks.machine import keep
 from benchmarks.medium import device_copy, memory_stream, raw_stream
 from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
+from workers.engine.host_copy import ROOM, room
 
 SOURCES = ("disk", "host", "engine")
 PROMPT = list(range(3, 35))
 LONG_ANSWER = 40
 CONTEXT = 8192
 MEMORY = Path("/dev/shm")
+NO_COPY = "no copy of the weights for this host's engines"  # as the engine that should write one logs it
+ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 
 
 class Fleet:
@@ -62,13 +66,18 @@ class Fleet:
         """The warm engine without weights, and without a copy of its own."""
         _ok(requests.post(f"{self.warm.url}/sleep", params={"level": 2}, json={"token": self.token}, timeout=120))
 
-    def wait_for_copy(self, within_s: float = 120.0) -> None:
-        """Until the serving engine has written the one for this host's engines. Raises RuntimeError."""
+    def no_copy(self, within_s: float = 120.0) -> str:
+        """Waits until the serving engine has written the one for this host's engines; "" then, else why there is none,
+        as soon as that engine says so."""
         ends_at = time.monotonic() + within_s
         while not _ok(requests.get(f"{self.warm.url}/weights", timeout=30)).json()["host_copy"]:
+            said = [line for line in self.source.log.read_text(errors="replace").splitlines() if NO_COPY in line]
+            if said:
+                return said[-1][said[-1].index(NO_COPY) :]
             if time.monotonic() > ends_at:
-                raise RuntimeError(f"no copy in host memory; {self.source.log} says why")
+                return f"no copy in host memory within {within_s:g} s"
             time.sleep(0.1)
+        return ""
 
     def load(self, *sources: dict[str, str]) -> dict[str, Any]:
         asked = {"token": self.token, "sources": list(sources)}
@@ -172,11 +181,22 @@ def two_devices(environment: Mapping[str, str]) -> Sequence[str]:
     return (environment.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")[:2]
 
 
-def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool) -> Iterator[Any]:
-    """The serving and the warm engine; `apart`: each on a device of its own."""
+def lacks_room(base: Path, size: int, held: int) -> str:
+    """Why no copy of so many bytes can lie below `base`, "" if it can. `held`: bytes that engines take of the host's
+    memory before it is written."""
+    free, wanted = room(base), ROOM * size + held
+    if free >= wanted:
+        return ""
+    return (
+        f"a copy of {size / 1e9:.2f} GB wants {wanted / 1e9:.2f} GB free at {base} and in memory: {free / 1e9:.2f} GB"
+    )
+
+
+def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool, copies: bool) -> Iterator[Any]:
+    """The serving and the warm engine; `apart`: each on a device of its own; `copies`: they share one in memory."""
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
     threads = ("--threads", "1") if args.device == "cpu" else ()
-    shared = ("--host-copy", str(MEMORY if MEMORY.is_dir() else logs.parent))
+    shared = ("--host-copy", str(args.host_copy)) if copies else ()
     timed = ("--profile", "constant:50ms", "--kv-timeout", "120")
     options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
     first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in two_devices(os.environ))
@@ -193,8 +213,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     add_shape_options(parser, "half-billion")
     parser.add_argument("--room", choices=["kept", "released"], default="kept", help="for the warm engine's weights")
+    where = "folder for the copy in host memory, best in memory (%(default)s); without room there it is left out"
+    parser.add_argument("--host-copy", type=Path, default=MEMORY, metavar="DIR", help=where)
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
-    return checked(parser, parser.parse_args(argv), cpu_dtype="bfloat16")
+    args = parser.parse_args(argv)
+    if not args.host_copy.is_dir():
+        parser.error(f"--host-copy: {args.host_copy} is not a folder")
+    return checked(parser, args, cpu_dtype="bfloat16")
 
 
 def main() -> None:
@@ -202,22 +227,28 @@ def main() -> None:
     stop_on_sigterm()
     token = os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
     on_cuda, count = args.device == "cuda", devices(args.device)
-    sources = SOURCES[:2] if on_cuda and count < 2 else SOURCES
-    if sources != SOURCES:
-        note("--device cuda: one device only, so no weights move from engine to engine")
-    rounds: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in sources}
+    left_out = {"engine": ONE_DEVICE} if on_cuda and count < 2 else {}
+    rounds: dict[str, list[dict[str, float | None]]] = {}
     streams: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
     with tempfile.TemporaryDirectory(prefix="bench-scaleout-") as name:
         folder = Path(name)
         size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
         note(f"a model of {size / 1e9:.2f} GB")
+        if why := lacks_room(args.host_copy, size, 0 if on_cuda else 2 * size):
+            left_out["host"] = why
 
         def medium() -> float:
             return device_copy(size, "cuda:0", "cuda:1") if on_cuda else raw_stream(size)
 
-        for source, warm in engines(args, folder / "model", folder / "logs", on_cuda and count > 1):
+        pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out)
+        for source, warm in pair:
             fleet = Fleet(source, warm, token, "big")
-            fleet.wait_for_copy()
+            if "host" not in left_out and (why := fleet.no_copy()):
+                left_out["host"] = why
+            for kind, why in left_out.items():
+                note(f"{kind} is left out: {why}")
+            sources = tuple(kind for kind in SOURCES if kind not in left_out)
+            rounds = {kind: [] for kind in sources}
             alone = tpot_alone(fleet)
             for turn in range(args.rounds):
                 at = turn % len(sources)
@@ -236,7 +267,7 @@ def main() -> None:
         "device": device_words(args.device) or "cpu",
         "dtype": args.dtype,
     }
-    result |= {"python": sys.version.split()[0]}
+    result |= {"python": sys.version.split()[0], "left_out": left_out}
     print(table(result))
     print(json.dumps(result))
     if args.keep:
@@ -306,6 +337,7 @@ def table(result: Mapping[str, Any]) -> str:
             f"engine to engine: {100 * result['link_share_memory']:.0f} % of a stream from memory to memory beside an "
             f"engine that answers ({result['raw_gb_per_s']['memory']:.2f} GB/s)"
         )
+    lines += [f"{kind} left out: {why}" for kind, why in result.get("left_out", {}).items()]
     return "\n".join(lines)
 
 

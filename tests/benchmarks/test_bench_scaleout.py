@@ -1,9 +1,28 @@
-"""What bench-scaleout makes of its rounds."""
+"""What bench-scaleout makes of its rounds, and what it leaves out."""
+
+import json
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.bench_scaleout import ratios, summary, table, tpot_ms, two_devices
+from benchmarks import bench_scaleout
+from benchmarks.bench_scaleout import (
+    NO_COPY,
+    Fleet,
+    engines,
+    lacks_room,
+    main,
+    parse,
+    ratios,
+    summary,
+    table,
+    tpot_ms,
+    two_devices,
+)
 from benchmarks.medium import memory_stream, raw_stream
+from workers.engine.host_copy import NoCopy
 
 
 def one(load_s, first_s, tpot=None):
@@ -72,3 +91,119 @@ def test_the_bare_stream_brings_every_byte(stream, size):
 @pytest.mark.parametrize(("said", "names"), [(None, ["0", "1"]), ("2,3,5", ["2", "3"]), ("", ["0", "1"])])
 def test_engines_take_the_devices_that_the_benchmark_may_use(said, names):
     assert two_devices({} if said is None else {"CUDA_VISIBLE_DEVICES": said}) == names
+
+
+# ---- the copy in host memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_the_folder_for_the_copy_is_an_argument_and_must_be_one(tmp_path, capsys):
+    assert parse(["--host-copy", str(tmp_path)]).host_copy == tmp_path
+    with pytest.raises(SystemExit):
+        parse(["--host-copy", str(tmp_path / "none")])
+    assert f"--host-copy: {tmp_path / 'none'} is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("free", "held", "lacks"), [(200, 0, False), (199, 0, True), (399, 200, True)])
+def test_a_copy_wants_twice_its_size_and_what_the_engines_take(monkeypatch, tmp_path, free, held, lacks):
+    monkeypatch.setattr(bench_scaleout, "room", lambda base: free * 10**7)
+    why = lacks_room(tmp_path, 100 * 10**7, held * 10**7)
+    assert bool(why) == lacks
+    if lacks:
+        assert f"a copy of 1.00 GB wants {2 + held / 100:.2f} GB free at {tmp_path}" in why
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("shared", [True, False])
+def test_engines_share_a_copy_only_where_there_is_room(monkeypatch, tmp_path, shared):
+    started = []
+
+    @contextmanager
+    def engine(count, logs, *options, environment):
+        started.append(options)
+        yield [SimpleNamespace(url="", log=logs)]
+
+    monkeypatch.setattr(bench_scaleout, "reference_engines", engine)
+    args = parse(["--host-copy", str(tmp_path)])
+    list(engines(args, tmp_path / "model", tmp_path / "logs", False, shared))
+    assert len(started) == 2
+    for options in started:
+        assert ("--host-copy" in options) == shared
+        assert (str(tmp_path) in options) == shared
+
+
+def fleet_whose_source_logs(monkeypatch, tmp_path, text, host_copy):
+    (tmp_path / "log").write_text(text)
+    looks = []
+
+    def answer(url, timeout):
+        looks.append(url)
+        return SimpleNamespace(status_code=200, json=lambda: {"host_copy": host_copy(len(looks))})
+
+    monkeypatch.setattr(bench_scaleout.requests, "get", answer)
+    monkeypatch.setattr(bench_scaleout.time, "sleep", lambda seconds: None)
+    return Fleet(SimpleNamespace(log=tmp_path / "log"), SimpleNamespace(url="http://warm"), "token", "big"), looks
+
+
+def test_a_copy_that_the_engine_gives_up_is_waited_for_no_longer(monkeypatch, tmp_path):
+    text = f"INFO loaded\nWARNING workers.engine {NO_COPY}: no space\nINFO serves\n"
+    fleet, looks = fleet_whose_source_logs(monkeypatch, tmp_path, text, lambda look: False)
+    assert fleet.no_copy() == f"{NO_COPY}: no space"
+    assert len(looks) == 1
+
+
+def test_a_copy_that_comes_is_no_reason_and_one_that_never_does_is(monkeypatch, tmp_path):
+    fleet, looks = fleet_whose_source_logs(monkeypatch, tmp_path, "INFO loaded\n", lambda look: look > 3)
+    assert (fleet.no_copy(), len(looks)) == ("", 4)
+    fleet, looks = fleet_whose_source_logs(monkeypatch, tmp_path, "", lambda look: False)
+    assert fleet.no_copy(within_s=0.0) == "no copy in host memory within 0 s"
+
+
+@pytest.mark.torch
+def test_the_words_that_are_looked_for_are_the_engines(monkeypatch, caplog):
+    from workers.engine import torch_weight_store as store
+
+    weights = object.__new__(store.TorchWeights)
+    copy = SimpleNamespace(whole=lambda: None)
+    weights.memory = SimpleNamespace(entries=list, blocks=list)
+    for error in (NoCopy("no room"), OSError("broken")):
+
+        def write(*args, error=error):
+            raise error
+
+        copy.write = write
+        caplog.clear()
+        weights._write(copy, "key")
+        assert NO_COPY in caplog.text
+
+
+@pytest.mark.torch
+def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("FLEET_TOKEN", "")  # which it sets
+    started = []
+
+    def pair(args, model, logs, apart, copies):
+        started.append(copies)
+        yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
+
+    for name, stands_in in {
+        "write_random": lambda *args: 10**9,
+        "room": lambda base: 10**8,
+        "engines": pair,
+        "tpot_alone": lambda fleet: 100.0,
+        "one_round": lambda fleet, kind, folder: one(1.0, 1.2),
+        "raw_stream": lambda size: 2.0,
+        "memory_stream": lambda size: 1.5,
+        "while_answering": lambda fleet, measure: measure(),
+        "stop_on_sigterm": lambda: None,
+    }.items():
+        monkeypatch.setattr(bench_scaleout, name, stands_in)
+    monkeypatch.setattr(sys, "argv", ["bench", "--host-copy", str(tmp_path), "--rounds", "2"])
+    main()
+    said = capsys.readouterr().out.splitlines()
+    result = json.loads(said[-1])
+    assert started == [False]
+    assert set(result["load_s"]) == {"disk", "engine"}
+    why = f"a copy of 1.00 GB wants 4.00 GB free at {tmp_path} and in memory: 0.10 GB"
+    assert result["left_out"] == {"host": why}
+    assert said[-2] == f"host left out: {why}"
