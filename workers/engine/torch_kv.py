@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from controller.core.steps import Seq
-from workers.engine.torch_kv_model import ModelIdentity
 from workers.engine.kv_store import KvMismatch, Layout
 from workers.engine.torch_cache import KVCache
+from workers.engine.torch_kv_model import ModelIdentity
 from workers.engine.torch_model import Model
 from workers.engine.torch_streams import beside
 

@@ -237,7 +237,8 @@ def follower(monkeypatch) -> Follower:
     monkeypatch.setattr(torch_follower.dist, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(torch_follower, "join", lambda *_: Alone())
     place: dict[str, Any] = {"device": "cpu", "dtype": "float32", "blocks": 8, "block_size": 4, "threads": 1}
-    return Follower(Part(1, 2, 1, folder(), read_config(folder()), **place, load=False, room=False, boundary=None))
+    part = Part(1, 2, 1, folder(), read_config(folder()), **place, load=False, room=False, boundary=None)
+    return Follower(part, counter=-1)
 
 
 def test_the_other_ranks_hold_what_the_first_one_holds(follower):
