@@ -60,8 +60,10 @@ class Follower:
         return self._memory.nbytes
 
     def run(self, step_id: int, segments: list[tuple[Any, ...]]) -> None:
-        found = [Segment(NOBODY, tokens, start, blocks, None) for tokens, start, blocks in segments]
-        self._go_on(Task(step_id, self._program, found))
+        self._go_on(self._task(step_id, segments))
+
+    def run_whole(self, segments: list[tuple[Any, ...]]) -> None:
+        self._go_through(self._task(0, segments))
 
     def resume(self, step_id: int) -> None:
         self._go_on(self._tasks.pop(step_id))
@@ -89,13 +91,20 @@ class Follower:
         self._program.cache.give_up()
         return 0
 
+    def _task(self, step_id: int, segments: list[tuple[Any, ...]]) -> Task:
+        found = [Segment(NOBODY, tokens, start, blocks, None) for tokens, start, blocks in segments]
+        return Task(step_id, self._program, found)
+
+    def _go_through(self, task: Task) -> None:
+        while not task.over:
+            task.advance()
+
     def _stops(self, over: bool) -> bool:
         return self._ranks.stops(False, over)
 
     def _go_on(self, task: Task) -> None:
         if self._boundary is None:
-            while not task.over:
-                task.advance()
+            self._go_through(task)
         else:
             run(task, self._boundary, self._stops, self._lead)
         if not task.over:

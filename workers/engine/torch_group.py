@@ -31,7 +31,7 @@ from workers.engine.torch_ranks import ProcessRanks
 HOST = "127.0.0.1"  # all ranks of an engine are on one host
 MEET_S = 300.0  # for a rank to start, and the longest that one waits for another in a sum
 CAUSE_S = 1.0
-Verb = Literal["run", "resume", "discard", "load", "release"]
+Verb = Literal["run", "run_whole", "resume", "discard", "load", "release"]
 logger = logging.getLogger("workers.engine")
 
 
@@ -103,6 +103,10 @@ class RankGroup:
 
     def run(self, step_id: int, segments: Sequence[Segment]) -> None:
         self._tell("run", step_id, told(segments))
+
+    def run_whole(self, segments: Sequence[Segment]) -> None:
+        """Without boundaries, also here: a boundary that only some ranks count would part them for good."""
+        self._tell("run_whole", told(segments))
 
     def resume(self, step_id: int) -> None:
         self._tell("resume", step_id)

@@ -68,6 +68,17 @@ async def test_two_ranks_say_what_one_says(both):
         assert (await rounds(two))["preempts"] > 0, await rounds(two)
 
 
+async def test_two_ranks_that_measured_themselves_stop_together():
+    """What they ran for that has boundaries too, which the first rank alone must not leave out."""
+    with started("--scheduler", "preemptive", *TWO) as two:
+        expected = await texts(two)
+        for _ in range(20):
+            if (await rounds(two))["preempts"] > 0:
+                break
+            assert await texts(two) == expected
+        assert (await rounds(two))["preempts"] > 0, await rounds(two)
+
+
 async def test_they_sample_the_same(both):
     _, one, two = both
     asked = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
