@@ -228,6 +228,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "sleep_level": ("sleep level", ""),
     "desired_state": ("wished", "word"),
     "observed_state": ("seen", "word"),
+    "started_role": ("role at its start", ""),
     "generation": ("number of the wish", ""),
     "observed_generation": ("wish acted upon", ""),
     "desired_at": ("wished since", "at"),
