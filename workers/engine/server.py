@@ -62,14 +62,14 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)
     served = Served(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
-    kv, handover = config.kv, None
+    kv, store, handover = config.kv, None, None
     if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
         handover = Handover(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
-    weights = WeightManager(_weight_store(config, engine))
+    weights = WeightManager(_weight_store(config, engine, store))
     management = Management(engine, config, served, generator, weights)
     routes = management.routes()
     routes.update(KvEndpoints(handover, kv.token).routes())
@@ -81,7 +81,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     return App(routes), engine, handover
 
 
-def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
+def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> WeightStore:
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(given.load_s, given.nbytes, present=given.present, model=config.model)
@@ -104,10 +104,11 @@ def _weight_store(config: ServerConfig, engine: Engine) -> WeightStore:
         from workers.engine.torch_rank_weights import RankWeights
 
         whole = RankWeights(own, config.group)
+    from workers.engine.torch_kv import TorchKv
     from workers.engine.torch_room import WithKv
 
-    blocks = engine.scheduler.blocks
-    return WithKv(whole, config.program.cache, in_use=lambda: blocks.free < blocks.total)
+    blocks, identity = engine.scheduler.blocks, kv.identity if isinstance(kv, TorchKv) else None
+    return WithKv(whole, config.program.cache, lambda: blocks.free < blocks.total, identity)
 
 
 def _kv_store(config: ServerConfig) -> KvStore:

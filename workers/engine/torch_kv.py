@@ -25,12 +25,12 @@ class TorchKv:
         self._cache = cache
         self._shape = (2, heads, dim)
         self._vocabulary = model.config.vocab_size if model is not None else 0
-        self._identity = ModelIdentity(model) if model is not None else None
+        self.identity = ModelIdentity(model) if model is not None else None
 
     @property
     def layout(self) -> Layout:
         dtype, (_, heads, dim) = f"{self._cache.memory.dtype}".removeprefix("torch."), self._shape
-        model = self._identity.now() if self._identity is not None else ""
+        model = self.identity.now() if self.identity is not None else ""
         return Layout(self.layers, self.token_bytes, dtype, heads, dim, self._vocabulary, model)
 
     def read(self, seq: Seq, layer: int, start: int, stop: int) -> bytes:

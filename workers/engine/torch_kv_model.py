@@ -4,6 +4,9 @@ another.
 Of the weights as they lie in memory, wherever they came from, a few places of some tensors are read: cheap enough to be
 done for each transfer, so that nobody needs to say when weights were replaced. It is no proof: what was trained further
 differs at some of these places nearly always, and a copy never does.
+
+KV outlives its weights where an engine falls asleep before another one has taken it (`torch_room`): while they are not
+there, or come and go, it is that of the weights that were there last.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 
 import torch
 
@@ -22,7 +26,8 @@ NO_MATTER = {"dtype", "eos", "max_positions"}  # of a config: entries are the sa
 
 
 class ModelIdentity:
-    """Of a whole model, not of one of several ranks."""
+    """Of a whole model, not of one of several ranks. `settled`: its weights do not come or go just now; whoever has them
+    do that says it here, and asks `now` before they go."""
 
     def __init__(self, model: Model) -> None:
         config = {key: value for key, value in dataclasses.asdict(model.config).items() if key not in NO_MATTER}
@@ -31,11 +36,16 @@ class ModelIdentity:
         chosen = sorted(slots, key=_scattered)[:TENSORS]
         self._tensors = [slots[name].memory for name in chosen if slots[name].memory.is_contiguous()]
         self._device = model.device
+        self._last = ""
+        self.settled: Callable[[], bool] = lambda: True
 
     def now(self) -> str:
-        """ "" while the weights are not there."""
-        if any(memory.untyped_storage().nbytes() == 0 for memory in self._tensors):
-            return ""
+        """ "" where no weights have been seen yet."""
+        if self.settled() and all(memory.untyped_storage().nbytes() for memory in self._tensors):
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> str:
         with torch.inference_mode(), beside(self._device, behind=False):
             places = torch.cat([_places(memory) for memory in self._tensors]).cpu()
         seen = hashlib.sha256(self._config)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from workers.engine.torch_cache import KVCache
+from workers.engine.torch_kv_model import ModelIdentity
 from workers.engine.weights import Identity, LoadFailed, Source, WeightStore
 
 LOOK_S = 0.05
@@ -21,12 +22,18 @@ class WithKv:
     """A WeightStore (engine.weights) and the cache beside it. `in_use`: some sequence still has blocks.
 
     KV that another engine is to take outlives the step that made it by its lease, and KV that came from another engine
-    belongs to a sequence that goes on when this one wakes: the memory is given up when the last of them is gone.
+    belongs to a sequence that goes on when this one wakes: the memory is given up when the last of them is gone. Both
+    are of the weights that go: `identity`, of what is in the cache, is taken before that.
     """
 
-    def __init__(self, own: WeightStore, cache: KVCache, in_use: Callable[[], bool]) -> None:
-        self._own, self._cache, self._in_use = own, cache, in_use
+    def __init__(
+        self, own: WeightStore, cache: KVCache, in_use: Callable[[], bool], identity: ModelIdentity | None = None
+    ) -> None:
+        self._own, self._cache, self._in_use, self._identity = own, cache, in_use, identity
         self._waiting: asyncio.Task[None] | None = None
+        self._moving = 0  # releases under way, in threads: a load says by itself that nothing is present
+        if identity is not None:
+            identity.settled = lambda: own.present and not self._moving
         if not own.present:
             cache.give_up()
 
@@ -64,9 +71,13 @@ class WithKv:
             raise
 
     async def release(self, keep_host_copy: bool) -> None:
+        if self._identity is not None:
+            self._identity.now()
+        self._moving += 1
         try:
             await self._own.release(keep_host_copy)
         finally:
+            self._moving -= 1
             self._let_go_unless_present()
 
     async def send(self, host: str, port: int, nonce: str) -> list[list[object]]:

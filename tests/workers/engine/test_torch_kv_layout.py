@@ -89,6 +89,8 @@ def test_weights_that_come_later_are_what_counts() -> None:
     assert differ(store.layout, wanted) == {"model"}
     weights.load_disk(folder())
     assert store.layout == wanted
+    weights.release()
+    assert store.layout == wanted, "KV that is kept is of them"
 
 
 # ---- through engines ------------------------------------------------------------------------------------------------

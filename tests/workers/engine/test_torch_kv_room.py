@@ -19,6 +19,7 @@ from workers.engine.torch_config import read_config
 from workers.engine.torch_follower import Follower
 from workers.engine.torch_group import Part
 from workers.engine.torch_kv import TorchKv
+from workers.engine.torch_kv_model import ModelIdentity
 from workers.engine.torch_model import Model
 from workers.engine.torch_ranks import Alone
 from workers.engine.torch_room import WithKv
@@ -226,6 +227,22 @@ async def test_a_load_finds_what_was_in_use_as_it_was(looks_often):
     for _ in range(20):
         await asyncio.sleep(0)
     assert (cache.memory == 7.0).all()
+
+
+async def test_kv_is_of_the_weights_that_were_there_last_while_they_come_and_go():
+    made = program(folder())
+    own, identity = Weights(made.cache), ModelIdentity(made.model)
+    store = WithKv(own, made.cache, lambda: True, identity)
+    before, changed = ModelIdentity(made.model).now(), [slot.memory for slot in made.model.slots().values()]
+    await store.release(keep_host_copy=False)
+    changed[0].zero_()  # as a load does that then fails, or has not ended yet
+    own.error = "the transfer broke off"
+    with pytest.raises(LoadFailed):
+        await store.load(DISK)
+    assert identity.now() == before
+    own.error = ""
+    await store.load(DISK)
+    assert identity.now() == ModelIdentity(made.model).now() != before
 
 
 # ---- a rank that follows --------------------------------------------------------------------------------------------

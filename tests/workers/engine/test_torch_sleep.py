@@ -15,9 +15,12 @@ from tests.workers.engine import test_torch_kv_room as parts
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.suspended import until
 from tests.workers.engine.test_torch_kv_room import OUT_OF_MEMORY, raising, weights_held
-from tests.workers.engine.torch_bench import folder
+from tests.workers.engine.torch_bench import folder, program
 from workers.engine.config import ServerConfig, parse
+from workers.engine.kv_links import Links
+from workers.engine.kv_transfer import Offer, Traffic
 from workers.engine.server import build, with_model
+from workers.engine.torch_kv import TorchKv
 
 pytestmark = pytest.mark.torch
 OPTIONS = ("--executor", "torch", "--threads", "1", "--kv-blocks", "64", "--block-size", "4", "--profile")
@@ -30,6 +33,10 @@ class Whole:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.app, self.engine, self.handover = build(config, asyncio.get_running_loop())
+
+    def close(self) -> None:
+        self.engine.close()
+        self.handover.close()
 
     async def post(self, path: str, query: str = "", **body: Any) -> tuple[int, dict[str, Any]]:
         messages, answers = asyncio.Queue[dict[str, Any]](), []
@@ -70,14 +77,14 @@ def _token(monkeypatch) -> None:
 async def awake() -> AsyncIterator[Whole]:
     engine = Whole(configured())
     yield engine
-    engine.engine.close()
+    engine.close()
 
 
 @pytest.fixture
 async def warm() -> AsyncIterator[Whole]:
     engine = Whole(configured("--weights", "absent"))
     yield engine
-    engine.engine.close()
+    engine.close()
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -142,24 +149,78 @@ async def test_a_warm_engine_that_measures_itself_gives_up_what_it_took_for_it()
     engine.engine.close()
 
 
-async def test_kv_that_another_engine_is_to_take_is_kept_so_long(awake, looks_often):
-    params = {"do_remote_decode": True}
-    asked = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 1, "request_id": "r", "ignore_eos": True}
-    status, said = await awake.post("/v1/completions", **asked, kv_transfer_params=params)
-    assert (status, awake.handover.kept) == (200, 1)
-    before = awake.config.program.cache.memory.clone()
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[Elsewhere]:
+    other = Elsewhere()
+    yield other
+    other.links.close()
+
+
+class Elsewhere:
+    """A decode engine of the same model as far as it pulls."""
+
+    def __init__(self) -> None:
+        made = program(folder())
+        self.kv = TorchKv(made.cache, made.model)
+        self.links = Links(self.kv, FLEET["token"], Traffic(), 30.0)
+        self.seq = Seq("t", 0.0, 40, 8, token_ids=[*range(40), 0], output_tokens=1, blocks=[*reversed(range(12))])
+
+    async def pull(self, offer: Offer) -> tuple[int, list[bytes]]:
+        """The first token, and what has come for each layer."""
+        _, token = await self.links.pull(offer, self.seq)
+        return token, entries(self.kv, self.seq)
+
+
+def entries(kv: TorchKv, seq: Seq) -> list[bytes]:
+    return [kv.read(seq, layer, 0, 40) for layer in range(kv.layers)]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("weights", ["present", "absent"])
+async def test_kv_that_another_engine_is_to_take_is_kept_so_long(elsewhere, looks_often, weights, level):
+    engine = Whole(configured("--weights", weights))
+    if weights == "absent":  # then they come after its start
+        await engine.post("/weights/load", **FLEET, sources=[{"kind": "disk"}])
+    offer = await offered(engine)
+    cache, (seq, _) = engine.config.program.cache, engine.handover._kept[offer.request]
+    before, wanted = cache.memory.clone(), entries(TorchKv(cache), seq)
+    await engine.post("/sleep", f"level={level}", **FLEET)
+    assert (engine.held, engine.handover.kept) == ((True, False), 1)
+    assert torch.equal(cache.memory, before)
+    assert await elsewhere.pull(offer) == (offer.first_token, wanted)
+    await until(lambda: engine.held == (False, False))
+    engine.close()
+
+
+async def test_kv_that_nobody_takes_is_kept_until_it_is_given_up(awake, looks_often):
+    await offered(awake)
     await awake.post("/sleep", "level=2", **FLEET)
-    assert (awake.held, awake.handover.kept) == ((True, False), 1)
-    assert torch.equal(awake.config.program.cache.memory, before)
-    assert awake.handover.free([said["id"]]) == 1
+    assert awake.held == (True, False)
+    assert awake.handover.free(["cmpl-r"]) == 1
     await until(lambda: awake.held == (False, False))
 
 
-async def test_kv_that_came_for_a_sequence_that_goes_on_is_kept_for_it(awake, looks_often):
+async def offered(engine: Whole) -> Offer:
+    """A prefill for somebody else."""
+    asked = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 1, "request_id": "r", "ignore_eos": True}
+    status, said = await engine.post("/v1/completions", **asked, kv_transfer_params={"do_remote_decode": True})
+    assert (status, engine.handover.kept) == (200, 1)
+    await engine.handover.start(0)
+    told = said["kv_transfer_params"]
+    return Offer("127.0.0.1", engine.handover.server.port, told["remote_request_id"], 40, told["first_token"])
+
+
+async def test_a_decode_engine_takes_in_its_sleep_what_it_has_reserved_blocks_for(awake, looks_often):
     """In a sleep that keeps what waits: its blocks are written by the engine that sends, whenever it sends."""
-    seq = Seq("r", 0.0, 8, 4, token_ids=list(range(9)))
+    source = Whole(configured())
+    offer = await offered(source)
+    wanted = entries(TorchKv(source.config.program.cache), source.handover._kept[offer.request][0])
+    seq = Seq("t", 0.0, 40, 4, token_ids=[*range(40), 0])
     awake.engine.handle(Reserve(seq))
     await awake.post("/sleep", "level=2&mode=keep", **FLEET)
     assert awake.held == (True, False)
+    _, token = await awake.handover.links.pull(offer, seq)
+    assert (token, entries(TorchKv(awake.config.program.cache), seq)) == (offer.first_token, wanted)
     await awake.post("/wake_up", **FLEET)
     assert awake.held == (True, True)
+    source.close()
