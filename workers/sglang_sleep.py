@@ -29,7 +29,7 @@ HEALTH_S = 3.0  # it generates a token; what takes longer goes on there
 
 
 PARTS = {"weights": ("weights",), "kv_cache": ("kv_cache", "cuda_graph")}  # of a wake-up's tags
-OPEN = "a worker was lost while it released or resumed its memory: whether it did is not known, start the server again"
+OPEN = "whether its memory was released or resumed is not known (a worker was lost over it): start the server again"
 SERVES = "it is ready though its memory was released: somebody else continued it, start the server again"
 FOREIGN = "it is not ready, and not by an order to sleep: paused by its owner, starting, or unhealthy"
 
@@ -62,7 +62,8 @@ class SglangSleepClient(SleepClient):
             return replace(said, level=0, unknown=OPEN)
         if memory.asleep:
             return said
-        return replace(said, level=0, not_ready="" if memory.paused or memory.tags else FOREIGN)
+        ours = memory.paused or memory.tags or self._notes.woken
+        return replace(said, level=0, not_ready="" if ours else FOREIGN)
 
     def check_able(self, level: int) -> None:
         """Its memory saver is on, and keeps a copy of the weights or none as the level wants."""

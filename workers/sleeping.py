@@ -28,6 +28,7 @@ DRAIN_S = 60.0  # from the order; then what still runs there is aborted
 MOST_TRIES = 3
 ANSWER_S = 3.0  # after that an engine that is neither moving nor where it should be is told again
 LOOK_S = 2.0
+STARTS_S = 300.0  # from the order to wake it; a server that is not ready by itself may be starting for so long
 TIMEOUT = timedelta(minutes=20)
 SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
 
@@ -158,6 +159,9 @@ def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
         return Failed("memory_unknown", said.unknown)
     if said.moving:
         return _later(action)
+    if said.not_ready:  # nothing there is asleep: it gets ready without us, or is paused by its owner, or unhealthy
+        waits = _age(action) < STARTS_S
+        return _later(action, said.not_ready) if waits else Failed("not_ready", said.not_ready)
     if said.awake:
         engine.whole()
     if not said.awake and said.level > int(action.params["level"]):  # somebody put it to a deeper sleep since

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import requests
 
 from controller.models import Action, Decision, Instance
 from controller.selectors.snapshot import gateway_snapshot
@@ -14,7 +16,7 @@ from controller.services.sleeping import sleep_order, wake_order
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
 from tests.workers.sleep_orders import Killed, lease_runs_out
-from workers import actions, sglang_sleep
+from workers import actions, sglang_sleep, sleeping
 from workers.actions import look
 from workers.long_calls import LongCalls
 from workers.sglang_sleep import SglangSleepClient
@@ -237,13 +239,81 @@ def test_what_its_owner_paused_or_is_unhealthy_is_not_taken_for_asleep(
 
 
 @LEVELS
-def test_one_that_its_owner_started_again_is_not_resumed(server: SglangServer, level: int) -> None:
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_one_that_its_owner_started_again_is_waited_for_and_told_nothing(
+    server: SglangServer, level: int, order: str
+) -> None:
+    asleep(level)
+    if order == "before":
+        wake_order(actor=SYSTEM, instance_id="s1")
+    server.reboot()
+    server.unhealthy = True  # as long as it starts
+    if order == "after":
+        wake_order(actor=SYSTEM, instance_id="s1")
+    server.asked.clear()
+    assert looks(5) == []
+    assert (server.asked, "it is not ready" in Action.objects.latest("id").error) == ([], True)
+    server.unhealthy = False
+    assert outcome()[0] == "instance_awake"
+    assert (server.asked.count(RESUME), serves(server)) == (0, True)
+
+
+@LEVELS
+def test_one_that_is_started_again_over_its_wake_up_is_waited_for(
+    server: SglangServer, kill: Callable[..., None], level: int
+) -> None:
+    asleep(level)
+    wake_order(actor=SYSTEM, instance_id="s1")
+    kill(CONTINUE, after=True)
+    server.reboot()
+    server.unhealthy = True
+    server.asked.clear()
+    assert (looks(5), server.asked) == ([], [])
+    server.unhealthy = False
+    assert outcome()[0] == "instance_awake"
+    assert serves(server)
+
+
+@pytest.mark.parametrize("level", [1])
+def test_one_that_its_owner_started_again_and_paused_is_left_to_him(server: SglangServer, level: int) -> None:
     asleep(level)
     server.reboot()
     server.paused = True
+    server.asked.clear()
+    action = wake_order(actor=SYSTEM, instance_id="s1")
+    assert looks(2) == []
+    long_ago = action.created_at - timedelta(seconds=sleeping.STARTS_S)
+    Action.objects.filter(pk=action.pk).update(created_at=long_ago)
+    assert outcome() == ("instance_wake_failed", "not_ready")
+    assert (server.asked, Instance.objects.get(pk="s1").weights) == ([], "asleep")
+
+
+@LEVELS
+def test_one_that_its_owner_pauses_in_its_sleep_wakes_up(server: SglangServer, level: int) -> None:
+    """It is paused already: he changes nothing."""
+    asleep(level)
+    requests.post(f"{server.url}/pause_generation", json={"mode": "abort"}, timeout=60)
     wake_order(actor=SYSTEM, instance_id="s1")
     assert outcome()[0] == "instance_awake"
-    assert (server.asked.count(RESUME), serves(server)) == (0, True)
+    assert serves(server)
+
+
+@pytest.mark.parametrize("level", [1])
+def test_one_that_is_not_ready_at_once_is_continued_again(
+    server: SglangServer, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    """A probe that came in between failed, so it is not ready though it was continued."""
+    asleep(level)
+    real = SglangSleepClient._serve
+
+    def probed(self: SglangSleepClient) -> None:
+        real(self)
+        server.unhealthy = server.asked.count(CONTINUE) < 2
+
+    monkeypatch.setattr(SglangSleepClient, "_serve", probed)
+    wake_order(actor=SYSTEM, instance_id="s1")
+    assert outcome()[0] == "instance_awake"
+    assert (server.asked.count(CONTINUE), serves(server)) == (2, True)
 
 
 @LEVELS
