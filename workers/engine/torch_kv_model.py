@@ -26,8 +26,8 @@ NO_MATTER = {"dtype", "eos", "max_positions"}  # of a config: entries are the sa
 
 
 class ModelIdentity:
-    """Of a whole model, not of one of several ranks. `settled`: its weights do not come or go just now; whoever has them
-    do that says it here, and asks `now` before they go."""
+    """Of a whole model, not of one of several ranks. `settled`: its weights neither come nor go just now; whoever has
+    them do that says it here, and asks `now` before they go."""
 
     def __init__(self, model: Model) -> None:
         config = {key: value for key, value in dataclasses.asdict(model.config).items() if key not in NO_MATTER}
