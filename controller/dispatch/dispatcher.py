@@ -227,7 +227,7 @@ class StageDispatcher:
     # ---- dispatching -----------------------------------------------------------------------------------------------
 
     def _run(self, lane: Lane, now: float, actions: list[ev.Action]) -> None:
-        lane.queue.advance(now)
+        lane.advance(now)
         actions += lane.expire(now, late=True)
         actions += lane.screen(now)
         blocked: set[str] = set()

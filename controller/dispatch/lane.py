@@ -8,9 +8,9 @@ from itertools import islice
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.policy import Cost, Screening
-from controller.core.types import Request, Role
+from controller.core.types import Request
 from controller.dispatch.queue import Entry, RequestQueue
-from controller.dispatch.shadow import Worker
+from controller.dispatch.shadow import Worker, longest_context
 from controller.dispatch.traffic import RecentTargets
 from controller.predict.latency import LatencyModel
 
@@ -33,12 +33,18 @@ class Lane:
         self._screening = screening
         self.traffic = traffic
         self.workers: dict[str, Worker] = {}
+        self._longest: int | None = None  # context, once one pass asked
         self.expected_at = math.inf  # when an instance that is on its way may be there; infinite: none is
 
     @property
     def attended(self) -> bool:
         """Is there an instance that takes requests, or will once it wakes? One that drains will not."""
         return any(worker.state != "draining" for worker in self.workers.values())
+
+    def advance(self, now: float) -> None:
+        """Passes begin. Until they end no event changes an instance, so the longest context is looked for once."""
+        self._longest = None
+        self.queue.advance(now)
 
     def unserved(self, request: Request, now: float) -> ev.Refuse | None:
         """A refusal if no instance is there, and none that is on its way can be while the request may wait."""
@@ -103,14 +109,9 @@ class Lane:
         return now >= entry.retry_at or worker.id != entry.request.failed_on[-1]
 
     def _long_enough(self, request: Request, worker: Worker) -> bool:
-        """Or nobody's is longer: what is too long for all of them is refused by the engine, which knows its length.
-        Longer ones that sleep are waited for, those that drain are not."""
-        return worker.holds(request) or not any(
-            other.spec.max_model_len > worker.spec.max_model_len
-            and other.state != "draining"
-            and other.spec.role is not Role.DECODE
-            for other in self.workers.values()
-        )
+        if self._longest is None:
+            self._longest = longest_context(self.workers.values())
+        return worker.long_enough(request, self._longest)
 
     def cheapest_hopeless(self, worker: Worker, scan_limit: int, now: float) -> Entry | None:
         """The first that may go there: one that failed there a moment ago holds up no other."""

@@ -2,14 +2,16 @@
 
 Two sources: engines that keep links report them, and every transfer says how it went, which is all there is for
 engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one:
-what becomes of that one opens it for all or closes it again, one that vanishes leaves the trial to the next. Whether it
-is still on its way is asked of its owner each time, so no end of a transfer can be forgotten here.
+what becomes of that one opens it for all or closes it again, one that vanishes leaves the trial to the next, and one
+whose word is not to be waited for opens it until something fails. How it stands is asked of its owner each time, so no
+end of a transfer can be forgotten here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from controller.core.links import KvMoved, LinkState
@@ -17,7 +19,17 @@ from controller.core.links import KvMoved, LinkState
 NEWEST = 0.3  # weight of the newest sample in a mean
 LONGEST_CLOSED_S = 30.0
 Pair = tuple[str, str]  # source, target
-Trial = Callable[[float], bool]  # is it on its way still, at that time?
+
+
+class Trial(Enum):
+    """How the transfer that tries a link stands."""
+
+    ON_ITS_WAY = "on its way"
+    UNHEARD = "unheard"  # it did not fail for as long as anybody waits for its word, which may come in minutes
+    VANISHED = "vanished"
+
+
+Ask = Callable[[float], Trial]  # at that time
 
 
 class LinkView(NamedTuple):
@@ -32,7 +44,17 @@ class LinkView(NamedTuple):
 
 
 class _Link:
-    __slots__ = ("bandwidth", "closed_for", "failures", "latency", "opens_at", "s_a_token", "state", "trial")
+    __slots__ = (
+        "bandwidth",
+        "closed_for",
+        "failures",
+        "latency",
+        "opens_at",
+        "s_a_token",
+        "state",
+        "trial",
+        "tried_at",
+    )
 
     def __init__(self) -> None:
         self.state = LinkState.CONNECTING
@@ -42,10 +64,14 @@ class _Link:
         self.failures = 0  # in a row
         self.opens_at = -math.inf
         self.closed_for = 0.0
-        self.trial: Trial | None = None
+        self.trial: Ask | None = None
+        self.tried_at = -math.inf
 
     def closed(self, now: float) -> bool:
-        return now < self.opens_at or (self.trial is not None and self.trial(now))
+        return now < self.opens_at or self.tried(now)
+
+    def tried(self, now: float) -> bool:
+        return now >= self.opens_at and self.trial is not None and self.trial(now) is Trial.ON_ITS_WAY
 
 
 class LinkBook:
@@ -67,12 +93,17 @@ class LinkBook:
         link.state, link.latency = state, latency_s
         link.bandwidth = bandwidth_bytes_s or link.bandwidth
 
-    def placed(self, pair: Pair, trial: Trial, now: float) -> None:
+    def placed(self, pair: Pair, trial: Ask, now: float) -> None:
         """A transfer takes it. Over a link that was closed and may be taken again it is the one that tries it, as long
-        as `trial` says so; over any other it is one of many."""
+        as `trial` says so; over any other it is one of many. Behind one that was not heard of the link is open for all,
+        or it would carry one at a time for as long as answers last; the next failure closes it at once."""
         link = self._links.get(pair)
-        if link is not None and link.opens_at > -math.inf and not link.closed(now):
-            link.trial = trial
+        if link is None or link.opens_at == -math.inf or link.closed(now):
+            return
+        if link.trial is not None and link.trial(now) is Trial.UNHEARD:
+            link.opens_at, link.trial = -math.inf, None
+        else:
+            link.trial, link.tried_at = trial, now
 
     def moved(self, pair: Pair, moved: KvMoved | None) -> None:
         """A transfer arrived; None: nobody measured it."""
@@ -101,6 +132,13 @@ class LinkBook:
     def usable(self, pair: Pair, now: float) -> bool:
         link = self._links.get(pair)
         return link is None or (link.state is not LinkState.DOWN and not link.closed(now))
+
+    def tried(self, pair: Pair, patience_s: float, now: float) -> bool:
+        """Is it closed for no other reason than that one tries it, not for longer than `patience_s`?"""
+        link = self._links.get(pair)
+        if link is None or link.state is LinkState.DOWN or now >= link.tried_at + patience_s:
+            return False
+        return link.tried(now)
 
     def down(self, pair: Pair) -> bool:
         """Its engine says so."""

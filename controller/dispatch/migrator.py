@@ -22,7 +22,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
-from controller.dispatch.links import LinkBook, Trial
+from controller.dispatch.links import Ask, LinkBook, Trial
 from controller.dispatch.placements import Choice, Placement, Prefilled
 from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
@@ -114,7 +114,8 @@ class Migrator:
         transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
         self._queue.add(transfer)
         if self.placement.one_shot:
-            choice = self.placement.choose(transfer.stage, self._reach.candidates(transfer), now)
+            candidates = self._reach.candidates(transfer, self._reach.decoders(transfer))
+            choice = self.placement.choose(transfer.stage, candidates, now)
             if choice is not None:
                 self._assign(transfer, choice, now)
         if event.paired:
@@ -263,20 +264,23 @@ class Migrator:
         for _, transfer in waiting:
             if skipped >= self.config.scan_limit:
                 break
-            if transfer.not_before > now or (not transfer.hopeless and self._turns_hopeless(transfer, now)):
+            if transfer.not_before > now:
+                continue
+            able = self._reach.decoders(transfer)
+            if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
                 continue
             if transfer.target:  # chosen when the prefill was sent
                 self._place(transfer, "one_shot", now, actions)
                 continue
-            candidates = self._reach.candidates(transfer)
+            candidates = self._reach.candidates(transfer, able)
             reached = self._reach.reached(transfer, candidates, now)
-            if not reached and self._begins_anew(transfer, bool(candidates), now, actions):
+            if not reached and (candidates or not able) and self._other_way(transfer, candidates, now, actions):
                 continue
             reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
             choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
-                if choice is None and not self._reach.decoders(transfer):
+                if choice is None and not able:
                     self.undoing.give_up(transfer, "no_decode_instance", now, actions)
             if choice is None:
                 skipped += 1
@@ -285,23 +289,26 @@ class Migrator:
                 self._place(transfer, choice.reason, now, actions)
         return skipped
 
-    def _begins_anew(self, transfer: Transfer, room: bool, now: float, actions: list[ev.Action]) -> bool:
-        """No decode instance with room is reached from where it was prefilled, or there is none: from elsewhere one may
-        be, or somebody may take both stages."""
-        model = transfer.request.model
-        avoid = self._reach.dead_ends(model, now)
-        if room:
+    def _other_way(
+        self, transfer: Transfer, candidates: Sequence[Worker], now: float, actions: list[ev.Action]
+    ) -> bool:
+        """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
+        elsewhere one may be, or somebody may take both stages, so it begins anew. While another transfer tries a link
+        from here it waits instead, for a while: its KV would be thrown away for a way that may be open in a moment."""
+        avoid = self._reach.dead_ends(transfer.request, now)
+        if candidates:
             avoid |= {transfer.source}
-        elif self._reach.decoders(transfer):
-            return False  # they are only full
-        if not self._reach.elsewhere(model, avoid):
+        if not self._reach.elsewhere(transfer.request, avoid):
             return False
+        computed = not transfer.paired  # the prefill of a pair begins with its placement
+        if computed and self._reach.tried(transfer, candidates, self.config.link_patience_s, now):
+            return True
+        reason = "links_down" if candidates else "no_decode_instance"
         self._free(transfer, now, actions)
-        self.undoing.prefill_again(transfer, "links_down" if room else "no_decode_instance", now, actions, avoid)
+        self.undoing.prefill_again(transfer, reason, now, actions, avoid)
         return True
 
-    def _turns_hopeless(self, transfer: Transfer, now: float) -> bool:
-        able = self._reach.decoders(transfer)
+    def _turns_hopeless(self, transfer: Transfer, able: Sequence[Worker], now: float) -> bool:
         if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
             return False
         self._queue.turn_hopeless(transfer)
@@ -339,23 +346,24 @@ class Migrator:
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
         self._queue.move_to(transfer, State.PLACED, now)
-        self.links.placed((transfer.source, worker.id), self._trial(transfer, worker.id), now)
+        self.links.placed((transfer.source, worker.id), self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
             self.undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)
         actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
 
-    def _trial(self, transfer: Transfer, target: str) -> Trial:
-        """Does what becomes of it still tell whether its link is good? Of a landing that is only assumed no longer than
-        a move may last: the answer, which would tell, may take minutes."""
+    def _trial(self, transfer: Transfer, target: str, placed_at: float) -> Ask:
+        """Will what becomes of it tell whether its link is good? Behind a landing that is only assumed nobody waits for
+        longer than for any link: the answer, which would tell, may take minutes."""
 
-        def goes_on(now: float) -> bool:
+        def stands(now: float) -> Trial:
             if self._queue.get(transfer.request.id) is not transfer or transfer.target != target:
-                return False
-            assumed = transfer.state is State.COMMITTED and transfer.assumed
-            return transfer.state in UNDER_WAY or (assumed and now < transfer.since + self.config.moving_timeout_s)
+                return Trial.VANISHED
+            if transfer.state is State.COMMITTED and transfer.assumed:
+                return Trial.ON_ITS_WAY if now < placed_at + self.config.link_patience_s else Trial.UNHEARD
+            return Trial.ON_ITS_WAY if transfer.state in UNDER_WAY else Trial.VANISHED
 
-        return goes_on
+        return stands
 
     def _rank(self, request: Request) -> int:
         """Lower is more urgent; microseconds a token, so that neighbours differ."""

@@ -51,7 +51,7 @@ class Pass:
             fits = used + request.prompt_tokens < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would go nowhere.
             alone = not chosen and (idle or (has_blocks and not worker.waiting_count and own.tokens > 1))
-            if not lane.may_go(entry, worker, now):
+            if (fits or alone) and not lane.may_go(entry, worker, now):
                 fits = alone = False
             if not (fits or alone):
                 skipped += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 from controller.core.snapshot import FleetState
 from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Request, Role
@@ -140,10 +141,18 @@ class Worker:
         """Tokens of KV the request will hold here at its end."""
         return request.prompt_tokens + (request.output_tokens if self.decodes else 0)
 
+    def context_need(self, request: Request) -> int:
+        """Tokens of its prompt, and of the longest answer that it asks for here: the same at all of one role."""
+        return request.prompt_tokens + ((request.max_tokens or 1) if self.decodes else 1)
+
     def holds(self, request: Request) -> bool:
-        """Its prompt, and the longest answer that it asks for here, fit into the context."""
-        answer = request.max_tokens or 1 if self.decodes else 1
-        return request.prompt_tokens + answer <= self.spec.max_model_len
+        """It fits into the context."""
+        return self.context_need(request) <= self.spec.max_model_len
+
+    def long_enough(self, request: Request, longest: int) -> bool:
+        """Or nobody's context is longer (`longest`, in tokens): what is too long for all of them is refused by the
+        engine, which knows its length."""
+        return self.spec.max_model_len >= longest or self.holds(request)
 
     def decode_s(self) -> float:
         """Eq. 2 for the batch after all that waits has been prefilled."""
@@ -309,3 +318,10 @@ class Worker:
             sent_total=self.sent_total,
             extra=self.latency.coefficients._asdict(),
         )
+
+
+def longest_context(workers: Iterable[Worker]) -> int:
+    """Tokens, of those that prefill; 0 where nobody does. Longer ones that sleep are waited for, those that drain are
+    not."""
+    able = (w for w in workers if w.state != "draining" and w.spec.role is not Role.DECODE)
+    return max((w.spec.max_model_len for w in able), default=0)

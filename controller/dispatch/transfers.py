@@ -27,9 +27,10 @@ class MigratorConfig:
     `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
     for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
-    of them, and is then sent over any. `overlap`: where prefill engines give out KV while they compute, a decode stage
-    is placed when its prompt is nearly computed, so that its KV moves meanwhile; without it, and at other
-    engines, when the prefill has ended, as HyperFlexis does.
+    of them, and is then sent over any; one that could be prefilled elsewhere waits so long for what another that tries
+    its link says of it, and one that tries a link and will say nothing closes it to others for no longer. `overlap`:
+    where prefill engines give out KV while they compute, a decode stage is placed when its prompt is nearly computed,
+    so that its KV moves meanwhile; without it, and at other engines, when the prefill has ended, as HyperFlexis does.
     """
 
     prefilling_timeout_s: float = 120.0

@@ -4,9 +4,10 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.types import Load, Role
-from controller.dispatch import POLICY_SETS, build_dispatcher
+from controller.dispatch import POLICY_SETS, build_dispatcher, lane, shadow
 from tests.controller.dispatch import decoders
 from tests.controller.dispatch.fleet import request, sends, up
+from tests.controller.dispatch.test_links import of, seen
 
 SHORT, LONG = {"max_model_len": 1000}, {"max_model_len": 4000}
 
@@ -81,6 +82,30 @@ def test_a_prefill_engine_needs_no_room_for_the_answer():
     assert not worker.holds(request("r", prompt=1000, max_tokens=1))
 
 
+def test_the_longest_context_is_looked_for_once_however_many_wait_that_are_too_long(monkeypatch):
+    """Engines that take all they are sent: each of them is asked of each request. The next time it is looked for
+    again, as instances come and go."""
+    walks = []
+    monkeypatch.setattr(lane, "longest_context", lambda of: walks.append(1) or shadow.longest_context(of))
+    dispatcher = fleet("round_robin")
+    arrivals = [ev.Arrived(request(f"r{i}", prompt=5000)) for i in range(8)]
+    assert {where for _, where in sends(dispatcher.handle(arrivals, 0.0))} == {"b-long"}
+    assert len(walks) == 1
+    reply = dispatcher.handle([up("c-longer", max_model_len=4500), ev.Arrived(request("next", prompt=5000))], 0.1)
+    assert (sends(reply), len(walks)) == ([("next", "c-longer")], 2)
+
+
+def test_of_what_finds_no_room_nobody_asks_whether_its_context_would_do(monkeypatch):
+    """Its KV would not fit beside that of the first."""
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("w", kv_capacity_tokens=4000), ev.Arrived(request("first", ttft=30.0, prompt=3000))], 0.0)
+    asked = []
+    may_go = lane.Lane.may_go
+    monkeypatch.setattr(lane.Lane, "may_go", lambda self, *args: asked.append(args[0]) or may_go(self, *args))
+    reply = dispatcher.handle([ev.Arrived(request(f"r{i}", ttft=30.0, prompt=1500)) for i in range(8)], 0.0)
+    assert (sends(reply), asked) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "target"),
     [(100, 901, "long"), (1000, None, "long"), (100, 900, "brief"), (5000, None, "long")],
@@ -91,3 +116,45 @@ def test_a_decode_stage_goes_where_its_context_is_long_enough(prompt, max_tokens
     made.handle([decoders.up("brief", **SHORT), decoders.up("long", **LONG)], 0.0)
     reply = made.handle([decoders.done("r", prompt=prompt, max_tokens=max_tokens)], 0.0)
     assert decoders.places(reply) == [("r", target)]
+
+
+# ---- where else a prefilled request could begin anew ----------------------------------------------------------------
+
+
+def begins_anew(*others, links, prompt=2000):
+    """Prefilled at `p`, which is long; `links` are down. Where it may not go then, None: it does not begin anew."""
+    made = decoders.migrator(decoders=0)
+    made.handle([decoders.up("p", Role.PREFILL, **LONG), *others], 0.0)
+    reply = made.handle([*(seen(*pair) for pair in links), decoders.done("r", prompt=prompt)], 0.0)
+    again = of(reply, ev.PrefillAgain)
+    return again[0].avoid if again else None
+
+
+@pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
+def test_it_does_not_begin_anew_for_an_instance_whose_context_is_too_short(prompt, anew):
+    """The dispatcher would send it back to where it was prefilled: nobody else is long enough."""
+    others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **SHORT)]
+    avoid = begins_anew(*others, links=[("p", "d")], prompt=prompt)
+    assert avoid == ({"p"} if anew else None)
+
+
+def test_what_is_too_long_for_all_begins_anew_where_nobodys_context_is_longer():
+    others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **LONG)]
+    assert begins_anew(*others, links=[("p", "d")], prompt=5000) == {"p"}
+
+
+@pytest.mark.parametrize(("prompt", "anew"), [(900, True), (2000, False)])
+def test_it_does_not_begin_anew_where_only_decoders_that_are_too_short_are_reached(prompt, anew):
+    others = [decoders.up("q", Role.PREFILL, **LONG), decoders.up("long", **LONG), decoders.up("brief", **SHORT)]
+    links = [("p", "long"), ("q", "long"), ("p", "brief")]
+    assert begins_anew(*others, links=links, prompt=prompt) == ({"p"} if anew else None)
+
+
+def test_a_longer_one_that_sleeps_counts_among_the_lengths_as_it_does_for_the_dispatcher():
+    others = [decoders.up("d", **LONG), decoders.up("c", Role.COLLOCATED, **SHORT)]
+    made = decoders.migrator(decoders=0)
+    made.handle([decoders.up("p", Role.PREFILL, **SHORT), decoders.up("q", Role.PREFILL, **LONG), *others], 0.0)
+    made.handle([ev.Telemetry("q", Load(0.0, awake=False)), seen("p", "d")], 0.0)
+    assert of(made.handle([decoders.done("r", prompt=2000)], 0.0), ev.PrefillAgain) == []
+    (again,) = of(made.handle([ev.InstanceDraining("q")], 0.1), ev.PrefillAgain)
+    assert again.avoid == {"p"}

@@ -10,8 +10,10 @@ from controller.core import events as ev
 from controller.core.links import LinkState
 from controller.core.types import Role
 from controller.dispatch import Migrator
-from controller.dispatch.links import LinkBook
-from tests.controller.dispatch.test_links import done, fleet, targets, up
+from controller.dispatch.links import LinkBook, Trial
+from controller.dispatch.transfers import State
+from tests.controller.dispatch.fleet import request
+from tests.controller.dispatch.test_links import done, fleet, of, seen, targets, up
 
 PAIR = ("p", "d0")
 OPEN_AT = 2.0  # it is closed at 0.0, for two seconds
@@ -106,13 +108,23 @@ def test_with_its_prefill_instance_the_trial_is_forgotten() -> None:
     assert len(asked(made, OPEN_AT + 0.2, *many("b"))) > 1
 
 
-def test_a_landing_that_is_only_assumed_holds_the_link_as_long_as_a_move_may_last() -> None:
-    """The answer would tell, but may take minutes; until it is here nobody knows whether the KV ever came."""
+def test_a_landing_that_is_only_assumed_holds_the_link_no_longer_than_others_would_wait_for_it() -> None:
+    """The answer would tell, but may take minutes: what has not failed by then opens the link for all."""
     made, trial = tried()
-    lasts = made.config.moving_timeout_s
+    lasts = made.config.link_patience_s
     made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0", assumed=True)], OPEN_AT)
     assert asked(made, OPEN_AT + lasts - 0.1, *many("b")) == []
-    assert len(asked(made, OPEN_AT + lasts, *many("c"))) == 1
+    assert len(asked(made, OPEN_AT + lasts, *many("c"))) > 1
+
+
+def test_what_fails_after_a_landing_was_assumed_closes_the_link_at_once_and_for_twice_as_long() -> None:
+    made, trial = tried()
+    made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0", assumed=True)], OPEN_AT)
+    (late, *_) = asked(made, OPEN_AT + made.config.link_patience_s, *many("b"))
+    failed = OPEN_AT + made.config.link_patience_s + 1.0
+    made.handle([ev.TransferStarted(late, "d0"), ev.TransferFailed(late, "d0", "transfer_failed")], failed)
+    assert not made.links.usable(PAIR, failed + 3.9)
+    assert made.links.usable(PAIR, failed + 4.0)
 
 
 def test_an_assumed_landing_whose_answer_came_opens_it_and_one_that_failed_closes_it() -> None:
@@ -125,13 +137,112 @@ def test_an_assumed_landing_whose_answer_came_opens_it_and_one_that_failed_close
 
 def test_only_a_link_that_was_closed_is_tried_and_only_once_it_may_be_taken() -> None:
     book = LinkBook(1, 2.0)
-    book.placed(PAIR, lambda now: True, 0.0)
+    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 0.0)
     book.seen(PAIR, LinkState.UP, None, None)
-    book.placed(PAIR, lambda now: True, 0.0)
+    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 0.0)
     assert book.usable(PAIR, 0.0), "one of many"
     book.failed(PAIR, 0.0)
-    book.placed(PAIR, lambda now: True, 1.9)
+    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 1.9)
     assert book.usable(PAIR, 2.0), "sent for want of another way: not the trial"
-    book.placed(PAIR, lambda now: now < 3.0, 2.0)
-    book.placed(PAIR, lambda now: True, 2.5)
+    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY if now < 3.0 else Trial.VANISHED, 2.0)
+    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 2.5)
     assert (book.usable(PAIR, 2.9), book.usable(PAIR, 3.0)) == (False, True), "the first of them is the trial"
+
+
+# ---- those that find no other way from where they were prefilled ----------------------------------------------------
+
+
+def up_full() -> ev.InstanceUp:
+    """d0 with room for a thousand tokens."""
+    spec = up("d0").spec
+    spec.kv_capacity_tokens = 1000
+    return ev.InstanceUp(spec)
+
+
+def tried_beside_another() -> tuple[Migrator, ev.Reply]:
+    """Two were prefilled where the only way leads over the link that was closed: `tries` takes it, `waits` finds it
+    taken. A second prefill instance has a way that nobody doubts."""
+    made = fleet("q", decoders=1, migrator={"link_failures": 1})
+    made.handle([done("first")], 0.0)
+    made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
+    assert len(of(made.handle([ev.Woke()], 0.5), ev.PrefillAgain)) == 1, "closed, not tried: nobody waits for it"
+    reply = made.handle([done("tries", OPEN_AT), done("waits", OPEN_AT)], OPEN_AT)
+    assert targets(reply) == [("tries", "d0")]
+    return made, reply
+
+
+def test_what_was_computed_is_kept_while_another_tries_the_link_and_moves_once_it_arrived() -> None:
+    made, reply = tried_beside_another()
+    assert (of(reply, ev.PrefillAgain), of(reply, ev.FreeKv)) == ([], [])
+    assert reply.wake_at is not None
+    assert reply.wake_at <= OPEN_AT + made.config.link_patience_s
+    later = made.handle([ev.TransferStarted("tries", "d0")], OPEN_AT + 0.1)
+    assert (later.actions, made.state_of("waits")) == ([], State.WAITING)
+    assert targets(made.handle([ev.TransferDone("tries", "d0")], OPEN_AT + 0.2)) == [("waits", "d0")]
+
+
+def test_it_begins_anew_elsewhere_once_the_trial_has_failed() -> None:
+    made, _ = tried_beside_another()
+    failed = ev.TransferFailed("tries", "d0", "transfer_failed")
+    reply = made.handle([ev.TransferStarted("tries", "d0"), failed], OPEN_AT + 0.1)
+    assert [(again.request.id, again.avoid) for again in of(reply, ev.PrefillAgain)] == [("waits", {"p"})]
+    assert of(reply, ev.FreeKv) == [ev.FreeKv("waits", "p")]
+
+
+def test_for_a_trial_that_says_nothing_for_long_it_waits_no_longer_than_for_a_link_that_is_down() -> None:
+    made, _ = tried_beside_another()
+    until = OPEN_AT + made.config.link_patience_s
+    made.handle([ev.TransferStarted("tries", "d0")], OPEN_AT + 0.1)
+    assert of(made.handle([ev.Woke()], until - 0.1), ev.PrefillAgain) == []
+    assert [again.request.id for again in of(made.handle([ev.Woke()], until), ev.PrefillAgain)] == ["waits"]
+
+
+def test_one_that_waited_for_room_before_has_the_same_patience_with_a_trial() -> None:
+    made = fleet("q", decoders=1, migrator={"link_failures": 1})
+    made.handle([up_full()], 0.0)
+    made.handle([done("fills", prompt=900)], 0.0)
+    made.handle([ev.TransferStarted("fills", "d0"), ev.TransferDone("fills", "d0")], 0.0)
+    made.links.failed(PAIR, 0.0)
+    late = OPEN_AT + 10.0
+    waiting = made.handle([done("tries", prompt=300), done("waits", prompt=300)], 0.1)
+    assert (waiting.actions, made.links.usable(PAIR, late)) == ([], True)
+    reply = made.handle([ev.Finished("fills", 10)], late)
+    assert targets(reply) == [("tries", "d0")]
+    assert of(reply, ev.PrefillAgain) == []
+    until = late + made.config.link_patience_s
+    assert [again.request.id for again in of(made.handle([ev.Woke()], until), ev.PrefillAgain)] == ["waits"]
+
+
+def test_behind_a_landing_that_is_only_assumed_nothing_is_computed_twice() -> None:
+    """Neither what waited from the beginning, nor what comes while the answer, which may take minutes, goes on."""
+    made, _ = tried_beside_another()
+    made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0", assumed=True)], OPEN_AT)
+    until = OPEN_AT + made.config.link_patience_s
+    replies = [made.handle([done("later", until - 0.1)], until - 0.1)]
+    assert targets(replies[0]) == []
+    replies.append(made.handle([ev.Woke()], until))
+    assert targets(replies[1]) == [("waits", "d0"), ("later", "d0")]
+    replies.append(made.handle([done("last", until + 1.0)], until + 1.0))
+    assert targets(replies[2]) == [("last", "d0")]
+    assert [again for reply in replies for again in of(reply, ev.PrefillAgain)] == []
+
+
+def test_with_nowhere_else_to_go_it_goes_beside_the_trial() -> None:
+    made = fleet(decoders=1, migrator={"link_failures": 1})
+    made.handle([done("first")], 0.0)
+    made.handle([ev.TransferStarted("first", "d0"), ev.TransferFailed("first", "d0", "transfer_failed")], 0.0)
+    made.handle([ev.Cancelled("first")], 0.0)
+    reply = made.handle([done("tries", OPEN_AT), done("waits", OPEN_AT)], OPEN_AT)
+    assert targets(reply) == [("tries", "d0"), ("waits", "d0")]
+
+
+def test_of_a_pair_nothing_is_computed_yet_so_it_waits_for_no_trial() -> None:
+    made, _ = tried_beside_another()
+    reply = made.handle([ev.PrefillSent(request("pair", OPEN_AT), "p", paired=True)], OPEN_AT)
+    assert [again.request.id for again in of(reply, ev.PrefillAgain)] == ["pair"]
+
+
+def test_a_link_that_its_engine_says_is_down_is_not_waited_for_although_another_tries_it() -> None:
+    made, _ = tried_beside_another()
+    reply = made.handle([seen("p", "d0")], OPEN_AT + 0.1)
+    assert [again.request.id for again in of(reply, ev.PrefillAgain)] == ["waits"]
