@@ -46,7 +46,7 @@ class ModelIdentity:
         return self._last
 
     def _read(self) -> str:
-        with torch.inference_mode(), beside(self._device, behind=False):
+        with torch.inference_mode(), beside(self._device, behind=False, purpose="identity"):
             places = torch.cat([_places(memory) for memory in self._tensors]).cpu()
         seen = hashlib.sha256(self._config)
         seen.update(places.view(torch.uint8).numpy().tobytes())

@@ -6,11 +6,19 @@ a transfer in that line would hold up each step behind it, and be held up by all
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+Purpose = Literal["kv", "identity", "digests", "copies", "transfer"]
+# What the engine's loop itself waits for. Streams of a priority come from a pool of 32 that everything in the process
+# draws from in turn, and the oldest is handed out again: NCCL draws one of the usual priority for each transfer, and a
+# read of KV in one line with that would hold up the loop until the weights of a slow peer have come.
+OF_THE_LOOP: frozenset[Purpose] = frozenset({"kv", "identity"})
+URGENT, USUAL = -1, 0
 
 
 class Mark(Protocol):
@@ -38,16 +46,43 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
+class Kept:
+    """Streams that were made, for the next who needs one for the same; from any thread. Only what goes on at the same
+    time has several: two transfers in one line would wait for each other's peers."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.device, Purpose], list[torch.cuda.Stream]] = {}
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def one(self, device: torch.device, purpose: Purpose) -> Iterator[torch.cuda.Stream]:
+        """Nobody else's meanwhile."""
+        with self._changing:
+            free = self._free.setdefault((device, purpose), [])
+            stream = free.pop() if free else None
+        if stream is None:
+            stream = torch.cuda.Stream(device, priority=URGENT if purpose in OF_THE_LOOP else USUAL)
+        try:
+            yield stream
+        finally:
+            with self._changing:
+                free.append(stream)
+
+
+_KEPT = Kept()
+
+
 @contextmanager
-def beside(device: torch.device, *, behind: bool) -> Iterator[None]:
+def beside(device: torch.device, *, behind: bool, purpose: Purpose = "kv") -> Iterator[None]:
     """What is done within runs beside the steps, and is done at the end. `behind`: only after all that is queued now,
-    which what it reads may need; without, for memory that no queued work writes."""
+    which what it reads may need; without, for memory that no queued work writes. `purpose`: what else it may have to
+    wait for, which is what was begun before for the same."""
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device)
-    if behind:
-        stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
+    with _KEPT.one(device, purpose) as stream:
+        if behind:
+            stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()

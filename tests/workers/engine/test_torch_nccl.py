@@ -17,6 +17,7 @@ from torch.nn.attention.bias import CausalBias
 from tests.workers.engine.test_torch_pool import step_of
 from tests.workers.engine.torch_bench import folder, program
 from tests.workers.engine.torch_meetings import memory, met
+from workers.engine import torch_streams
 from workers.engine.torch_batch import causal, segments_of
 from workers.engine.torch_meeting import RECEIVER
 from workers.engine.torch_pieces import longest_operation
@@ -110,7 +111,8 @@ class Streams:
 
     def __init__(self, monkeypatch) -> None:
         self.said, self.ended = [], 0
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.stream("own"))
+        monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.Kept())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.stream("own"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream("steps"))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))

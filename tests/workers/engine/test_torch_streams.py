@@ -1,17 +1,19 @@
-"""Each rank's work is on its own device, as far as that can be seen without one: torch.cuda is faked."""
+"""Each rank's work is on its own device, and none of it in a line with what it need not wait for, as far as that can be
+seen without a device: torch.cuda is faked."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from workers.engine import torch_follower
+from workers.engine import torch_follower, torch_streams
 from workers.engine.torch_follower import Follower
 from workers.engine.torch_group import RankLost
-from workers.engine.torch_streams import mark
+from workers.engine.torch_streams import OF_THE_LOOP, Purpose, beside, mark
 
 pytestmark = pytest.mark.torch
 
@@ -31,6 +33,91 @@ def test_a_mark_lies_behind_the_work_of_its_own_device(monkeypatch):
     device = torch.device("cuda", 1)
     assert not mark(device).query()
     assert recorded == [("stream of", device)]
+
+
+# ---- streams that are kept ------------------------------------------------------------------------------------------
+
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+PURPOSES: tuple[Purpose, ...] = ("kv", "identity", "digests", "copies", "transfer")
+
+
+class Stream:
+    """Of a device; `made` counts all."""
+
+    made: list[Stream]
+
+    def __init__(self, device: torch.device, priority: int) -> None:
+        self.device, self.priority = device, priority
+        self.waits = 0
+        Stream.made.append(self)
+
+    def wait_stream(self, other: object) -> None:
+        self.waits += 1
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def used(monkeypatch) -> list[Any]:
+    """The streams that work was done on, in order."""
+    found: list[Any] = []
+
+    @contextmanager
+    def on(stream: Any) -> Any:
+        found.append(stream)
+        yield
+
+    monkeypatch.setattr(Stream, "made", [], raising=False)
+    monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.Kept())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    return found
+
+
+def test_a_stream_is_made_once_for_a_device_and_a_purpose_however_often_it_is_used(used):
+    """Each one that is made is the next of a pool of 32, behind whatever else has it."""
+    for number in range(100):
+        with beside(FIRST, behind=number % 2 == 0):
+            pass
+    (kv,) = Stream.made
+    assert (used, kv.waits) == ([kv] * 100, 50)
+    for _ in range(20):
+        for device in (FIRST, SECOND):
+            for purpose in PURPOSES:
+                with beside(device, behind=False, purpose=purpose):
+                    pass
+    assert len(Stream.made) == 2 * len(PURPOSES)
+    assert used[100] is kv, "what names no purpose moves KV"
+
+
+def test_what_the_loop_waits_for_is_from_a_pool_of_which_transfers_draw_nothing(used):
+    for purpose in PURPOSES:
+        with beside(FIRST, behind=False, purpose=purpose):
+            pass
+    priorities = {purpose: stream.priority for purpose, stream in zip(PURPOSES, Stream.made, strict=True)}
+    assert {purpose for purpose in PURPOSES if priorities[purpose] < 0} == OF_THE_LOOP == {"kv", "identity"}
+
+
+def test_what_goes_on_at_the_same_time_has_a_stream_each_and_both_are_kept(used):
+    for _ in range(10):
+        with beside(FIRST, behind=True, purpose="transfer"), beside(FIRST, behind=True, purpose="transfer"):
+            pass
+    assert len(Stream.made) == 2
+    assert all(used[at] is not used[at + 1] for at in range(0, 20, 2))
+
+
+def test_the_stream_of_what_failed_is_kept_too(used):
+    for _ in range(5):
+        with pytest.raises(ValueError, match="damaged"), beside(FIRST, behind=False):
+            raise ValueError("damaged")
+    assert len(Stream.made) == 1
+
+
+def test_on_a_cpu_there_are_none(used):
+    with beside(torch.device("cpu"), behind=True, purpose="copies"):
+        assert (Stream.made, used) == ([], [])
 
 
 def test_on_a_cpu_all_is_done():
