@@ -5,6 +5,8 @@ nothing where a folder was copied by hand. So a few places of every tensor are r
 differs at some of them, and a copy of the folder, or the same tensors in other files, does not. It is no proof: an edit
 of a few rows may lie between the places. What arrives is checked against the source's digests in full. Imports no
 torch.
+
+It ends with a dot and what config.json says, by itself: all that an engine can ask for whose folder has no weights.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ PLACE_BYTES = 4096
 PLACES = 3  # of a tensor: its begin, its middle, its end
 MOST_PLACES = 8192  # of a checkpoint, as far as every tensor has one: a model may have thousands of experts
 MOST_HEADER = 100_000_000  # as the format has it
+ANY = "."  # what begins with it is of any checkpoint that ends so
 NO_MARK = {"_name_or_path", "transformers_version"}  # of config.json: they change without the model
 
 
@@ -68,6 +71,18 @@ class CheckpointIdentity:
             self._marks, self._found = marks, found
             return found
 
+    def wanted(self) -> str:
+        """What to ask another engine for: this checkpoint; where no weights lie here, any of this config.json, which
+        then begins with the dot. Raises Unreadable."""
+        try:
+            return self.now()
+        except Unreadable:
+            if any((self._folder / name).exists() for name in (SINGLE, INDEX)):
+                raise
+            with contextlib.suppress(OSError, ValueError):
+                return _mark_of(_config(self._folder))
+            raise
+
     def of(self, marks: tuple[str, ...]) -> str:
         """Of what was read since it had these marks; "" where it may have been another one, or cannot be read."""
         with contextlib.suppress(Unreadable):
@@ -90,9 +105,9 @@ def marks_of(folder: Path) -> tuple[str, ...]:
 def identity_of(folder: Path) -> str:
     """Raises OSError, Unreadable."""
     try:
-        config = {key: value for key, value in _object(folder / CONFIG).items() if key not in NO_MARK}
+        config = _config(folder)
         tensors = dict(sorted(_tensors(folder)))
-        seen = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=16)
+        seen = hashlib.blake2b(config, digest_size=16)
         places = max(1, min(PLACES, MOST_PLACES // max(1, len(tensors))))
         with contextlib.ExitStack() as closing:
             files = {
@@ -106,7 +121,17 @@ def identity_of(folder: Path) -> str:
                     seen.update(files[tensor.file].read(min(PLACE_BYTES, tensor.begin + tensor.nbytes - at)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"the checkpoint in {folder} cannot be read: {error!r}") from error
-    return seen.hexdigest()
+    return seen.hexdigest() + _mark_of(config)
+
+
+def _config(folder: Path) -> bytes:
+    """Raises OSError, ValueError."""
+    found = {key: value for key, value in _object(folder / CONFIG).items() if key not in NO_MARK}
+    return json.dumps(found, sort_keys=True).encode()
+
+
+def _mark_of(config: bytes) -> str:
+    return ANY + hashlib.blake2b(config, digest_size=8).hexdigest()
 
 
 def _places(tensor: _Tensor, count: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.core.errors import ConfigError
+from workers.engine.checkpoint_identity import marks_of
 from workers.engine.torch_config import DTYPES, ModelConfig, read_config
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -17,7 +18,8 @@ DEFAULT_KV_GIB = 1.0
 class ModelOptions:
     """`kv_blocks`: what `--kv-cache-gib` holds. `threads`: of one operator on the CPU (None: torch decides).
 
-    `ranks`: processes that share the model, each with its part of every layer and of the KV cache.
+    `ranks`: processes that share the model, each with its part of every layer and of the KV cache. `marks`: of the
+    checkpoint (`checkpoint_identity`) before anything of it was read, which it has still where all that is read is it.
     """
 
     folder: Path
@@ -27,6 +29,7 @@ class ModelOptions:
     threads: int | None
     kv_blocks: int
     ranks: int = 1
+    marks: tuple[str, ...] = ()
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +60,7 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
     folder = Path(args.model)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder", "model")
+    marks = marks_of(folder)
     config = read_config(folder)
     dtype = config.dtype if args.dtype == "auto" else args.dtype
     ranks = args.tensor_parallel
@@ -66,4 +70,4 @@ def model_options(args: argparse.Namespace) -> ModelOptions | None:
     blocks = int(args.kv_cache_gib * (1 << 30)) // block
     if blocks < 1:
         raise ConfigError(f"{args.kv_cache_gib} GiB hold no block of {block} bytes", "kv_cache_gib")
-    return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks, ranks)
+    return ModelOptions(folder, config, args.device, dtype, args.threads, args.kv_blocks or blocks, ranks, marks)

@@ -88,12 +88,14 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
     from workers.engine.torch_transfer import WeightMemory
     from workers.engine.torch_weight_store import TorchWeights
 
-    memory = WeightMemory(config.program.model.slots(), present=given.present, keep_room=given.keep_room)
+    how = {"present": given.present, "keep_room": given.keep_room, "ranked": config.group is not None}
+    memory = WeightMemory(config.program.model.slots(), **how)
     if not given.present:
         memory.release()
     own = TorchWeights(
         *(memory, config.torch.folder, config.kv.reached_at, config.kv.token, given.timeout_s, config.host_copy),
         model=config.model,
+        marks=config.torch.marks,
     )
     if given.keep_room:
         return own

@@ -1,7 +1,7 @@
 """`python -m workers.engine.torch_follower FD PARENT COUNTER`: a tensor-parallel rank, started by its engine.
 
 It runs what the first rank runs, in the same order, stops where they all do, and answers only to `load` and `release`,
-with which the memory of its KV cache comes and goes like the first one's (`torch_room`).
+with which the memory of its KV cache comes and goes like the first one's (`torch_room`), and to `drop_copy`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Follower:
         self._lead = LEAD if part.device == "cuda" else None
         self._boundary = BOUNDARIES[part.boundary] if part.boundary else None
         self._tasks: dict[int, Task] = {}  # suspended
-        self._memory = WeightMemory(self._program.model.slots(), present=part.load)
+        self._memory = WeightMemory(self._program.model.slots(), present=part.load, ranked=True)
 
     @property
     def nbytes(self) -> int:
@@ -82,13 +82,17 @@ class Follower:
             raise
 
     def release(self, keep_host_copy: bool | None) -> int:
-        """None: a copy that is there stays, none is made."""
+        """1 where there is a copy now. None: one that is there stays, none is made."""
         if keep_host_copy is False:
             self._memory.drop_host_copy()
         elif keep_host_copy and self._memory.present:
             self._memory.keep_host_copy()
         self._memory.release()
         self._program.cache.give_up()
+        return int(self._memory.has_host_copy)
+
+    def drop_copy(self, _: None) -> int:
+        self._memory.drop_host_copy()
         return 0
 
     def _task(self, step_id: int, segments: list[tuple[Any, ...]]) -> Task:
@@ -131,7 +135,7 @@ def follow(channel: Connection, counter: int) -> None:
             return
         if follower is None:  # what it said of its failure is read, and the first rank ends
             continue
-        if verb in ("load", "release"):
+        if verb in ("load", "release", "drop_copy"):
             channel.send(_answer(follower, verb, values[0]))
         else:
             getattr(follower, verb)(*values)

@@ -31,7 +31,7 @@ from workers.engine.torch_ranks import ProcessRanks
 HOST = "127.0.0.1"  # all ranks of an engine are on one host
 MEET_S = 300.0  # for a rank to start, and the longest that one waits for another in a sum
 CAUSE_S = 1.0
-Verb = Literal["run", "run_whole", "resume", "discard", "load", "release"]
+Verb = Literal["run", "run_whole", "resume", "discard", "load", "release", "drop_copy"]
 logger = logging.getLogger("workers.engine")
 
 
@@ -137,7 +137,7 @@ class RankGroup:
             raise RankLost("; ".join(errors))
         return found
 
-    def ask(self, verb: Literal["load", "release"], value: Any) -> list[int]:
+    def ask(self, verb: Literal["load", "release", "drop_copy"], value: Any) -> list[int]:
         """While no step runs. Raises RankLost."""
         with self._asking:
             self._tell(verb, value)

@@ -49,12 +49,20 @@ class RankWeights:
         ask = asyncio.to_thread(self._group.ask, "load", source.kind)
         own, others = await asyncio.gather(self._own.load(source), ask, return_exceptions=True)
         if isinstance(own, int) and isinstance(others, list):
+            await self._drop_copies()
             return own + sum(others)
         self._own.memory.release()
         with contextlib.suppress(RankLost):  # then the engine ends anyway
-            await asyncio.to_thread(self._group.ask, "release", None)
+            copies = await asyncio.to_thread(self._group.ask, "release", None)
+            if not (self._own.has_host_copy and all(copies)):  # one was damaged: the others are of no use without it
+                await self._drop_copies()
         error = own if isinstance(own, BaseException) else others
         raise error if isinstance(error, LoadFailed) else LoadFailed(str(error))
+
+    async def _drop_copies(self) -> None:
+        self._own.memory.drop_host_copy()
+        with contextlib.suppress(RankLost):
+            await asyncio.to_thread(self._group.ask, "drop_copy", None)
 
     async def release(self, keep_host_copy: bool) -> None:
         """Where one of them can keep no copy, none has one, and all weights are gone."""

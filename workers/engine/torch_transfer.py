@@ -38,11 +38,14 @@ class TensorInfo(NamedTuple):
 
 class WeightMemory:
     """The memory behind a model's slots. `present`: it holds a whole, checked set of weights; `keep_room`: it is never
-    given back (see `reserve`)."""
+    given back (see `reserve`). `ranked`: one of several ranks, of which another may yet fail to load what this one has
+    loaded: a copy in host memory stays until it is dropped."""
 
-    def __init__(self, slots: Mapping[str, Slot], *, present: bool, keep_room: bool = False) -> None:
+    def __init__(
+        self, slots: Mapping[str, Slot], *, present: bool, keep_room: bool = False, ranked: bool = False
+    ) -> None:
         self.present = present
-        self._keep_room = keep_room
+        self._keep_room, self._ranked = keep_room, ranked
         self._memory = {name: slots[name].memory for name in sorted(slots)}
         self._slots = slots
         self._storages = _storages(slots)
@@ -68,7 +71,7 @@ class WeightMemory:
         """Before a release: a copy to come back from."""
         digests = {info.name: info.digest for info in self.manifest()}
         self._host = None  # an older one: three times the weights would not fit where twice does
-        with beside(self._device, behind=True):
+        with beside(self._device, behind=True, purpose="copies"):
             self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
         self._host_digests = digests
 
@@ -80,7 +83,7 @@ class WeightMemory:
     def blocks(self) -> Iterator[memoryview]:
         """The bytes of each tensor, on the host."""
         for memory in self._memory.values():
-            with beside(self._device, behind=True):
+            with beside(self._device, behind=True, purpose="copies"):
                 flat = memory.detach().cpu().contiguous()
             yield memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B")
 
@@ -115,7 +118,7 @@ class WeightMemory:
 
     def _digested(self) -> dict[str, str]:
         found, load, self.digested = {}, self._loads, 0
-        with beside(self._device, behind=True):
+        with beside(self._device, behind=True, purpose="digests"):
             for name, memory in self._memory.items():
                 found[name] = digest(memory)
                 self.digested += memory.nbytes
@@ -135,28 +138,31 @@ class WeightMemory:
         """Bytes read. Raises WeightsError; then nothing is present."""
         self._begin()
         read = load_weights(self._slots, folder)
-        self.present = True
+        self._came()
         return read
 
     def load_host(self, shared: Path | None = None) -> int:
         """From the copy that this engine kept, else from the one that this host's engines share, in that folder.
 
-        Raises WeightsError; then nothing is present. A copy of its own is given up, read or damaged.
+        Raises WeightsError, and RuntimeError where there is no memory; then nothing is present. A damaged copy of its
+        own is given up; one that there was no room for is whole, and there for the next try.
         """
         if self._host is not None:
+            self._begin()
             try:
                 return self._copied(self._host.__getitem__, self._host_digests)
-            finally:  # weights that are present need no copy beside them, damaged ones are worth none
+            except WeightsError:
                 self.drop_host_copy()
+                raise
         if shared is None:
             raise WeightsError("there is no copy in host memory")
         checkpoint = Checkpoint(shared)
         checkpoint.check(self._slots)
+        self._begin()
         return self._copied(checkpoint.read, _digests(shared))
 
     def _copied(self, read: Callable[[str], torch.Tensor], digests: Mapping[str, str]) -> int:
         """Each tensor is digested on the side that its algorithm is for: nothing is copied back."""
-        self._begin()
         own = native(self._device)
         for name, memory in self._memory.items():
             expected, copy = digests.get(name, ""), read(name)
@@ -167,7 +173,7 @@ class WeightMemory:
                 raise _damaged(name)
         if all(_algorithm(name, expected) == own for name, expected in digests.items()):
             self._digests = dict(digests)  # others must be made before they can be told to a receiver
-        self.present = True
+        self._came()
         return self.nbytes
 
     def receive(self, meeting: Meeting, theirs: Sequence[TensorInfo]) -> int:
@@ -184,7 +190,7 @@ class WeightMemory:
 
         _together(meeting, RECEIVER, self._device, take, "the transfer broke off")
         self._digests = wanted
-        self.present = True
+        self._came()
         return self.nbytes
 
     def check(self, theirs: Sequence[TensorInfo]) -> None:
@@ -206,6 +212,12 @@ class WeightMemory:
         self.present, self._digests = False, None
         self._loads += 1
         self._make_room()
+
+    def _came(self) -> None:
+        """Weights that are present need no copy beside them, wherever they came from."""
+        self.present = True
+        if not self._ranked:
+            self.drop_host_copy()
 
     @property
     def _device(self) -> torch.device:
@@ -270,7 +282,7 @@ def _together(meeting: Meeting, rank: int, device: torch.device, move: Callable[
 def _moved(meeting: Meeting, rank: int, device: torch.device, move: Callable[[Any], None]) -> None:
     """When it fails the group's connections are cut at once: what is on its way must not be written any more into
     memory that the next source fills."""
-    with beside(device, behind=True):
+    with beside(device, behind=True, purpose="transfer"):
         group = meeting.group(rank, device)
         try:
             with meeting.cutting(group):

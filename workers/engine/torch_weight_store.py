@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from controller.core.errors import SlacklineError
-from workers.engine.checkpoint_identity import CheckpointIdentity, Unreadable, marks_of
+from workers.engine.checkpoint_identity import ANY, CheckpointIdentity, Unreadable, marks_of
 from workers.engine.host_copy import HostCopy, NoCopy
 from workers.engine.torch_meeting import Meeting, awaited, meet
 from workers.engine.torch_transfer import TensorInfo, WeightMemory
@@ -30,7 +30,9 @@ log = logging.getLogger("workers.engine")
 
 class TorchWeights:
     """`host`: where this engine can be reached by others; `timeout_s`: for two engines to become a group; `shared`: the
-    copy that engines of this host share, None: they share none; `model`: the name that they are served by."""
+    copy that engines of this host share, None: they share none; `model`: the name that they are served by. `marks`: of
+    the folder before what is present was read from it (`checkpoint_identity.marks_of`): that took minutes, in which
+    another checkpoint may have taken its place. Without them nobody knows which one is present."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class TorchWeights:
         shared: HostCopy | None = None,
         *,
         model: str,
+        marks: tuple[str, ...] = (),
     ) -> None:
         self.memory = memory
         self._folder = folder
@@ -49,7 +52,7 @@ class TorchWeights:
         self._checkpoint = CheckpointIdentity(folder)
         self._held = self._kept = ""  # the checkpoint that is present, and that of the copy kept for a wake-up
         if memory.present:
-            self._held = self._checkpoint.of(marks_of(folder))
+            self._held = self._named(marks)
         else:  # read before it is needed: a load must not wait for a cold disk
             threading.Thread(target=self._foresee, daemon=True).start()
         self._host = host
@@ -107,8 +110,14 @@ class TorchWeights:
     def _load_disk(self) -> int:
         marks = marks_of(self._folder)
         read = self.memory.load_disk(self._folder)
-        self._held = self._checkpoint.of(marks)
+        self._held = self._named(marks)
         return read
+
+    def _named(self, marks: tuple[str, ...]) -> str:
+        found = self._checkpoint.of(marks)
+        if not found:
+            log.warning("%s was changed or went away while it was read: no engine is given its weights", self._folder)
+        return found
 
     def _load_host(self) -> int:
         if self._shared is None or self.memory.has_host_copy:
@@ -144,18 +153,21 @@ class TorchWeights:
             self._sharing = False
 
     async def _receive(self, url: str) -> int:
-        checkpoint = await asyncio.to_thread(self._checkpoint.now)
-        wanted = {"model": self._model, "checkpoint": checkpoint}
+        wants = Identity(self._model, await asyncio.to_thread(self._checkpoint.wanted))
+        wanted = {"model": wants.model, "checkpoint": wants.checkpoint}
         async with awaited(self._host, self._token, self._timeout_s) as waiting:
             order = {"token": self._token, "host": self._host, "port": waiting.port, "nonce": waiting.nonce, **wanted}
-            manifest = await self._ask(url, order)
-            theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in manifest]
+            said = await self._ask(url, order)
+            theirs = [TensorInfo(name, dtype, tuple(shape), digest) for name, dtype, shape, digest in said["tensors"]]
             meeting = await waiting.met(ASK_S)
             read = await asyncio.to_thread(self.memory.receive, meeting, theirs)
-        self._held = checkpoint
+        self._held = wants.checkpoint
+        if wants.checkpoint.startswith(ANY):  # only the source knows which one it was
+            held = Identity(self._model, str(said.get("checkpoint", "")))
+            self._held = held.checkpoint if held.meets(wants) else ""
         return read
 
-    async def _ask(self, url: str, order: Mapping[str, Any]) -> list[Any]:
+    async def _ask(self, url: str, order: Mapping[str, Any]) -> Any:
         """What will come from there. A source whose weights nobody asked for yet digests them first, which takes longer
         the larger they are: it is asked again as long as it gets on."""
         best, at = -1, time.monotonic()
@@ -167,7 +179,7 @@ class TorchWeights:
                             raise LoadFailed(f"{url} answered {response.status}: {(await response.text())[:400]}")
                         said = await response.json()
                     if response.status == 200:
-                        return list(said["tensors"])
+                        return said
                     digested, now = min(int(said["digested"]), self.nbytes), time.monotonic()
                     if digested > best:
                         best, at = digested, now

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from controller.core.errors import SlacklineError
+from workers.engine.checkpoint_identity import ANY
 
 KINDS = ("engine", "host", "disk")
 log = logging.getLogger("workers.engine")
@@ -52,7 +53,16 @@ class Identity:
     checkpoint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model} (checkpoint {self.checkpoint[:12] or 'unknown'})"
+        whole, _, config = self.checkpoint.partition(ANY)
+        return f"{self.model} (checkpoint {whole[:12] or (f'any with config.json {config}' if config else 'unknown')})"
+
+    def meets(self, wanted: Identity) -> bool:
+        """These may be sent to whoever wants those: who has no weights to compare with wants any of its config.json.
+        What nobody knows is sent to nobody."""
+        if not self.checkpoint or self.model != wanted.model:
+            return False
+        any_such = wanted.checkpoint.startswith(ANY) and self.checkpoint.endswith(wanted.checkpoint)
+        return any_such or self.checkpoint == wanted.checkpoint
 
 
 @dataclass(frozen=True, slots=True)

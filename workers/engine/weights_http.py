@@ -70,7 +70,7 @@ class WeightEndpoints:
         if self._manager.busy:
             raise ApiError("weights are being loaded or given up", status=409)
         held = self._manager.store.identity
-        if self._manager.store.present and held != wanted:
+        if self._manager.store.present and not held.meets(wanted):
             raise ApiError(f"this engine holds {held}, not {wanted}", status=409)
         try:
             tensors = await self._manager.store.send(host, port, nonce)
@@ -78,7 +78,8 @@ class WeightEndpoints:
             return await exchange.reply({"digested": digesting.nbytes, "bytes": self._manager.store.nbytes}, 202)
         except LoadFailed as error:
             raise ApiError(str(error), status=409) from error
-        await exchange.reply({"tensors": tensors, "bytes": self._manager.store.nbytes})
+        size = self._manager.store.nbytes
+        await exchange.reply({"tensors": tensors, "bytes": size, "checkpoint": held.checkpoint})
 
     def _described(self) -> dict[str, object]:
         manager = self._manager

@@ -118,6 +118,27 @@ def test_a_disk_that_is_away_leaves_what_was_known_and_a_first_look_says_why(che
     assert new.of(marks_of(checkpoint)) == ""
 
 
+def test_without_weights_any_of_its_configuration_is_wanted(checkpoint):
+    whole, dot, config = identity_of(checkpoint).partition(".")
+    assert (len(whole), dot, len(config)) == (32, ".", 16)
+    assert CheckpointIdentity(checkpoint).wanted() == identity_of(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    assert CheckpointIdentity(checkpoint).wanted() == f".{config}"
+    (checkpoint / "config.json").write_text(json.dumps({**CONFIG, "rope_theta": 1e6}))
+    assert CheckpointIdentity(checkpoint).wanted() not in (f".{config}", "")
+
+
+@pytest.mark.parametrize("missing", ["the weights of an index", "config.json"])
+def test_a_folder_that_is_not_whole_wants_nothing(checkpoint, missing):
+    (checkpoint / "model.safetensors").unlink()
+    if missing == "config.json":
+        (checkpoint / missing).unlink()
+    else:
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    with pytest.raises(Unreadable, match="cannot be read"):
+        CheckpointIdentity(checkpoint).wanted()
+
+
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 100, b"\2\0\0\0\0\0\0\0[]", b'\7\0\0\0\0\0\0\0{"a":1}'])
 def test_what_is_no_safetensors_file_has_no_identity(checkpoint, raw):
     (checkpoint / "model.safetensors").write_bytes(raw)

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from tests.workers.engine.torch_bench import folder
 from tests.workers.engine.torch_meetings import HOST, TOKEN, memory
 from workers.engine import torch_transfer, torch_weight_store
+from workers.engine.checkpoint_identity import marks_of
 from workers.engine.http import App
 from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weight_store import TorchWeights
@@ -30,7 +31,8 @@ digest = torch_transfer.digest
 
 
 def manager(present: bool) -> WeightManager:
-    return WeightManager(TorchWeights(memory(present), folder(), HOST, TOKEN, 10.0, model="tiny"))
+    path = folder()
+    return WeightManager(TorchWeights(memory(present), path, HOST, TOKEN, 10.0, model="tiny", marks=marks_of(path)))
 
 
 def receiver() -> WeightManager:

@@ -14,6 +14,7 @@ import torch
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch_bench import folder
 from tests.workers.engine.torch_meetings import memory
+from workers.engine import torch_transfer
 from workers.engine.host_copy import WHOLE, HostCopy, home
 from workers.engine.torch_transfer import WeightMemory
 from workers.engine.torch_weight_store import TorchWeights
@@ -163,6 +164,57 @@ async def test_weights_are_not_given_up_while_they_are_copied(tmp_path, monkeypa
     go_on.set()
     await shared(weights)
     assert not weights.sending
+
+
+@pytest.mark.parametrize("missing", ["room", "room for digests"])
+async def test_a_wake_up_without_memory_keeps_its_copy_for_the_next_one(tmp_path, monkeypatch, missing):
+    """Others of the device may have taken it meanwhile, and the next source finds none either."""
+    weights = store(memory(), tmp_path)
+    await shared(weights)
+    before = weights.memory.manifest()
+    await weights.release(keep_host_copy=True)
+
+    def full(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as taken:
+        if missing == "room":
+            taken.setattr(WeightMemory, "_make_room", full)
+        else:
+            taken.setattr(torch_transfer, "digest", full)
+        with pytest.raises(LoadFailed, match="out of memory"):
+            await weights.load(HOST)
+        if missing == "room":
+            with pytest.raises(LoadFailed, match="out of memory"):
+                await weights.load(DISK)
+    assert (weights.present, weights.has_host_copy) == (False, True)
+    with monkeypatch.context() as gone:
+        gone.setattr(WeightMemory, "load_disk", full)
+        gone.setattr(HostCopy, "whole", full)
+        await weights.load(HOST)
+    assert (weights.present, weights.has_host_copy) == (True, False)
+    assert weights.memory.manifest() == before
+
+
+async def test_a_copy_of_its_own_that_is_damaged_is_given_up_and_the_next_source_is_another(tmp_path):
+    weights = store(memory(), tmp_path)
+    await shared(weights)
+    await weights.release(keep_host_copy=True)
+    assert weights.memory._host is not None
+    next(iter(weights.memory._host.values())).add_(1.0)
+    with pytest.raises(LoadFailed, match=r"tensor \S+ of the copy in host memory is damaged"):
+        await weights.load(HOST)
+    assert (weights.present, weights.has_host_copy) == (False, False)
+    await weights.load(HOST)  # the one that this host's engines share
+    assert weights.memory.manifest() == memory().manifest()
+
+
+async def test_weights_that_came_from_elsewhere_leave_no_copy_beside_them(tmp_path):
+    weights = store(memory(), tmp_path)
+    await shared(weights)
+    await weights.release(keep_host_copy=True)
+    await weights.load(DISK)
+    assert (weights.present, weights.has_host_copy) == (True, False)
 
 
 def test_an_engines_own_copy_is_checked_too():

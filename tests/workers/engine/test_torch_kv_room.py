@@ -250,7 +250,11 @@ async def test_kv_is_of_the_weights_that_were_there_last_while_they_come_and_go(
 
 @pytest.fixture
 def follower(monkeypatch) -> Follower:
-    """A warm one, whose model is whole."""
+    return warm_follower(monkeypatch)
+
+
+def warm_follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
+    """One whose model is whole."""
     monkeypatch.setattr(torch_follower.dist, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(torch_follower, "join", lambda *_: Alone())
     place: dict[str, Any] = {"device": "cpu", "dtype": "float32", "blocks": 8, "block_size": 4, "threads": 1}

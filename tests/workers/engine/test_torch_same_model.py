@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +16,19 @@ from safetensors.torch import load_file, save_file
 
 from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.test_torch_digests import served
 from tests.workers.engine.torch_bench import folder, program
 from tests.workers.engine.torch_meetings import HOST, TOKEN, memory
 from workers.engine import torch_digest, torch_transfer
+from workers.engine.checkpoint_identity import marks_of
+from workers.engine.config import parse
 from workers.engine.host_copy import HostCopy
+from workers.engine.server import _weight_store, with_model
 from workers.engine.torch_digest import WORDS, XXH3, algorithm_of
 from workers.engine.torch_transfer import TensorInfo, WeightMemory
 from workers.engine.torch_weight_store import TorchWeights
 from workers.engine.torch_weights import WeightsError
-from workers.engine.weights import Identity, Source
+from workers.engine.weights import Identity, Source, WeightManager
 
 pytestmark = pytest.mark.torch
 COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
@@ -72,9 +78,7 @@ async def test_an_engine_of_another_checkpoint_is_no_source_and_the_next_one_is_
     said = await load(sessions["warm"], *names, {"kind": "disk"})
     wrong, renamed, disk = said["attempts"]
     assert "answered 409" in wrong["error"]
-    held, wanted = (
-        TorchWeights(memory(), path, HOST, TOKEN, 1.0, model="tiny").identity for path in (tuned(), folder())
-    )
+    held, wanted = (store(path, memory()).identity for path in (tuned(), folder()))
     assert f"this engine holds {held}, not {wanted}" in wrong["error"]
     assert str(held) != str(wanted)
     assert f"not {wanted}" in renamed["error"]
@@ -111,7 +115,8 @@ def changing(tmp_path: Path) -> Callable[[], None]:
 
 
 def store(path: Path, held: WeightMemory, shared: HostCopy | None = None) -> TorchWeights:
-    return TorchWeights(held, path, HOST, TOKEN, 2.0, shared, model="tiny")
+    """Of an engine that began to read just now."""
+    return TorchWeights(held, path, HOST, TOKEN, 2.0, shared, model="tiny", marks=marks_of(path))
 
 
 def of(path: Path) -> WeightMemory:
@@ -147,6 +152,71 @@ async def test_a_checkpoint_that_changes_while_it_is_read_is_nobodys_source(chan
     monkeypatch.setattr(WeightMemory, "load_disk", slow)
     await weights.load(Source("disk"))
     assert (weights.present, weights.identity) == (True, Identity("tiny"))
+
+
+@pytest.mark.parametrize("change_at", ["after config.json was read", "after the weights were read"])
+def test_a_checkpoint_that_is_replaced_while_an_engine_starts_is_nobodys_source(changing, tmp_path, change_at):
+    """Its start takes minutes: what lies in the folder afterwards is not what it has read."""
+    options = ("--port", "0", "--model", str(tmp_path / "model"), "--served-model-name", "tiny", *COMMON)
+
+    def started(changed: str = "") -> Identity:
+        given = parse(list(options))
+        if changed == "after config.json was read":
+            changing()
+        config = with_model(given)
+        if changed == "after the weights were read":
+            changing()
+        engine: Any = SimpleNamespace(scheduler=SimpleNamespace(blocks=None))
+        return _weight_store(config, engine, None).identity
+
+    first = started()
+    assert first.checkpoint
+    assert started(change_at) == Identity("tiny")
+    assert started().checkpoint not in ("", first.checkpoint)
+
+
+# ---- an engine without files of its own -----------------------------------------------------------------------------
+
+
+def without_files(tmp_path: Path) -> Path:
+    path = shutil.copytree(folder(), tmp_path / "bare")
+    for file in [*path.glob("*.safetensors"), *path.glob("*.index.json")]:
+        file.unlink()
+    return path
+
+
+def warm(path: Path) -> WeightManager:
+    made = WeightManager(store(path, memory(present=False)))
+    made.store.memory.release()
+    return made
+
+
+async def test_an_engine_without_weights_of_its_own_takes_those_of_its_name_and_configuration(tmp_path):
+    source, statuses = WeightManager(store(folder(), memory())), []
+    taking, again = warm(without_files(tmp_path)), warm(folder())
+    async with served(source, statuses.append) as url:
+        assert await taking.load([Source("engine", url)]), taking.attempts
+    assert taking.store.identity == source.store.identity, "which one it was is known from the source"
+    assert taking.store.memory.manifest() == source.store.memory.manifest()
+    async with served(taking, statuses.append) as url:
+        assert await again.load([Source("engine", url)]), again.attempts
+    assert set(statuses) <= {200, 202}
+
+
+async def test_but_none_of_another_configuration_or_name_and_none_that_nobody_knows(tmp_path):
+    bare, statuses = without_files(tmp_path), []
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps({**config, "rope_theta": 7.0}))
+    same = TorchWeights(memory(), folder(), HOST, TOKEN, 2.0, model="elsewhere", marks=marks_of(folder()))
+    unknown = TorchWeights(memory(), folder(), HOST, TOKEN, 2.0, model="tiny")
+    sources = [WeightManager(each) for each in (store(folder(), memory()), same, unknown)]
+    for source in sources:
+        async with served(source, statuses.append) as url:
+            taking = warm(bare)
+            assert not await taking.load([Source("engine", url)])
+            assert "not tiny (checkpoint any with config.json " in taking.attempts[0].error
+            (bare / "config.json").write_text(json.dumps(config))
+    assert statuses == [409, 409, 409]
 
 
 # ---- digests of the other kind of device ----------------------------------------------------------------------------
