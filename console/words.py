@@ -54,6 +54,7 @@ REASONS: dict[str, str] = {
     # the way of a KV cache between two instances
     "kv_landed": "its KV cache arrived where it is decoded",
     "kv_lost": "its KV cache was lost: prefilled again",
+    "other_model": "its KV cache is of another model or layout: decoded or prefilled elsewhere, or given up",
     "no_room": "the instance that decodes had no room for its KV cache",
     "unreachable": "the other instance could not be reached",
     "transfer_failed": "the transfer failed",

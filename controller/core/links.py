@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 INT64 = 2**63  # JSON here and the database hold less
+OTHER_MODEL = "other_model"  # what one of the two engines computes is no KV for the other, whatever way it takes
 
 
 class LinkState(StrEnum):
@@ -54,7 +55,7 @@ class KvMoved(NamedTuple):
     seconds: float = 0.0
     busy_s: float = 0.0
     reserved: bool = False
-    reason: str = ""  # why it ended early: unreachable, refused, kv_lost, cut, corrupt, timeout; "" when it arrived
+    reason: str = ""  # why it ended early: unreachable, refused, other_model, kv_lost, cut, corrupt, timeout
     early_bytes: int = 0
     waited_s: float = 0.0
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from controller.core.links import KvMoved, LinkReport, LinkState
+from controller.core.links import OTHER_MODEL, KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
 from controller.engine.link_health import LinkHealth
 from workers.engine.kv_store import KvStore
@@ -31,7 +31,7 @@ FORGOTTEN_AFTER_S = 60.0  # down, of a link that nobody announced
 MOST_STRANGERS = 64  # links that nobody announced: whoever reaches the engine can make it try any address
 WORST_FIRST = (LinkState.DOWN, LinkState.CONNECTING, LinkState.DEGRADED, LinkState.UP)
 LONGEST_PREFILL_S = 600.0  # that a pull waits for a source that says it computes: longer than any gateway would
-NOT_THE_LINKS_FAULT = ("refused", "kv_lost")
+NOT_THE_LINKS_FAULT = ("refused", "kv_lost", OTHER_MODEL)
 log = logging.getLogger(__name__)
 
 

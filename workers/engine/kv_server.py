@@ -130,7 +130,7 @@ class KvServer:
         if not isinstance(start, int) or not 0 <= start <= tokens:
             write_frame(writer, {"error": f"start must be between 0 and {tokens}"})
             return
-        write_frame(writer, {**self._store.layout._asdict(), "tokens": tokens})
+        write_frame(writer, {**self._store.layout.told(asked.get("layout")), "tokens": tokens})
         sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic)
         if not await sending.run(reader.at_eof):
             return

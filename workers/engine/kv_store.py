@@ -7,7 +7,7 @@ would have, made from the tokens, so that what arrives can be told from anything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Layout(NamedTuple):
     head_dim: int = 0
     vocabulary: int = 0
     model: str = ""
+
+    def told(self, asked: Any) -> dict[str, Any]:
+        """What is said of it to an engine that asks for these names: an older one asks for none, and takes no answer
+        that says more than it knows."""
+        names = (*ALWAYS_TOLD, *(asked if isinstance(asked, list) else ()))
+        return {name: value for name, value in self._asdict().items() if name in names}
+
+
+ALWAYS_TOLD = ("layers", "token_bytes")  # engines of all versions say and compare these
+ASKED_FOR = tuple(name for name in Layout._fields if name not in ALWAYS_TOLD)
 
 
 class KvStore(Protocol):

@@ -1,11 +1,11 @@
 """KV from one engine to another over TCP, the side that pulls (the other one: engine.kv_server).
 
 After the greeting a connection is kept and asked again and again: `ping`, `probe` (so many bytes, to measure), `take`.
-A take is answered by the layout, then by runs of tokens, each of them layer by layer: a frame that names layer and
-tokens, their entries in pieces so that the loop keeps serving, and their CRC-32. A prompt that is still being computed
-is sent as far as it is; while nothing new is there a frame a second says so. The last frame has the first token, and
-the receiver answers it with one byte. A connection that breaks leaves the source as it was: the same can be pulled
-again.
+A take is answered by what it asked for of the layout (older engines know less of it: what both know is compared), then
+by runs of tokens, each of them layer by layer: a frame that names layer and tokens, their entries in pieces so that the
+loop keeps serving, and their CRC-32. A prompt that is still being computed is sent as far as it is; while nothing new
+is there a frame a second says so. The last frame has the first token, and the receiver answers it with one byte. A
+connection that breaks leaves the source as it was: the same can be pulled again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from controller.core.links import INT64
+from controller.core.links import INT64, OTHER_MODEL
 from controller.core.steps import Seq
-from workers.engine.kv_store import KvMismatch, KvStore
+from workers.engine.kv_store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv_wire import (
     BUFFER_BYTES,
     GOT_IT,
@@ -139,9 +139,10 @@ class Connection:
         Raises KvTransferError; then what is in the blocks is worthless.
         """
         self.received = 0
-        header = await self._ask({"op": "take", "request": offer.request, "start": seq.cached})
+        asked = {"op": "take", "request": offer.request, "start": seq.cached, "layout": ASKED_FOR}
+        header = await self._ask(asked)
         layout = store.layout
-        _check_header(header, {**layout._asdict(), "tokens": offer.tokens})
+        _check_header(header, layout, offer.tokens)
         await listener.began()
         at, due, waited_s = seq.cached, 0, 0.0  # the run's first token, the layer of it that comes next
         with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
@@ -209,12 +210,16 @@ class Connection:
             raise
 
 
-def _check_header(header: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises KvTransferError naming what differs."""
-    names = [name for name in {**wanted, **header} if header.get(name) != wanted.get(name)]
+def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:
+    """Raises KvTransferError naming what differs. What was asked for and is not there an older engine does not know: it
+    is taken as it always was, or nothing would move while a fleet is upgraded."""
+    wanted = {**layout._asdict(), "tokens": tokens}
+    told = [name for name in wanted if name in header or name not in ASKED_FOR]
+    names = [name for name in told if header.get(name) != wanted[name]]
     if names:
-        differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted.get(name)!r}" for name in names)
-        raise KvTransferError(f"the source has another layout: {differ}", "refused")
+        differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted[name]!r}" for name in names)
+        reason = "refused" if names == ["tokens"] else OTHER_MODEL
+        raise KvTransferError(f"the source has another layout: {differ}", reason)
 
 
 class as_transfer_errors:

@@ -28,8 +28,8 @@ ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPC
 
 
 class KvTransferError(SlacklineError):
-    """The KV did not come whole; `reason` is short and stable: unreachable, refused, kv_lost (nothing
-    is kept there any more), cut, corrupt, timeout. `moved`: what had come by then."""
+    """The KV did not come whole; `reason` is short and stable: unreachable, refused, other_model (it is no KV for this
+    engine), kv_lost (nothing is kept there any more), cut, corrupt, timeout. `moved`: what had come by then."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

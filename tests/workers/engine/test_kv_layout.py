@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from controller.core.links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
+from tests.workers.engine.client import until
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.errors import ApiError
 from workers.engine.handover import Handover
 from workers.engine.kv_links import Links
 from workers.engine.kv_server import KvServer
 from workers.engine.kv_store import EmulatedKv, KvStore, Layout
-from workers.engine.kv_transfer import Offer, Traffic
+from workers.engine.kv_transfer import Connection, Offer, Traffic
 from workers.engine.kv_wire import KvTransferError
 from workers.engine.streams import Stream
 
@@ -39,13 +44,32 @@ class Store(EmulatedKv):
         self.written += len(data)
 
 
+class OldServer(KvServer):
+    """Of an engine that knows of layers and sizes only, and of a `take` what it knows."""
+
+    async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await super()._give({name: asked[name] for name in ("op", "request", "start")}, reader, writer)
+
+
+class OldConnection(Connection):
+    """Of such an engine, that pulls: it takes no answer but the one it knows."""
+
+    async def _ask(self, question: dict[str, Any], *more: Any) -> dict[str, Any]:
+        answer = await super()._ask({name: question[name] for name in question if name != "layout"}, *more)
+        if question["op"] == "take":
+            assert answer == {"layers": 4, "token_bytes": 64, "tokens": len(PROMPT)}
+        return answer
+
+
 @asynccontextmanager
-async def served(store: KvStore, first_token: int = 7) -> AsyncIterator[tuple[KvServer, Offer]]:
+async def served(
+    store: KvStore, first_token: int = 7, of: type[KvServer] = KvServer
+) -> AsyncIterator[tuple[KvServer, Offer]]:
     """A prompt that was prefilled by somebody with this store."""
     tokens = [*PROMPT, first_token]
     source = Seq("s", 0.0, len(PROMPT), 1, token_ids=tokens, keep_kv=True, computed=len(PROMPT), output_tokens=1)
     source.state, source.finish = SeqState.FINISHED, FinishReason.LENGTH
-    server = KvServer(store, "t", {"s": source}.get, lambda seq: None)
+    server = of(store, "t", {"s": source}.get, lambda seq: None)
     await server.start("127.0.0.1", 0)
     yield server, Offer("127.0.0.1", server.port, "s", len(PROMPT))
     server.close()
@@ -79,9 +103,71 @@ async def test_whatever_differs_is_named_and_nothing_is_written(other: dict[str,
         (name,) = other
         with pytest.raises(KvTransferError, match=f"another layout: {name} ") as raised:
             await pulled(offer, target)
-        assert raised.value.reason == "refused"
+        assert raised.value.reason == "other_model"
         assert (target.written, server.traffic.sent) == (0, 0)
         assert await pulled(offer, Store(**other)) == 7
+
+
+async def test_no_link_is_blamed_for_kv_of_another_model() -> None:
+    links = Links(Store(), "t", Traffic(), 5.0)
+    async with served(Store(model="another")) as (_, offer):
+        with pytest.raises(KvTransferError, match="another layout"):
+            await links.pull(offer, Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1))
+        await links.tried(5.0)
+        (report,) = links.reports()
+        assert (report.state, report.failures) == (LinkState.UP, 0)
+    links.close()
+
+
+async def test_an_offer_of_more_tokens_than_there_are_is_refused_and_no_other_model() -> None:
+    async with served(Store()) as (_, offer):
+        with pytest.raises(KvTransferError, match=f"tokens {len(PROMPT)} instead of {len(PROMPT) + 1}") as raised:
+            await pulled(replace(offer, tokens=len(PROMPT) + 1), Store())
+    assert raised.value.reason == "refused"
+
+
+# ---- engines of two versions, while a fleet is upgraded ----------------------------------------------------------
+
+
+async def test_an_older_engine_is_pulled_from_by_what_it_says() -> None:
+    """Its model is another one for all that anybody knows: it was never asked."""
+    target = Store()
+    async with served(Store(model="unsaid"), of=OldServer) as (server, offer):
+
+        async def confirmed() -> bool:
+            return server.traffic.sent == 1
+
+        assert await pulled(offer, target) == 7
+        await until(confirmed, "it was told that all is there")
+    assert target.written == 4 * 64 * len(PROMPT)
+
+
+@pytest.mark.parametrize("other", [{"layers": 5}, {"token_bytes": 128}], ids=str)
+async def test_of_an_older_engine_what_it_says_is_compared(other: dict[str, object]) -> None:
+    async with served(Store(**other), of=OldServer) as (_, offer):
+        with pytest.raises(KvTransferError, match="another layout") as raised:
+            await pulled(offer, Store())
+    assert raised.value.reason == "other_model"
+
+
+async def test_an_older_engine_that_pulls_is_told_what_it_knows_and_no_more() -> None:
+    target = Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1)
+    store = Store()
+    async with served(Store()) as (server, offer):
+        connection = await OldConnection.open(offer.host, offer.port, "t", 5.0)
+        assert (await connection.pull(offer, target, store, Traffic())).first_token == 7
+        connection.close()
+    assert store.written == server.traffic.sent_bytes == 4 * 64 * len(PROMPT)
+
+
+@pytest.mark.parametrize("asked", [None, True, "model", {"model": 1}, [1, None, {}]], ids=str)
+def test_whoever_asks_for_nothing_that_is_known_hears_what_everybody_hears(asked: object) -> None:
+    assert Store().layout.told(asked) == {"layers": 4, "token_bytes": 64}
+
+
+def test_what_is_asked_for_is_told_if_it_is_known() -> None:
+    told = Store().layout.told(["model", "rope", "dtype"])
+    assert told == {"layers": 4, "token_bytes": 64, "dtype": "bfloat16", "model": "m"}
 
 
 async def test_emulated_engines_of_two_models_do_not_take_each_others() -> None:

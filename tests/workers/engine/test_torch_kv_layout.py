@@ -114,7 +114,7 @@ async def test_a_decode_engine_takes_no_kv_of_other_numbers_and_caches_nothing_o
     first = await complete(sessions["prefill"], **body, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
     asked = {**body, "max_tokens": 4, "kv_transfer_params": first["kv_transfer_params"]}
     status, said = await post(sessions["decode"], COMPLETIONS, asked)
-    assert (status, said["error"]["kv"]["reason"], said["error"]["kv"]["bytes"]) == (502, "refused", 0)
+    assert (status, said["error"]["kv"]["reason"], said["error"]["kv"]["bytes"]) == (502, "other_model", 0)
     assert "dtype 'bfloat16' instead of 'float16'" in said["error"]["message"]
     assert (await samples(sessions["decode"]))["vllm:kv_cache_usage_perc", ""] == 0
     whole = await complete(sessions["decode"], **body, max_tokens=4)
