@@ -4,7 +4,7 @@ Two sources: engines that keep links report them, and every transfer says how it
 engines that do not (vLLM, SGLang). A link on which transfers failed in a row is closed for a while, then tried by one:
 what becomes of that one opens it for all or closes it again, one that vanishes leaves the trial to the next, and one
 whose word is not to be waited for opens it until something fails. How it stands is asked of its owner each time, so no
-end of a transfer can be forgotten here.
+end of a transfer can be forgotten here. Others that fail meanwhile were sent before, and tell of that time only.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class _Link:
         "state",
         "trial",
         "tried_at",
+        "tried_by",
     )
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class _Link:
         self.opens_at = -math.inf
         self.closed_for = 0.0
         self.trial: Ask | None = None
+        self.tried_by: object = None
         self.tried_at = -math.inf
 
     def closed(self, now: float) -> bool:
@@ -72,6 +74,9 @@ class _Link:
 
     def tried(self, now: float) -> bool:
         return now >= self.opens_at and self.trial is not None and self.trial(now) is Trial.ON_ITS_WAY
+
+    def opens_to_all(self) -> None:
+        self.opens_at, self.trial, self.tried_by = -math.inf, None, None
 
 
 class LinkBook:
@@ -93,33 +98,37 @@ class LinkBook:
         link.state, link.latency = state, latency_s
         link.bandwidth = bandwidth_bytes_s or link.bandwidth
 
-    def placed(self, pair: Pair, trial: Ask, now: float) -> None:
-        """A transfer takes it. Over a link that was closed and may be taken again it is the one that tries it, as long
-        as `trial` says so; over any other it is one of many. Behind one that was not heard of the link is open for all,
-        or it would carry one at a time for as long as answers last; the next failure closes it at once."""
+    def placed(self, pair: Pair, by: object, trial: Ask, now: float) -> None:
+        """The transfer `by` takes it. Over a link that was closed and may be taken again it is the one that tries it,
+        as long as `trial` says so; over any other it is one of many. Behind one that was not heard of the link is open
+        for all, or it would carry one at a time for as long as answers last; the next failure closes it at once."""
         link = self._links.get(pair)
         if link is None or link.opens_at == -math.inf or link.closed(now):
             return
         if link.trial is not None and link.trial(now) is Trial.UNHEARD:
-            link.opens_at, link.trial = -math.inf, None
+            link.opens_to_all()
         else:
-            link.trial, link.tried_at = trial, now
+            link.trial, link.tried_by, link.tried_at = trial, by, now
 
     def moved(self, pair: Pair, moved: KvMoved | None) -> None:
         """A transfer arrived; None: nobody measured it."""
         link = self._link(pair)
-        link.failures, link.opens_at, link.closed_for, link.trial = 0, -math.inf, 0.0, None
+        link.failures, link.closed_for = 0, 0.0
+        link.opens_to_all()
         if moved is not None and moved.tokens > 0 and moved.seconds > 0:
             if not moved.early_bytes:  # the others waited for their prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.seconds / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
 
-    def failed(self, pair: Pair, now: float) -> None:
+    def failed(self, pair: Pair, by: object, now: float) -> None:
+        """The transfer `by`. Of many that one blip cut the first few close the link; the rest, however late they are
+        heard of, say nothing new: it was closed for them already, and who tries it says whether it is good now."""
         link = self._link(pair)
         link.failures += 1
-        if link.failures >= self._max_failures:
+        tries = link.trial is not None and link.tried_by is by
+        if link.failures >= self._max_failures and (tries or link.opens_at == -math.inf):
             link.closed_for = min(2 * link.closed_for, LONGEST_CLOSED_S) or self._closed_s
-            link.opens_at, link.trial = now + link.closed_for, None
+            link.opens_at, link.trial, link.tried_by = now + link.closed_for, None, None
 
     def forget(self, instance_id: str, known: Container[str]) -> None:
         """It is gone: a new one of that name begins anew. With it goes what was said late of others that are not

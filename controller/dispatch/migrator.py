@@ -19,6 +19,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.links import OTHER_MODEL
 from controller.core.snapshot import FleetState
 from controller.core.types import Request, Role
 from controller.dispatch.fleet import Roster
@@ -203,8 +204,8 @@ class Migrator:
             self.undoing.withdraw(transfer, now)
         elif transfer.kv_is_lost(event.reason):
             self.undoing.prefill_again(transfer, "kv_lost", now, actions)
-        elif assumed:  # it may be there no more
-            self.links.failed((transfer.source, transfer.target), now)
+        elif assumed and event.reason != OTHER_MODEL:  # it may be there no more
+            self.links.failed((transfer.source, transfer.target), transfer, now)
             self._free(transfer, now, actions)
             self.undoing.prefill_again(transfer, "decode_failed", now, actions)
         else:
@@ -244,6 +245,7 @@ class Migrator:
         self.links.forget(gone, self._roster.workers)
         self.undoing.releases.gone(gone)
         for transfer in [t for t in self._queue if not t.landed]:
+            transfer.strangers.discard(gone)  # it may come back with the model that is wanted
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:
@@ -274,14 +276,22 @@ class Migrator:
                 continue
             candidates = self._reach.candidates(transfer, able)
             reached = self._reach.reached(transfer, candidates, now)
-            if not reached and (candidates or not able) and self._other_way(transfer, candidates, now, actions):
-                continue
+            if not reached and (candidates or not able):
+                avoid = self._reach.other_way(transfer, candidates, now)
+                if avoid is not None and self._waits_for_trial(transfer, candidates, now):
+                    skipped += 1
+                    continue
+                if avoid is not None:
+                    reason = "links_down" if candidates else transfer.without_decoder()
+                    self._free(transfer, now, actions)
+                    self.undoing.prefill_again(transfer, reason, now, actions, avoid)
+                    continue
             reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
             choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
             if choice is None and now - transfer.since >= self.config.hold_s:
                 choice = self._any(reached)
                 if choice is None and not able:
-                    self.undoing.give_up(transfer, "no_decode_instance", now, actions)
+                    self.undoing.give_up(transfer, transfer.without_decoder(), now, actions)
             if choice is None:
                 skipped += 1
             else:
@@ -289,24 +299,10 @@ class Migrator:
                 self._place(transfer, choice.reason, now, actions)
         return skipped
 
-    def _other_way(
-        self, transfer: Transfer, candidates: Sequence[Worker], now: float, actions: list[ev.Action]
-    ) -> bool:
-        """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
-        elsewhere one may be, or somebody may take both stages, so it begins anew. While another transfer tries a link
-        from here it waits instead, for a while: its KV would be thrown away for a way that may be open in a moment."""
-        avoid = self._reach.dead_ends(transfer.request, now)
-        if candidates:
-            avoid |= {transfer.source}
-        if not self._reach.elsewhere(transfer.request, avoid):
-            return False
-        computed = not transfer.paired  # the prefill of a pair begins with its placement
-        if computed and self._reach.tried(transfer, candidates, self.config.link_patience_s, now):
-            return True
-        reason = "links_down" if candidates else "no_decode_instance"
-        self._free(transfer, now, actions)
-        self.undoing.prefill_again(transfer, reason, now, actions, avoid)
-        return True
+    def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
+        """While another transfer tries a link from here it does not begin anew, for a while: its KV would be thrown
+        away for a way that may be open in a moment. Of a pair nothing is computed yet."""
+        return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
 
     def _turns_hopeless(self, transfer: Transfer, able: Sequence[Worker], now: float) -> bool:
         if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
@@ -346,7 +342,7 @@ class Migrator:
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
         self._queue.move_to(transfer, State.PLACED, now)
-        self.links.placed((transfer.source, worker.id), self._trial(transfer, worker.id, now), now)
+        self.links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
             self.undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)

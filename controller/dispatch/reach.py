@@ -19,8 +19,9 @@ class Reach:
 
     def decoders(self, transfer: Transfer) -> list[Worker]:
         """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
-        enough, or nobody's is longer."""
-        return self._decoders(transfer.request, self._workers.get(transfer.source))
+        enough, or nobody's is longer; without those that said its KV is another model's or layout's."""
+        able = self._decoders(transfer.request, self._workers.get(transfer.source))
+        return [w for w in able if w.id not in transfer.strangers] if transfer.strangers else able
 
     def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
         """Those of its `decoders` with KV room for the prompt; those that failed it only if there is no other."""
@@ -40,6 +41,15 @@ class Reach:
         """No link is usable, and there is no other way: those that only failed lately, or after a while any."""
         answering = [w for w in candidates if not self._links.down((transfer.source, w.id))]
         return answering or (candidates if now - transfer.since >= patience_s else [])
+
+    def other_way(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
+        """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
+        elsewhere one may be, or somebody may take both stages. Whom to avoid then; None: there is nobody else."""
+        here = frozenset({transfer.source} if candidates or transfer.strangers else ())
+        if not self.elsewhere(transfer.request, here):  # asked first: dead ends take a look at every link
+            return None
+        avoid = here | self.dead_ends(transfer.request, now)
+        return avoid if self.elsewhere(transfer.request, avoid) else None
 
     def dead_ends(self, request: Request, now: float) -> frozenset[str]:
         """Prefill instances from which its KV gets to no decode instance: none is there whose context will do, or no

@@ -7,12 +7,13 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from controller.core.errors import ConfigError
+from controller.core.links import OTHER_MODEL
 from controller.core.types import Request
 from controller.dispatch.placements import Prefilled
 
 MIGRATION_RANKS = ("none", "tpot")
 UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the way or itself is at fault
-MAX_PREFILLS = 3  # of one request whose KV was lost
+MAX_PREFILLS = 3  # of one request whose KV was lost, or is for no decode instance that is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Transfer:
         "source",
         "stage",
         "state",
+        "strangers",
         "target",
         "turned_away",
     )
@@ -117,7 +119,8 @@ class Transfer:
         self.failures = 0
         self.hopeless = False  # waits for all others
         self.not_before = -math.inf
-        self.excluded: set[str] = set()
+        self.excluded: set[str] = set()  # asked again for want of others
+        self.strangers: set[str] = set()  # decode instances that its KV is nothing to: never asked again
         self.turned_away = False  # by an engine without room: some tell the prefill engine to free its KV then
 
     @property
@@ -132,6 +135,10 @@ class Transfer:
     def prefilling(self) -> bool:
         """Its prefill has not ended, and its KV is not at a decode instance."""
         return self.state is State.PREFILLING or (self.early and not self.landed)
+
+    def without_decoder(self) -> str:
+        """Why, where no decode instance is left for it."""
+        return OTHER_MODEL if self.strangers else "no_decode_instance"
 
     def kv_is_lost(self, reason: str) -> bool:
         """The engine says so; or one that does not say why fails it after it was turned away, or for the second time.

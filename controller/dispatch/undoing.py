@@ -11,6 +11,7 @@ import math
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.links import OTHER_MODEL
 from controller.dispatch.fleet import Roster
 from controller.dispatch.links import LinkBook
 from controller.dispatch.reach import Reach
@@ -115,10 +116,14 @@ class Undoing:
 
     def failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         """At its target: another is to be found, later where there is none."""
-        transfer.failures += 1
         transfer.excluded.add(transfer.target)
+        if reason == OTHER_MODEL:  # no fault of anybody, and never tried twice: it ends with the decode instances
+            transfer.strangers.add(transfer.target)
+            self.withdraw(transfer, now)
+            return
+        transfer.failures += 1
         if reason != "refused":  # the engine's own word: the way was good
-            self._links.failed((transfer.source, transfer.target), now)
+            self._links.failed((transfer.source, transfer.target), transfer, now)
         if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self.withdraw(transfer, now)

@@ -8,12 +8,13 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.links import LinkState
-from controller.core.types import Role
+from controller.core.types import Request, Role
 from controller.dispatch import Migrator
 from controller.dispatch.links import LinkBook, Trial
+from controller.dispatch.reach import Reach
 from controller.dispatch.transfers import State
 from tests.controller.dispatch.fleet import request
-from tests.controller.dispatch.test_links import done, fleet, of, seen, targets, up
+from tests.controller.dispatch.test_links import done, fleet, of, on_its_way, seen, targets, up
 
 PAIR = ("p", "d0")
 OPEN_AT = 2.0  # it is closed at 0.0, for two seconds
@@ -76,6 +77,23 @@ def test_one_that_fails_closes_it_again_for_twice_as_long_until_another_tries_it
     assert len(asked(made, again + 4.0, *many("c"))) == 1
 
 
+def test_one_that_went_before_and_fails_during_the_trial_says_nothing_of_it() -> None:
+    made = fleet(migrator={"link_failures": 1})
+    placed = targets(made.handle([done(name) for name in many("a")], 0.0))
+    first, straggler, *rest = [name for name, target in placed if target == "d0"]
+    made.handle([ev.TransferStarted(name, "d0") for name in (first, straggler)], 0.0)
+    made.handle([ev.TransferDone(name, "d0") for name in rest] + [ev.Finished(name, 10) for name in rest], 0.0)
+    made.handle([ev.TransferFailed(first, "d0", "cut")], 0.0)
+    end_beside(made, 0.1, first, *(name for name, target in placed if target == "d1"))
+    (trial,) = asked(made, OPEN_AT, *many("b"))
+    made.handle([ev.TransferFailed(straggler, "d0", "cut")], OPEN_AT + 0.1)
+    end_beside(made, OPEN_AT + 0.1, straggler)
+    assert made.links.tried(PAIR, made.config.link_patience_s, OPEN_AT + 0.1), "still"
+    assert asked(made, OPEN_AT + 0.2, *many("c")) == []
+    made.handle([ev.TransferStarted(trial, "d0"), ev.TransferDone(trial, "d0")], OPEN_AT + 0.3)
+    assert made.links.usable(PAIR, OPEN_AT + 0.3)
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -83,8 +101,9 @@ def test_one_that_fails_closes_it_again_for_twice_as_long_until_another_tries_it
         lambda name: ev.Failed(name, True, "prefill_failed"),
         lambda name: ev.TransferFailed(name, "d0", "refused"),
         lambda name: ev.TransferFailed(name, "d0", "kv_lost"),
+        lambda name: ev.TransferFailed(name, "d0", "other_model"),
     ],
-    ids=["cancelled", "begins_anew", "refused", "kv_lost"],
+    ids=["cancelled", "begins_anew", "refused", "kv_lost", "other_model"],
 )
 def test_one_that_vanishes_says_nothing_and_the_next_may_try(end: Callable[[str], ev.Event]) -> None:
     made, trial = tried()
@@ -137,15 +156,16 @@ def test_an_assumed_landing_whose_answer_came_opens_it_and_one_that_failed_close
 
 def test_only_a_link_that_was_closed_is_tried_and_only_once_it_may_be_taken() -> None:
     book = LinkBook(1, 2.0)
-    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 0.0)
+    book.placed(PAIR, "a", on_its_way, 0.0)
     book.seen(PAIR, LinkState.UP, None, None)
-    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 0.0)
+    book.placed(PAIR, "b", on_its_way, 0.0)
     assert book.usable(PAIR, 0.0), "one of many"
-    book.failed(PAIR, 0.0)
-    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 1.9)
+    book.failed(PAIR, "a", 0.0)
+    book.placed(PAIR, "c", on_its_way, 1.9)
     assert book.usable(PAIR, 2.0), "sent for want of another way: not the trial"
-    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY if now < 3.0 else Trial.VANISHED, 2.0)
-    book.placed(PAIR, lambda now: Trial.ON_ITS_WAY, 2.5)
+    book.placed(PAIR, "d", lambda now: Trial.ON_ITS_WAY if now < 3.0 else Trial.VANISHED, 2.0)
+    book.placed(PAIR, "e", on_its_way, 2.5)
+    book.failed(PAIR, "e", 2.6)
     assert (book.usable(PAIR, 2.9), book.usable(PAIR, 3.0)) == (False, True), "the first of them is the trial"
 
 
@@ -181,6 +201,31 @@ def test_what_was_computed_is_kept_while_another_tries_the_link_and_moves_once_i
     assert targets(made.handle([ev.TransferDone("tries", "d0")], OPEN_AT + 0.2)) == [("waits", "d0")]
 
 
+def test_those_that_wait_for_a_trial_are_looked_at_like_others_that_find_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there are, and nobody who waits for all others gets a turn before them."""
+    made, _ = tried_beside_another()
+    looked, dead_ends = [], Reach.dead_ends
+
+    def counted(reach: Reach, asked: Request, now: float) -> frozenset[str]:
+        looked.append(asked.id)
+        return dead_ends(reach, asked, now)
+
+    monkeypatch.setattr(Reach, "dead_ends", counted)
+    names = [f"r{number}" for number in range(100)]
+    reply = made.handle([done(name, OPEN_AT) for name in names], OPEN_AT + 0.1)
+    assert (targets(reply), of(reply, ev.PrefillAgain)) == ([], [])
+    assert 0 < len(looked) <= made.config.scan_limit
+    looked.clear()
+    hopeless = done("too_late", OPEN_AT - 50.0, tpot=0.001)
+    reply = made.handle([hopeless], OPEN_AT + 0.2)
+    assert "too_late" not in looked
+    assert len(looked) <= made.config.scan_limit
+    landed = made.handle([ev.TransferStarted("tries", "d0"), ev.TransferDone("tries", "d0")], OPEN_AT + 0.3)
+    assert len(targets(landed)) > made.config.scan_limit, "those that are placed do not count"
+
+
 def test_it_begins_anew_elsewhere_once_the_trial_has_failed() -> None:
     made, _ = tried_beside_another()
     failed = ev.TransferFailed("tries", "d0", "transfer_failed")
@@ -202,7 +247,7 @@ def test_one_that_waited_for_room_before_has_the_same_patience_with_a_trial() ->
     made.handle([up_full()], 0.0)
     made.handle([done("fills", prompt=900)], 0.0)
     made.handle([ev.TransferStarted("fills", "d0"), ev.TransferDone("fills", "d0")], 0.0)
-    made.links.failed(PAIR, 0.0)
+    made.links.failed(PAIR, "another", 0.0)
     late = OPEN_AT + 10.0
     waiting = made.handle([done("tries", prompt=300), done("waits", prompt=300)], 0.1)
     assert (waiting.actions, made.links.usable(PAIR, late)) == ([], True)

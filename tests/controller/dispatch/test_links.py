@@ -7,7 +7,7 @@ from controller.core.errors import ConfigError
 from controller.core.links import KvMoved, LinkState
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.dispatch import build_dispatcher, build_migrator
-from controller.dispatch.links import LinkBook
+from controller.dispatch.links import LinkBook, Trial
 from controller.dispatch.transfers import State
 from tests.controller.dispatch.fleet import request
 
@@ -34,6 +34,10 @@ def seen(source, target, state=LinkState.DOWN, bandwidth=None, latency=None):
     return ev.LinkSeen(source, target, state, bandwidth, latency)
 
 
+def on_its_way(now):
+    return Trial.ON_ITS_WAY
+
+
 def targets(reply):
     return [(action.request.id, action.target) for action in reply.actions if isinstance(action, ev.Place)]
 
@@ -53,28 +57,62 @@ def test_a_link_nobody_spoke_of_is_usable_and_unmeasured():
 
 def test_failures_in_a_row_close_a_link_each_time_for_twice_as_long():
     book, pair = LinkBook(2, 2.0), ("p", "d")
-    book.failed(pair, 0.0)
+    book.failed(pair, "a", 0.0)
     assert book.usable(pair, 0.0)
-    book.failed(pair, 1.0)
+    book.failed(pair, "b", 1.0)
     assert (book.usable(pair, 2.9), book.usable(pair, 3.0)) == (False, True)
-    book.failed(pair, 3.0)
+    book.placed(pair, "c", on_its_way, 3.0)
+    book.failed(pair, "c", 3.0)
     assert (book.usable(pair, 6.9), book.usable(pair, 7.0)) == (False, True)
     book.moved(pair, None)
-    book.failed(pair, 8.0)
+    book.failed(pair, "d", 8.0)
     assert book.usable(pair, 8.0), "one that arrived makes it as good as new"
 
 
 def test_no_link_stays_closed_for_more_than_half_a_minute():
     book, pair = LinkBook(1, 2.0), ("p", "d")
     for turn in range(8):
-        book.failed(pair, 100.0 * turn)
-    assert book.usable(pair, 730.0)
+        book.placed(pair, turn, on_its_way, 100.0 * turn)
+        book.failed(pair, turn, 100.0 * turn)
+    assert (book.usable(pair, 729.9), book.usable(pair, 730.0)) == (False, True)
+
+
+def test_many_that_fail_at_once_close_it_no_longer_than_the_first_few():
+    book, pair = LinkBook(3, 2.0), ("p", "d")
+    for name in range(8):
+        book.failed(pair, name, 1.0)
+    assert (book.usable(pair, 2.9), book.usable(pair, 3.0)) == (False, True)
+    book.failed(pair, "heard of later", 2.9)
+    book.failed(pair, "and after that", 5.0)
+    assert book.usable(pair, 5.0), "both were sent before"
+
+
+def test_one_that_was_sent_before_neither_ends_nor_fails_the_trial():
+    book, pair = LinkBook(1, 2.0), ("p", "d")
+    book.failed(pair, "first", 0.0)
+    book.placed(pair, "trial", on_its_way, 2.0)
+    book.failed(pair, "straggler", 2.1)
+    assert book.tried(pair, 2.0, 2.2), "by the same one, and closed to others for no other reason"
+    book.failed(pair, "trial", 2.5)
+    assert not book.tried(pair, 2.0, 2.5)
+    assert (book.usable(pair, 6.4), book.usable(pair, 6.5)) == (False, True)
+
+
+def test_a_trial_that_arrives_opens_it_whatever_failed_beside_it():
+    book, pair = LinkBook(2, 2.0), ("p", "d")
+    for name in ("first", "second"):
+        book.failed(pair, name, 0.0)
+    book.placed(pair, "trial", on_its_way, 2.0)
+    book.failed(pair, "straggler", 2.1)
+    book.moved(pair, None)
+    book.failed(pair, "another", 2.2)
+    assert book.usable(pair, 2.2), "failures in a row are counted anew"
 
 
 def test_what_its_engine_says_and_what_transfers_say_both_count():
     book, pair = LinkBook(1, 2.0), ("p", "d")
     book.seen(pair, LinkState.UP, 1e6, 0.0)
-    book.failed(pair, 0.0)
+    book.failed(pair, "a", 0.0)
     assert not book.usable(pair, 0.1), "it answers, and loses what is sent over it"
     book.moved(pair, None)
     book.seen(pair, LinkState.DOWN, None, None)
@@ -95,7 +133,7 @@ def test_time_of_a_move_from_bandwidth_else_from_transfers():
 
 def test_an_instance_that_comes_back_begins_anew():
     book = LinkBook(1, 2.0)
-    book.failed(("p", "d"), 0.0)
+    book.failed(("p", "d"), "a", 0.0)
     book.forget("d", {"p"})
     assert book.usable(("p", "d"), 0.1)
 
@@ -174,6 +212,16 @@ def test_transfers_that_fail_in_a_row_close_their_link_for_everybody():
     assert targets(made.handle([done("c", 0.2)], 0.2)) == [("c", "d1")]
     made.handle([ev.TransferDone("c", "d1"), ev.Finished("c", 10)], 0.3)
     assert targets(made.handle([done("d", 2.5)], 2.5)) == [("d", "d0")], "the trial"
+
+
+def test_transfers_cut_by_one_blip_close_their_link_for_as_long_as_one_would():
+    made = fleet(decoders=1)
+    names = [f"r{number}" for number in range(8)]
+    made.handle([done(name) for name in names], 0.0)
+    cut = [ev.TransferFailed(name, "d0", "cut") for name in names]
+    made.handle([*(ev.TransferStarted(name, "d0") for name in names), *cut], 0.0)
+    assert not made.links.usable(("p", "d0"), 1.9)
+    assert made.links.usable(("p", "d0"), 2.0)
 
 
 def test_an_overdue_transfer_says_why_it_is_undone():

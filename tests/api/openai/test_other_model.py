@@ -1,0 +1,65 @@
+"""Through the gateway: KV that no decode engine can read is computed by another prefill engine, three times in all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from controller.dispatch.transfers import MAX_PREFILLS
+from tests.api.openai.gateways import TestBed, completion
+from tests.api.openai.handoffs import STREAMED, fleet, kinds, left_outstanding, transfers
+from workers.backends.base import Chunk, EngineError, UpstreamCall
+from workers.backends.fake import FakeBackend
+
+OTHER = b'{"error":{"message":"another layout","param":"kv_transfer_params","kv":{"reason":"other_model"}}}'
+
+
+def reads(bed: TestBed, name: str, *sources: str) -> None:
+    """This decode engine has the model of these prefill engines only."""
+    backend: FakeBackend = bed.backend(name)
+    generate = backend.generate
+    offers = {b'{"from":"%s"}' % source.encode() for source in sources}
+
+    async def picky(call: UpstreamCall) -> AsyncIterator[Chunk]:
+        if call.offer not in offers:
+            backend.calls.append(call)
+            raise EngineError("another layout", status=502, body=OTHER)
+        async for chunk in generate(call):
+            yield chunk
+
+    backend.generate = picky  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("asked", [STREAMED, completion()], ids=["streamed", "whole"])
+@pytest.mark.parametrize("source", ["p", "q"])
+async def test_kv_that_nobody_reads_is_prefilled_where_somebody_does(asked: bytes, source: str) -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode", e="decode")) as bed:
+        for name in ("d", "e"):
+            reads(bed, name, source)
+        for _ in range(2):  # whoever is asked first: of two one begins at the other prefill engine
+            assert (await bed.ask(asked)).status == 200
+        assert len(bed.backend(source).calls) == 2
+        seen = {(step["kind"], step["reason"]) for record in bed.sink.records for step in record.decisions}
+        assert {("transfer", "other_model"), ("place", "other_model")} <= seen
+        assert await left_outstanding(bed) == 0
+
+
+async def test_one_decode_engine_that_reads_it_is_enough() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode", e="decode")) as bed:
+        reads(bed, "d")
+        for _ in range(2):
+            answer = await bed.ask(STREAMED)
+            assert (answer.status, answer.headers["x-slackline-instance"]) == (200, "e")
+        assert len(bed.backend("p").calls) + len(bed.backend("q").calls) == 2, "nothing is computed twice"
+
+
+async def test_where_no_two_engines_have_one_model_it_ends_after_the_last_prefill() -> None:
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode")) as bed:
+        reads(bed, "d")
+        answer = await bed.ask(STREAMED)
+        assert (answer.status, answer.error["code"]) == (503, "no_capacity")
+        assert len(bed.backend("p").calls) + len(bed.backend("q").calls) == MAX_PREFILLS
+        assert kinds(bed).count(("place", "other_model")) == MAX_PREFILLS
+        assert {each["reason"] for each in transfers(bed)} == {"other_model"}
+        assert await left_outstanding(bed) == 0
