@@ -8,36 +8,21 @@ from typing import Any
 
 from workers.engine.torch_group import RankGroup, RankLost
 from workers.engine.torch_weight_store import TorchWeights
-from workers.engine.weights import Identity, LoadFailed, Source
+from workers.engine.weights import Around, LoadFailed, Source
 
 
-class RankWeights:
+class RankWeights(Around[TorchWeights]):
     """From the disk or from the copies in host memory, each rank its own part. Not from or to another engine: its ranks
-    would have to be split the same way, and each would need a way to its counterpart."""
+    would have to be split the same way, and each would need a way to its counterpart.
+    `nbytes` is of this rank: the others have as much each, but for what all of them keep whole."""
 
     def __init__(self, own: TorchWeights, group: RankGroup) -> None:
-        self._own, self._group = own, group
-
-    @property
-    def present(self) -> bool:
-        return self._own.present
+        super().__init__(own)
+        self._group = group
 
     @property
     def sending(self) -> bool:
         return False
-
-    @property
-    def nbytes(self) -> int:
-        """Of this rank: the others have as much each, but for what all of them keep whole."""
-        return self._own.nbytes
-
-    @property
-    def identity(self) -> Identity:
-        return self._own.identity
-
-    @property
-    def has_host_copy(self) -> bool:
-        return self._own.has_host_copy
 
     @property
     def shared_copy(self) -> bool:

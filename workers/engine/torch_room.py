@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from workers.engine.torch_cache import KVCache
 from workers.engine.torch_kv_model import ModelIdentity
-from workers.engine.weights import Identity, LoadFailed, Source, WeightStore
+from workers.engine.weights import Around, LoadFailed, Source, WeightStore
 
 LOOK_S = 0.05
 log = logging.getLogger("workers.engine")
 
 
-class WithKv:
+class WithKv(Around[WeightStore]):
     """A WeightStore (engine.weights) and the cache beside it. `in_use`: some sequence still has blocks.
 
     KV that another engine is to take outlives the step that made it by its lease, and KV that came from another engine
@@ -29,37 +29,14 @@ class WithKv:
     def __init__(
         self, own: WeightStore, cache: KVCache, in_use: Callable[[], bool], identity: ModelIdentity | None = None
     ) -> None:
-        self._own, self._cache, self._in_use, self._identity = own, cache, in_use, identity
+        super().__init__(own)
+        self._cache, self._in_use, self._identity = cache, in_use, identity
         self._waiting: asyncio.Task[None] | None = None
         self._moving = 0  # releases under way, in threads: a load says by itself that nothing is present
         if identity is not None:
             identity.settled = lambda: own.present and not self._moving
         if not own.present:
             cache.give_up()
-
-    @property
-    def present(self) -> bool:
-        return self._own.present
-
-    @property
-    def nbytes(self) -> int:
-        return self._own.nbytes
-
-    @property
-    def identity(self) -> Identity:
-        return self._own.identity
-
-    @property
-    def has_host_copy(self) -> bool:
-        return self._own.has_host_copy
-
-    @property
-    def shared_copy(self) -> bool:
-        return self._own.shared_copy
-
-    @property
-    def sending(self) -> bool:
-        return self._own.sending
 
     async def load(self, source: Source) -> int:
         self._stop_waiting()

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import aiohttp
 
@@ -120,6 +120,40 @@ class WeightStore(Protocol):
         """Begin to send to the engine that waits there with this nonce; the manifest of what comes. Raises
         LoadFailed, Digesting."""
         ...
+
+
+Own = TypeVar("Own", bound=WeightStore)
+
+
+class Around(Generic[Own]):
+    """What a store says that does its work through its `_own`: the same, unless it says otherwise."""
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+
+    @property
+    def present(self) -> bool:
+        return self._own.present
+
+    @property
+    def nbytes(self) -> int:
+        return self._own.nbytes
+
+    @property
+    def identity(self) -> Identity:
+        return self._own.identity
+
+    @property
+    def has_host_copy(self) -> bool:
+        return self._own.has_host_copy
+
+    @property
+    def shared_copy(self) -> bool:
+        return self._own.shared_copy
+
+    @property
+    def sending(self) -> bool:
+        return self._own.sending
 
 
 class WeightManager:
