@@ -168,7 +168,12 @@ class Backend(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
-        """First an `accepted` chunk, then data until `done`, or one body. Closing the iterator aborts the call."""
+        """First an `accepted` chunk, then data until `done`, or one body.
+
+        Closing the iterator, or cancelling who waits for it, is how a request is ended at its engine: also one that the
+        engine has only queued. It returns at once and raises nothing; what an adapter has to tell its engine besides
+        follows by itself.
+        """
         ...
 
     async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
@@ -181,8 +186,6 @@ class Backend(Protocol):
     async def meeting(self) -> bytes:
         """Of a paired engine that prefills: a new offer, which `prefill` here and `generate` elsewhere both carry."""
         ...
-
-    async def abort(self, request_id: str) -> None: ...
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         """What it keeps of these requests for another engine is not wanted. Harmless where it keeps nothing."""

@@ -47,8 +47,8 @@ class Script:
 
 @BACKENDS.register("fake")
 class FakeBackend:
-    """Remembers every call in `calls`, every abort in `aborted`, and whose KV it was to free in `freed`. `link_reports`
-    is what it says of its links."""
+    """Remembers every call in `calls`, those closed before their end in `aborted`, and whose KV it was to free in
+    `freed`. `link_reports` is what it says of its links."""
 
     capabilities = Capabilities(handover=True, frees_kv=True, links=True)
 
@@ -129,9 +129,6 @@ class FakeBackend:
         said = b'"message":{"role":"assistant","content":"%s"}' if "chat" in call.path else b'"text":"%s"'
         head = b'{"object":"fake","choices":[{"index":0,' + said % text.encode() + b',"finish_reason":"stop"}],'
         return head + b'"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % usage
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         self.freed += request_ids

@@ -1,7 +1,6 @@
 """What all adapters to OpenAI-compatible servers share: calls with explicit limits, streams cut into events, errors.
 
-Closing the connection is how every one of them is told to abort; an engine that wants more overrides `body_of` and
-`generate`.
+Closing the connection is how every one of them is told to abort; an engine that wants more overrides `generate`.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ class HttpBackend(ABC):
         self._limits = limits
         self._base = spec.url.rstrip("/")
         self._urls: dict[str, URL] = {}
-        self._open: dict[str, Connection] = {}
         self._wire = Wire(self._base)
         self._patience = Patience(limits.connect_s, limits.headers_s, limits.between_chunks_s, limits.total_s)
         self._unary_patience = Patience(limits.connect_s, math.inf, math.inf, limits.total_s)
 
     async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
         response = await self._post(call)
-        self._open[call.request_id] = response
         try:
             if response.status != 200:
                 raise await self._refused(response)
@@ -61,13 +58,6 @@ class HttpBackend(ABC):
             raise self._engine_error(error) from error
         finally:
             response.release()
-            if self._open.get(call.request_id) is response:
-                del self._open[call.request_id]
-
-    async def abort(self, request_id: str) -> None:
-        """Harmless when the call is over."""
-        if response := self._open.get(request_id):
-            response.close()
 
     async def ready(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 
 import aiohttp
@@ -38,7 +39,6 @@ class SglangBackend(SglangControl):
         headers_s = max(limits.headers_s, limits.between_chunks_s)
         self._patience = self._patience._replace(headers_s=headers_s)
         self._serial = count()
-        self._rids: dict[str, str] = {}
         self._aborts: set[asyncio.Task[None]] = set()
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -46,10 +46,10 @@ class SglangBackend(SglangControl):
     async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
         """Whatever ends before its end is aborted by id too: a request that waits for its peer holds blocks."""
         await self._introduced()
-        rid = self._rids[call.request_id] = f"{next(self._serial):x}.{call.request_id}"
+        rid = f"{next(self._serial):x}.{call.request_id}"
         ended = False
         try:
-            async with aclosing(super().generate(call)) as chunks:  # type: ignore[type-var]
+            async with aclosing(super().generate(replace(call, request_id=rid))) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     yield chunk
             ended = True
@@ -59,8 +59,6 @@ class SglangBackend(SglangControl):
                 self.forget()
             raise _coded(error) from error
         finally:
-            if self._rids.get(call.request_id) == rid:
-                del self._rids[call.request_id]
             if not ended:
                 self._abort_soon(rid)
 
@@ -73,7 +71,7 @@ class SglangBackend(SglangControl):
                 raise
 
     def body_of(self, call: UpstreamCall) -> bytes:
-        tail = b'"rid":"%s"}' % self._rids.get(call.request_id, call.request_id).encode()
+        tail = b'"rid":"%s"}' % call.request_id.encode()
         info = self._info
         if info is not None and info.on("enable_priority_scheduling"):
             tail = b'"priority":%d,' % (call.rank if info.low_first else -call.rank) + tail
@@ -96,13 +94,6 @@ class SglangBackend(SglangControl):
             async for _ in chunks:
                 pass
         return Prefilled(b"", False)
-
-    async def abort(self, request_id: str) -> None:
-        """By id and by closing the connection. Harmless when the call is over."""
-        rid = self._rids.get(request_id)
-        if rid is not None:
-            await self._abort_rid(rid)
-        await super().abort(request_id)
 
     def _abort_soon(self, rid: str) -> None:
         task = asyncio.get_running_loop().create_task(self._abort_rid(rid))

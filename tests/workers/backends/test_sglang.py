@@ -59,18 +59,25 @@ async def test_each_call_has_an_id_of_its_own(session: aiohttp.ClientSession) ->
         assert not any(a is not b and b.startswith(a) for a in rids for b in rids)
 
 
-async def test_abort_reaches_the_server_by_id(session: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_is_only_queued_there_is_aborted_by_id_and_nobody_waits_for_that(
+    session: aiohttp.ClientSession, streamed: bool
+) -> None:
     async with SglangServer() as server:
         server.hold.clear()
         backend = adapter(server, session)
-        task = asyncio.create_task(collect(backend, call(streamed=False)))
-        while not server.jobs:
-            await asyncio.sleep(0.005)
-        await backend.abort("req-1")
-        with pytest.raises(EngineError):
+        task = asyncio.create_task(collect(backend, call(streamed=streamed)))
+        async with asyncio.timeout(5):
+            while not server.jobs:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await task
+        assert server.aborted == [], "told beside the request's own path"
+        async with asyncio.timeout(5):
+            while server.jobs:
+                await asyncio.sleep(0.005)
         assert server.aborted == [server.bodies[0]["rid"]]
-        await backend.abort("req-1")
 
 
 async def test_what_is_closed_before_its_end_is_aborted_by_id_too(session: aiohttp.ClientSession) -> None:

@@ -32,6 +32,7 @@ class Engine:
         self.script: list[bytes | float] = [EVENT, EVENT, USAGE, DONE]
         self.status = 200
         self.finish = "stop"  # of a whole answer
+        self.queued_s = 0.0  # before it answers anything
         self.url = ""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -41,6 +42,12 @@ class Engine:
         self.peers.add(request.transport.get_extra_info("peername"))
         if self.status != 200:
             return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
+        if self.queued_s:
+            try:
+                await asyncio.sleep(self.queued_s)
+            except asyncio.CancelledError:
+                self.closed.set()
+                raise
         if not body.get("stream"):
             choice = {"index": 0, "text": " hi", "finish_reason": self.finish}
             usage = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -179,17 +186,19 @@ async def test_closing_the_iterator_closes_the_call(engine: Engine, session: aio
     assert await asyncio.wait_for(engine.closed.wait(), 5)
 
 
-async def test_abort_by_id_ends_the_call(engine: Engine, session: aiohttp.ClientSession) -> None:
-    engine.script = [EVENT, 30.0, DONE]
-    backend = adapter(engine, session)
-    chunks = backend.generate(call())
-    while not (await anext(chunks)).tokens:
-        continue
-    await backend.abort("req-1")
-    with pytest.raises(EngineError):
-        await anext(chunks)
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_call_that_is_only_queued_there_is_closed_by_its_cancellation(
+    engine: Engine, session: aiohttp.ClientSession, streamed: bool
+) -> None:
+    engine.queued_s = 30.0
+    asked = asyncio.create_task(collect(adapter(engine, session), call(streamed)))
+    async with asyncio.timeout(5):
+        while not engine.bodies:
+            await asyncio.sleep(0.005)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asked, 1)
     await asyncio.wait_for(engine.closed.wait(), 5)
-    await backend.abort("req-1")
 
 
 async def test_connections_are_kept_for_the_next_call(engine: Engine, session: aiohttp.ClientSession) -> None:
