@@ -19,6 +19,10 @@ each engine has a device of its own; with one device the engines share it and no
 joins no two processes on one device. The copy in host memory wants twice the model free, in its folder's file system
 (`--host-copy`) and in memory; where there is less, that source is left out too. `left_out` says which were, and why.
 
+On loopback the medium is the processor and its memory, which the engines use as well. With `--link-gbit 10` they are on
+two hosts (`benchmarks.network`: namespaces, an emulated link of that bandwidth), and the medium is that link, which
+streams and weights take from the one to the other. Hosts share no copy in memory, so `host` is left out.
+
 Prints a table, then one line of JSON: `first_served_s` and `load_s` by source, `ratios` between sources, `link_share`.
 """
 
@@ -26,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 import statistics
@@ -34,7 +39,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +49,8 @@ import requests
 from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
 from benchmarks.machine import keep
 from benchmarks.medium import device_copy, memory_stream, raw_stream
+from benchmarks.network import SecondHost, network_missing, second_host
+from benchmarks.scaleout_report import summary, table
 from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
 from workers.engine.host_copy import ROOM, room
@@ -53,6 +61,7 @@ LONG_ANSWER = 40
 CONTEXT = 8192
 MEMORY = Path("/dev/shm")
 NO_COPY = "no copy of the weights for this host's engines"  # as the engine that should write one logs it
+TWO_HOSTS = "the engines are on two hosts"
 ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 
 
@@ -192,8 +201,11 @@ def lacks_room(base: Path, size: int, held: int) -> str:
     )
 
 
-def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool, copies: bool) -> Iterator[Any]:
-    """The serving and the warm engine; `apart`: each on a device of its own; `copies`: they share one in memory."""
+def engines(
+    args: argparse.Namespace, model: Path, logs: Path, apart: bool, copies: bool, other: SecondHost | None
+) -> Iterator[Any]:
+    """The serving and the warm engine; `apart`: each on a device of its own; `copies`: they share one in memory;
+    `other`: where the serving one is."""
     common = ("--executor", "torch", "--model", str(model), "--served-model-name", "big", "--device", args.device)
     threads = ("--threads", "1") if args.device == "cpu" else ()
     shared = ("--host-copy", str(args.host_copy)) if copies else ()
@@ -201,9 +213,11 @@ def engines(args: argparse.Namespace, model: Path, logs: Path, apart: bool, copi
     options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
     first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in two_devices(os.environ))
     absent = ("--weights", "absent", *(("--keep-room",) if args.room == "kept" else ()))
+    there = {"host": other.there, "before": other.command} if other else {}
+    here = {"host": other.here} if other else {}
     with (
-        reference_engines(1, logs / "source", *options, environment=first) as [source],
-        reference_engines(1, logs / "warm", *options, *absent, environment=second) as [warm],
+        reference_engines(1, logs / "source", *options, environment=first, **there) as [source],
+        reference_engines(1, logs / "warm", *options, *absent, environment=second, **here) as [warm],
     ):
         yield source, warm
 
@@ -215,130 +229,86 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--room", choices=["kept", "released"], default="kept", help="for the warm engine's weights")
     where = "folder for the copy in host memory, best in memory (%(default)s); without room there it is left out"
     parser.add_argument("--host-copy", type=Path, default=MEMORY, metavar="DIR", help=where)
+    gbit = "put the engines on two hosts with a link of so many Gbit/s between them (root, iproute2)"
+    parser.add_argument("--link-gbit", type=float, metavar="GBIT", help=gbit)
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/scaleout as well")
     args = parser.parse_args(argv)
+    if args.link_gbit is not None and not 0 < args.link_gbit < math.inf:
+        parser.error("--link-gbit: a number above 0")
+    if args.link_gbit is not None and (why := "they are on the CPU" * (args.device != "cpu") or network_missing()):
+        parser.error(f"--link-gbit: {why}")
     if not args.host_copy.is_dir():
         parser.error(f"--host-copy: {args.host_copy} is not a folder")
     return checked(parser, args, cpu_dtype="bfloat16")
+
+
+class Streams:
+    """What the medium between the two engines carries bare, GB/s."""
+
+    def __init__(self, fleet: Fleet, size: int, on_cuda: bool, other: SecondHost | None) -> None:
+        self._fleet, self._size, self._on_cuda = fleet, size, on_cuda
+        self._way = (other.here, other.command) if other else ()
+        self.found: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
+
+    def take(self) -> None:
+        self.found["idle"].append(self._medium())
+        self.found["answering"].append(while_answering(self._fleet, self._medium))
+        if not self._on_cuda:
+            self.found["memory"].append(while_answering(self._fleet, lambda: memory_stream(self._size, *self._way)))
+
+    def _medium(self) -> float:
+        return device_copy(self._size, "cuda:0", "cuda:1") if self._on_cuda else raw_stream(self._size, *self._way)
+
+
+def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, token: str) -> dict[str, Any]:
+    """All rounds, with one pair of engines."""
+    on_cuda, count = args.device == "cuda", devices(args.device)
+    left_out = {"engine": ONE_DEVICE} if on_cuda and count < 2 else {}
+    size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
+    note(f"a model of {size / 1e9:.2f} GB")
+    if why := TWO_HOSTS if other else lacks_room(args.host_copy, size, 0 if on_cuda else 2 * size):
+        left_out["host"] = why
+    pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out, other)
+    for source, warm in pair:
+        fleet = Fleet(source, warm, token, "big")
+        if "host" not in left_out and (why := fleet.no_copy()):
+            left_out["host"] = why
+        for kind, why in left_out.items():
+            note(f"{kind} is left out: {why}")
+        sources = tuple(kind for kind in SOURCES if kind not in left_out)
+        rounds: dict[str, list[dict[str, float | None]]] = {kind: [] for kind in sources}
+        streams, alone = Streams(fleet, size, on_cuda, other), tpot_alone(fleet)
+        for turn in range(args.rounds):
+            at = turn % len(sources)
+            for kind in sources[at:] + sources[:at]:
+                rounds[kind].append(one_round(fleet, kind, folder / "model"))
+                note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
+            if "engine" in sources:
+                streams.take()
+    return summary(rounds, streams.found, alone, size) | {"left_out": left_out}
 
 
 def main() -> None:
     args = parse()
     stop_on_sigterm()
     token = os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
-    on_cuda, count = args.device == "cuda", devices(args.device)
-    left_out = {"engine": ONE_DEVICE} if on_cuda and count < 2 else {}
-    rounds: dict[str, list[dict[str, float | None]]] = {}
-    streams: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
-    with tempfile.TemporaryDirectory(prefix="bench-scaleout-") as name:
-        folder = Path(name)
-        size = write_random(folder / "model", args.shape, CONTEXT, args.dtype)
-        note(f"a model of {size / 1e9:.2f} GB")
-        if why := lacks_room(args.host_copy, size, 0 if on_cuda else 2 * size):
-            left_out["host"] = why
-
-        def medium() -> float:
-            return device_copy(size, "cuda:0", "cuda:1") if on_cuda else raw_stream(size)
-
-        pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out)
-        for source, warm in pair:
-            fleet = Fleet(source, warm, token, "big")
-            if "host" not in left_out and (why := fleet.no_copy()):
-                left_out["host"] = why
-            for kind, why in left_out.items():
-                note(f"{kind} is left out: {why}")
-            sources = tuple(kind for kind in SOURCES if kind not in left_out)
-            rounds = {kind: [] for kind in sources}
-            alone = tpot_alone(fleet)
-            for turn in range(args.rounds):
-                at = turn % len(sources)
-                for kind in sources[at:] + sources[:at]:
-                    rounds[kind].append(one_round(fleet, kind, folder / "model"))
-                    note(f"round {turn + 1} {kind}: {rounds[kind][-1]}")
-                if "engine" in sources:
-                    streams["idle"].append(medium())
-                    streams["answering"].append(while_answering(fleet, medium))
-                    if not on_cuda:
-                        streams["memory"].append(while_answering(fleet, lambda: memory_stream(size)))
-    result = summary(rounds, streams, alone, size)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-scaleout-")))
+        other = stack.enter_context(second_host(args.link_gbit)) if args.link_gbit else None
+        result = measured(args, folder, other, token)
     result |= {
         "shape": args.shape,
         "room": args.room,
         "device": device_words(args.device) or "cpu",
         "dtype": args.dtype,
+        "link": f"{args.link_gbit:g} Gbit/s, emulated" if args.link_gbit else "loopback",
+        "python": sys.version.split()[0],
     }
-    result |= {"python": sys.version.split()[0], "left_out": left_out}
     print(table(result))
     print(json.dumps(result))
     if args.keep:
-        keep("scaleout", result, device_words(args.device))
-
-
-def summary(
-    rounds: Mapping[str, Sequence[Mapping[str, float | None]]],
-    streams: Mapping[str, Sequence[float]],
-    alone: float,
-    size: int,
-) -> dict[str, Any]:
-    """What is reported. `streams`: GB/s of the medium while the source answers, while it is idle, and from memory to
-    memory while it answers; `alone`: its TPOT, ms; `size`: bytes of the model. Shares of the medium are None where no
-    weights moved over it, or it was not taken."""
-
-    def middle(kind: str, key: str) -> float | None:
-        values = [each[key] for each in rounds[kind]]
-        known = [value for value in values if value is not None]
-        return round(statistics.median(known), 4) if known else None
-
-    load = {kind: middle(kind, "load_s") for kind in rounds}
-    first = {kind: middle(kind, "first_served_s") for kind in rounds}
-    moved = load.get("engine")
-    links = {name: statistics.median(found) if found else None for name, found in streams.items()}
-
-    def share(link: float | None) -> float | None:
-        return round(size / moved / 1e9 / link, 3) if moved and link else None
-
-    return {
-        "first_served_s": first,
-        "load_s": load,
-        "ratios": {"first_served_s": ratios(first), "load_s": ratios(load)},
-        "link_share": share(links["answering"]),
-        "link_share_idle": share(links["idle"]),
-        "link_share_memory": share(links["memory"]),
-        "raw_gb_per_s": {name: link and round(link, 3) for name, link in links.items()},
-        "source_tpot_ms": {"alone": round(alone, 2), **{kind: middle(kind, "source_tpot_ms") for kind in rounds}},
-        "bytes": size,
-        "rounds": min(map(len, rounds.values())),
-    }
-
-
-def ratios(seconds: Mapping[str, float | None]) -> dict[str, float]:
-    """How many times as long the first of a pair takes as the second, for every pair: `disk/engine` 2.5."""
-    pairs = combinations([(kind, value) for kind, value in seconds.items() if value], 2)
-    return {f"{kind}/{other}": round(value / less, 2) for (kind, value), (other, less) in pairs}
-
-
-def table(result: Mapping[str, Any]) -> str:
-    size, load, first, tpot = (result[key] for key in ("bytes", "load_s", "first_served_s", "source_tpot_ms"))
-    lines = [f"{size / 1e9:.2f} GB, {result['rounds']} rounds; TPOT of the source alone {tpot['alone']:.1f} ms"]
-    lines.append(f"{'source':8} {'load s':>8} {'GB/s':>6} {'first served s':>15} {'source TPOT ms':>15}")
-    for kind in load:
-        busy = "-" if tpot[kind] is None else f"{tpot[kind]:.1f}"
-        lines.append(f"{kind:8} {load[kind]:8.3f} {size / load[kind] / 1e9:6.2f} {first[kind]:15.3f} {busy:>15}")
-    for key, of in (("first_served_s", "first served"), ("load_s", "load")):
-        said = ", ".join(f"{pair} {ratio:.2f}" for pair, ratio in result["ratios"][key].items())
-        lines.append(f"{of}: {said}")
-    if result["link_share"] is not None:
-        lines.append(
-            f"engine to engine: {100 * result['link_share']:.0f} % of the bare medium beside an engine that answers "
-            f"({result['raw_gb_per_s']['answering']:.2f} GB/s), {100 * result['link_share_idle']:.0f} % of it idle"
-        )
-    if result["link_share_memory"] is not None:
-        lines.append(
-            f"engine to engine: {100 * result['link_share_memory']:.0f} % of a stream from memory to memory beside an "
-            f"engine that answers ({result['raw_gb_per_s']['memory']:.2f} GB/s)"
-        )
-    lines += [f"{kind} left out: {why}" for kind, why in result.get("left_out", {}).items()]
-    return "\n".join(lines)
+        words = [device_words(args.device), f"link {args.link_gbit:g} gbit" if args.link_gbit else ""]
+        keep("scaleout", result, " ".join(filter(None, words)))
 
 
 if __name__ == "__main__":

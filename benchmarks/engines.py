@@ -1,7 +1,7 @@
 """Starts and stops serving engines for benchmarks and tests: real vLLM servers, or reference engines.
 
-Every engine gets a session of its own, a free port on 127.0.0.1 and a log file. All are stopped with their children
-when the `with` block ends, also after an error or a SIGTERM (`stop_on_sigterm`).
+Every engine gets a session of its own, a free port (on 127.0.0.1, where nothing else is said) and a log file. All are
+stopped with their children when the `with` block ends, also after an error or a SIGTERM (`stop_on_sigterm`).
 
 BENCH_NICE=-10 (as root) puts all that a benchmark starts, and itself, before whatever else the machine runs. Linux
 weighs sessions, not processes, against each other (autogroup), so the niceness is given to both.
@@ -128,7 +128,9 @@ def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
     ]
 
 
-def spawn(name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str]) -> Engine:
+def spawn(
+    name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str], host: str = "127.0.0.1"
+) -> Engine:
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     with log.open("wb") as output:
@@ -142,7 +144,7 @@ def spawn(name: str, command: Sequence[str], port: int, logs: Path, environment:
             env={**os.environ, **environment},
         )
     prefer(process.pid)
-    return Engine(name, f"http://127.0.0.1:{port}", process, log)
+    return Engine(name, f"http://{host}:{port}", process, log)
 
 
 def answers(url: str, path: str = "/health") -> bool:
@@ -201,14 +203,20 @@ def vllm_servers(
 
 @contextlib.contextmanager
 def reference_engines(
-    count: int, logs: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    count: int,
+    logs: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    before: Sequence[str] = (),
 ) -> Iterator[list[Engine]]:
-    """`count` reference engines (`python -m workers.engine`) with further command line arguments."""
+    """`count` reference engines (`python -m workers.engine`) with further command line arguments, listening at `host`.
+    `before`: what stands before the command, such as `network.SecondHost.command`."""
 
     def start(index: int) -> Engine:
         port = free_port()
-        command = [sys.executable, "-m", "workers.engine", "--port", str(port), *arguments]
-        return spawn(f"reference-{index}", command, port, logs, dict(environment or {}))
+        command = [*before, sys.executable, "-m", "workers.engine", "--host", host, "--port", str(port), *arguments]
+        return spawn(f"reference-{index}", command, port, logs, dict(environment or {}), host)
 
     with running(start(index) for index in range(count)) as engines:
         yield engines

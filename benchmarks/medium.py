@@ -8,29 +8,35 @@ all of another one, both touched before: what any transfer of that size must do 
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 PIECE = 16 << 20
+START_S = 60.0  # for the sender to come
 
 
-def raw_stream(size: int) -> float:
-    """GB/s of one TCP stream of `size` bytes over loopback, process to process, out of and into caches."""
-    return _stream(size, min(PIECE, size))
+def raw_stream(size: int, host: str = "127.0.0.1", before: Sequence[str] = ()) -> float:
+    """GB/s of one TCP stream of `size` bytes, process to process, out of and into caches: to `host`, from wherever
+    `before` runs a command (`network.SecondHost.command`)."""
+    return _stream(size, min(PIECE, size), host, before)
 
 
-def memory_stream(size: int) -> float:
-    """GB/s of one TCP stream of `size` bytes over loopback, process to process, from memory to memory."""
-    return _stream(size, size)
+def memory_stream(size: int, host: str = "127.0.0.1", before: Sequence[str] = ()) -> float:
+    """The same, from memory to memory."""
+    return _stream(size, size, host, before)
 
 
-def _stream(size: int, held: int) -> float:
+def _stream(size: int, held: int, host: str, before: Sequence[str]) -> float:
     """`held`: bytes of memory at either end, used again and again until `size` have passed."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        process = multiprocessing.get_context("spawn").Process(target=_pour, args=(port, size, held))
-        process.start()
+    with socket.create_server((host, 0)) as server:
+        server.settimeout(START_S)
+        told = (host, str(server.getsockname()[1]), str(size), str(held))
+        process = subprocess.Popen([*before, sys.executable, "-m", "benchmarks.medium", *told], cwd=ROOT)
         room, got = _touched(held), 0
         taken, _ = server.accept()
         with taken:
@@ -38,7 +44,7 @@ def _stream(size: int, held: int) -> float:
             while count := taken.recv_into(room if held < size else room[got : got + PIECE]):
                 got += count
             seconds = time.monotonic() - began
-        process.join()
+        process.wait()
     if got != size:
         raise RuntimeError(f"the raw stream brought {got} of {size} bytes")
     return size / seconds / 1e9
@@ -54,9 +60,9 @@ def _touched(size: int) -> memoryview:
     return memoryview(memory)
 
 
-def _pour(port: int, size: int, held: int) -> None:
+def _pour(host: str, port: int, size: int, held: int) -> None:
     block = _touched(held)
-    with socket.create_connection(("127.0.0.1", port)) as target:
+    with socket.create_connection((host, port)) as target:
         for at in range(0, size, PIECE):
             begin = at % held
             target.sendall(block[begin : begin + min(PIECE, size - at, held - begin)])
@@ -78,3 +84,7 @@ def device_copy(size: int, source: str, target: str) -> float:
         room[: min(left, PIECE)].copy_(block[: min(left, PIECE)])
     settled()
     return size / (time.monotonic() - began) / 1e9
+
+
+if __name__ == "__main__":
+    _pour(sys.argv[1], *map(int, sys.argv[2:]))

@@ -15,13 +15,11 @@ from benchmarks.bench_scaleout import (
     lacks_room,
     main,
     parse,
-    ratios,
-    summary,
-    table,
     tpot_ms,
     two_devices,
 )
 from benchmarks.medium import memory_stream, raw_stream
+from benchmarks.scaleout_report import ratios, summary, table
 from workers.engine.host_copy import NoCopy
 
 
@@ -125,7 +123,7 @@ def test_engines_share_a_copy_only_where_there_is_room(monkeypatch, tmp_path, sh
 
     monkeypatch.setattr(bench_scaleout, "reference_engines", engine)
     args = parse(["--host-copy", str(tmp_path)])
-    list(engines(args, tmp_path / "model", tmp_path / "logs", False, shared))
+    list(engines(args, tmp_path / "model", tmp_path / "logs", False, shared, None))
     assert len(started) == 2
     for options in started:
         assert ("--host-copy" in options) == shared
@@ -182,7 +180,7 @@ def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(
     monkeypatch.setenv("FLEET_TOKEN", "")  # which it sets
     started = []
 
-    def pair(args, model, logs, apart, copies):
+    def pair(args, model, logs, apart, copies, other):
         started.append(copies)
         yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")
 

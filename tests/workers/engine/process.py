@@ -13,15 +13,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 FLEET = {"token": "fleet-secret"}  # what those say who may stop an engine of the fleet
-LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
+LISTENING = re.compile(r"listening on (http://[\d.]+:\d+)")
 
 
 class EngineProcess:
     """`with EngineProcess("--profile", "constant:2ms") as engine: engine.url`. `token`: the fleet's, if not the
-    environment's."""
+    environment's; `before`: what stands before the command, such as `network.SecondHost.command`."""
 
-    def __init__(self, *options: str, token: str | None = None) -> None:
-        command = [sys.executable, "-m", "workers.engine", "--port", "0", *options]
+    def __init__(self, *options: str, token: str | None = None, before: Sequence[str] = ()) -> None:
+        command = [*before, sys.executable, "-m", "workers.engine", "--port", "0", *options]
         told = os.environ if token is None else {**os.environ, "FLEET_TOKEN": token}
         self.process = subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []

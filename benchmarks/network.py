@@ -1,0 +1,84 @@
+"""A second host on this machine, joined to it by a link of a set bandwidth: a network namespace, a veth pair, and HTB
+at both of its ends. The link is emulated, the sockets, their buffers and their losses are the kernel's own.
+
+Wants root, `ip` and `tc` (Debian's iproute2). What it makes goes with it at the end; of a process that was killed
+`ip netns list` still shows `slackline-PID`, and `ip netns delete` removes all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+NETWORK = "198.18"  # kept apart for measurements of networks (RFC 2544)
+QUANTUM = 60_000  # bytes that HTB lets pass at a time: the default warns at such rates
+
+
+@dataclass(frozen=True, slots=True)
+class SecondHost:
+    """`here` and `there`: the addresses of the link's ends, this machine's and the second host's."""
+
+    name: str
+    device: str  # of the link, by the same name at either end
+    here: str
+    there: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What stands before a command that runs there."""
+        return ("ip", "netns", "exec", self.name)
+
+    def cut(self) -> None:
+        """Nothing passes any more, and neither side is told: as when a cable is pulled beyond the next switch.
+
+        Both take the other to be at a hardware address that nobody has.
+        """
+        nobody = ("lladdr", "02:00:00:00:00:00", "nud", "permanent")
+        _run("ip", "neighbour", "replace", self.there, *nobody, "dev", self.device)
+        _run(*self.command, "ip", "neighbour", "replace", self.here, *nobody, "dev", self.device)
+
+    def mend(self) -> None:
+        """After `cut`."""
+        _run("ip", "neighbour", "delete", self.there, "dev", self.device)
+        _run(*self.command, "ip", "neighbour", "delete", self.here, "dev", self.device)
+
+
+def network_missing() -> str | None:
+    """Why no second host can be made, or None."""
+    if absent := [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]:
+        return f"{', '.join(absent)} missing (Debian: apt-get install iproute2 util-linux)"
+    tried = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True, text=True)
+    return f"no network namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@contextmanager
+def second_host(gbit: float | None = None) -> Iterator[SecondHost]:
+    """`gbit`: Gbit/s of the link in either direction, None: as fast as the machine is. Raises RuntimeError."""
+    process = os.getpid()
+    here, there = (f"{NETWORK}.{process // 64 % 256}.{process % 64 * 4 + end}" for end in (1, 2))
+    host = SecondHost(f"slackline-{process}", f"slack{process}", here, there)
+    device = ("dev", host.device)
+    _run("ip", "netns", "add", host.name)
+    try:
+        _run("ip", "link", "add", host.device, "type", "veth", "peer", "name", host.device, "netns", host.name)
+        for prefix, address in (((), here), (host.command, there)):
+            _run(*prefix, "ip", "address", "add", f"{address}/30", *device)
+            _run(*prefix, "ip", "link", "set", host.device, "up")
+            if gbit is not None:
+                _run(*prefix, "tc", "qdisc", "add", *device, "root", "handle", "1:", "htb", "default", "1")
+                rate = ("htb", "rate", f"{gbit:g}gbit", "quantum", str(QUANTUM))
+                _run(*prefix, "tc", "class", "add", *device, "parent", "1:", "classid", "1:1", *rate)
+        _run(*host.command, "ip", "link", "set", "lo", "up")
+        yield host
+    finally:
+        _run("ip", "netns", "delete", host.name)  # with its end of the link, and with that the other one
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
