@@ -14,7 +14,7 @@ LATE_S = 6.0  # looks of scaler and worker, a killed worker's way back, the gate
 
 @pytest.fixture
 def warm_pool(system):
-    """One warm instance, ready; given up at the end."""
+    """One warm instance, ready; given up at the end, and the loads that were emulated with it."""
     spec = f'{{"emulated_load_s": "engine={ENGINE_S},host={DISK_S},disk={DISK_S}"}}'
     run(system, "UPDATE instance SET spec = spec || %s::jsonb WHERE desired_state = 'running'", spec)
     keep(system, 1)
@@ -22,6 +22,7 @@ def warm_pool(system):
     yield warm(system)[0]
     keep(system, 0)
     system.until(lambda: not warm(system), within_s=60.0)
+    run(system, "UPDATE instance SET spec = spec - 'emulated_load_s' WHERE desired_state = 'running'")
 
 
 def run(system, sql, *values):

@@ -32,7 +32,7 @@ def folder():
 
 @pytest.fixture
 def tiny(system, folder):
-    """A served model of its own with one engine and a policy; all gone at the end."""
+    """A served model of its own with one engine and a policy; at the end the policy is gone and nothing runs."""
     session, name = system.sign_in(), f"tiny-{len(system.query('SELECT 1 FROM served_model'))}"
 
     def ask(path, body, method="POST", status=201):
@@ -52,7 +52,7 @@ def tiny(system, folder):
         policy = ask(f"scaling-policies/{policy['id']}", {**changes, "version": policy["version"]}, "PATCH", 200)
 
     yield name, keep
-    keep(enabled=False)
+    assert system.control(session, f"scaling-policies/{policy['id']}", {}, "DELETE").status_code == 204
     mine = "SELECT i.id FROM instance i JOIN served_model m ON m.id = i.model_id WHERE m.name = %s"
     for (id,) in system.query(f"{mine} AND desired_state = 'running'", name):
         ask(f"instances/{id}/stop", {}, status=200)
