@@ -37,10 +37,12 @@ class RankWeights(Around[TorchWeights]):
             await self._drop_copies()
             return own + sum(others)
         self._own.memory.release()
-        with contextlib.suppress(RankLost):  # then the engine ends anyway
+        try:
             copies = await asyncio.to_thread(self._group.ask, "release", None)
-            if not (self._own.has_host_copy and all(copies)):  # one was damaged: the others are of no use without it
-                await self._drop_copies()
+        except RankLost:
+            copies = [0]  # one that does not say whether it has a copy is taken to have none
+        if not (self._own.has_host_copy and all(copies)):  # one was damaged: the others are of no use without it
+            await self._drop_copies()
         error = own if isinstance(own, BaseException) else others
         raise error if isinstance(error, LoadFailed) else LoadFailed(str(error))
 

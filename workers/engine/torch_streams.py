@@ -56,7 +56,7 @@ class Kept:
 
     @contextmanager
     def one(self, device: torch.device, purpose: Purpose) -> Iterator[torch.cuda.Stream]:
-        """Nobody else's meanwhile."""
+        """Nobody else's meanwhile, nor later if something is stuck in it: whoever came next would wait for that."""
         with self._changing:
             free = self._free.setdefault((device, purpose), [])
             stream = free.pop() if free else None
@@ -65,8 +65,9 @@ class Kept:
         try:
             yield stream
         finally:
-            with self._changing:
-                free.append(stream)
+            if stream.query():
+                with self._changing:
+                    free.append(stream)
 
 
 _KEPT = Kept()

@@ -148,7 +148,7 @@ class WeightMemory:
         own is given up; one that there was no room for is whole, and there for the next try.
         """
         if self._host is not None:
-            self._begin()
+            self._begin(from_copy=True)
             try:
                 return self._copied(self._host.__getitem__, self._host_digests)
             except WeightsError:
@@ -208,10 +208,18 @@ class WeightMemory:
         if found:
             raise WeightsError(f"the source has another model: tensor {min(found)} is not known here")
 
-    def _begin(self) -> None:
+    def _begin(self, *, from_copy: bool = False) -> None:
+        """Makes room. A copy in host memory that is not read goes where host memory is what lacks. Raises RuntimeError (out
+        of memory)."""
         self.present, self._digests = False, None
         self._loads += 1
-        self._make_room()
+        try:
+            self._make_room()
+        except RuntimeError as error:
+            if from_copy or self._host is None or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self.drop_host_copy()
+            self._make_room()
 
     def _came(self) -> None:
         """Weights that are present need no copy beside them, wherever they came from."""

@@ -175,7 +175,7 @@ async def test_a_wake_up_without_memory_keeps_its_copy_for_the_next_one(tmp_path
     await weights.release(keep_host_copy=True)
 
     def full(*_: object) -> None:
-        raise RuntimeError("CUDA out of memory")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as taken:
         if missing == "room":
@@ -194,6 +194,27 @@ async def test_a_wake_up_without_memory_keeps_its_copy_for_the_next_one(tmp_path
         await weights.load(HOST)
     assert (weights.present, weights.has_host_copy) == (True, False)
     assert weights.memory.manifest() == before
+
+
+async def test_a_copy_that_takes_the_room_of_the_weights_goes_before_the_disk_is_read(tmp_path, monkeypatch):
+    """On a CPU both lie in one memory: without room for both, each source would fail again and again."""
+    weights = store(memory(), tmp_path)
+    await shared(weights)
+    await weights.release(keep_host_copy=True)
+    made = WeightMemory._make_room
+
+    def room_for_one(self: WeightMemory) -> None:
+        if self.has_host_copy:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        made(self)
+
+    monkeypatch.setattr(WeightMemory, "_make_room", room_for_one)
+    with pytest.raises(LoadFailed, match="can't allocate memory"):
+        await weights.load(HOST)
+    assert weights.has_host_copy, "the next try may find room"
+    await weights.load(DISK)
+    assert (weights.present, weights.has_host_copy) == (True, False)
+    assert weights.memory.manifest() == memory().manifest()
 
 
 async def test_a_copy_of_its_own_that_is_damaged_is_given_up_and_the_next_source_is_another(tmp_path):

@@ -127,6 +127,9 @@ class Streams:
             def synchronize(self):
                 said.append(f"{name} done")
 
+            def query(self):
+                return f"{name} done" in said
+
         Stream.name = name
         return Stream()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.workers.engine.test_torch_kv_room import warm_follower
 from tests.workers.engine.torch_bench import folder, program
@@ -59,13 +60,14 @@ async def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return made
 
 
+def full_device() -> None:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
 @pytest.mark.parametrize("which", ["first", "other"])
 async def test_one_rank_without_memory_costs_no_rank_its_copy(ranks, monkeypatch, which):
-    def full() -> None:
-        raise RuntimeError("CUDA out of memory")
-
     with monkeypatch.context() as taken:
-        taken.setattr(getattr(ranks, which), "_make_room", full)
+        taken.setattr(getattr(ranks, which), "_make_room", full_device)
         for source in (COPY, DISK):
             with pytest.raises(LoadFailed, match="out of memory"):
                 await ranks.store.load(source)
@@ -82,6 +84,17 @@ async def test_one_ranks_damaged_copy_leaves_the_others_of_no_use(ranks, which):
     assert (ranks.store.present, ranks.store.has_host_copy, ranks.copies) == (False, False, (False, False))
     await ranks.store.load(DISK)
     assert (ranks.store.present, ranks.other.present) == (True, True)
+
+
+async def test_a_rank_that_does_not_say_what_it_has_is_taken_to_have_no_copy(ranks, monkeypatch):
+    def broken() -> None:
+        raise OSError("the memory cannot be given back")
+
+    monkeypatch.setattr(ranks.first, "_make_room", full_device)
+    monkeypatch.setattr(ranks.other, "release", broken)
+    with pytest.raises(LoadFailed, match="out of memory"):
+        await ranks.store.load(COPY)
+    assert ranks.copies == (False, False)
 
 
 async def test_weights_that_are_here_need_no_copies_wherever_they_came_from(ranks):

@@ -49,13 +49,17 @@ class Stream:
     def __init__(self, device: torch.device, priority: int) -> None:
         self.device, self.priority = device, priority
         self.waits = 0
+        self.passed = self.stuck = False
         Stream.made.append(self)
 
     def wait_stream(self, other: object) -> None:
         self.waits += 1
 
     def synchronize(self) -> None:
-        pass
+        self.passed = True
+
+    def query(self) -> bool:
+        return not self.stuck
 
 
 @pytest.fixture
@@ -66,6 +70,7 @@ def used(monkeypatch) -> list[Any]:
     @contextmanager
     def on(stream: Any) -> Any:
         found.append(stream)
+        stream.passed = False
         yield
 
     monkeypatch.setattr(Stream, "made", [], raising=False)
@@ -83,6 +88,7 @@ def test_a_stream_is_made_once_for_a_device_and_a_purpose_however_often_it_is_us
             pass
     (kv,) = Stream.made
     assert (used, kv.waits) == ([kv] * 100, 50)
+    assert kv.passed, "what was done within is done at the end"
     for _ in range(20):
         for device in (FIRST, SECOND):
             for purpose in PURPOSES:
@@ -113,6 +119,17 @@ def test_the_stream_of_what_failed_is_kept_too(used):
         with pytest.raises(ValueError, match="damaged"), beside(FIRST, behind=False):
             raise ValueError("damaged")
     assert len(Stream.made) == 1
+
+
+def test_a_stream_in_which_what_failed_is_stuck_is_nobodys_any_more(used):
+    def cut_off() -> None:
+        used[-1].stuck = True
+        raise ValueError("cut off")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cut off"), beside(FIRST, behind=False, purpose="transfer"):
+            cut_off()
+    assert used[0] is not used[1]
 
 
 def test_on_a_cpu_there_are_none(used):
