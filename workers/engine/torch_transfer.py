@@ -209,8 +209,8 @@ class WeightMemory:
             raise WeightsError(f"the source has another model: tensor {min(found)} is not known here")
 
     def _begin(self, *, from_copy: bool = False) -> None:
-        """Makes room. A copy in host memory that is not read goes where host memory is what lacks. Raises RuntimeError (out
-        of memory)."""
+        """Makes room. A copy in host memory that is not read goes where host memory is what lacks. Raises RuntimeError
+        (out of memory)."""
         self.present, self._digests = False, None
         self._loads += 1
         try:
