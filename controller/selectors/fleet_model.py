@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.types import LatencyCoefficients, Role
 from controller.models import Instance, ServedModel
-from controller.policies.by_stage import BY_STAGE, SCHEDULERS
+from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
 from controller.selectors.latency_fits import Fits, active_fits
 
 # How an engine of this kind batches, as its own defaults say (workers.engine.config, vLLM's V1 scheduler).
@@ -51,6 +52,13 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
         )
     fits = active_fits(row.model_id for row in rows)
     return grouped([_instance(row, fits, field) for row in _resized(rows, change, field, role)])
+
+
+def in_role(name: str, role: str, field: str = "instances") -> dict[str, Any]:
+    """One instance of today as a group of its own, in a role that it had once. Raises ConfigError as `fleet_today`."""
+    row = Instance.objects.select_related("model").get(pk=name)
+    row.role = role
+    return {**_instance(row, active_fits([row.model_id]), field), "count": 1}
 
 
 def check_change(change: int, field: str) -> None:
@@ -107,8 +115,10 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
         "model": row.model.name,
         **{name: told[name] for name in TOLD if told.get(name) is not None},
         **({"batching_settings": told["batching_options"]} if told.get("batching_options") else {}),
-        **_scheduler(row, told, field),
     }
+    found |= _scheduler(row, told, field)
+    if told.get("scheduler") == BY_STAGE and row.role_at_start != row.role:
+        found |= _of_its_start(row, told, found, field)
     if kv_tokens:
         found["kv_tokens"] = kv_tokens
     elif longest > 200_000:  # more than the simulator's own default holds
@@ -140,11 +150,31 @@ def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, 
         return {"batching": batching or BATCHING.get(row.backend, USUAL_BATCHING)}
     if name == BY_STAGE:
         return {"engine_kind": SCHEDULERS[name]} | ({"deadlines": True} if told.get("deadlines") is True else {})
-    if row.role == "decode":
-        raise ConfigError(
-            f"instance {row.id} decodes under scheduler {name!r}; the simulated engine of that kind takes over no KV",
-            field=field,
-        )
+    _check_takes_kv(row, name, field)
     preemption = {each: told[each] for each in ("boundary", "chunk_tokens") if told.get(each) is not None}
     found = {"engine_kind": SCHEDULERS[name], "batching": batching or PREEMPTIVE_BATCHING}
     return found | ({"preemption": preemption} if preemption else {})
+
+
+def _of_its_start(row: Instance, told: Mapping[str, Any], found: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The scheduler that the role of its start chose, spelt out: the simulator would choose by the role of now."""
+    part = engine_part(Role(row.role_at_start), told.get("deadlines") is True)
+    if part.engine_kind != SCHEDULERS["continuous"]:
+        _check_takes_kv(row, f"{BY_STAGE} as it started ({row.role_at_start})", field)
+    options = part.options_for(LatencyCoefficients(**found["profile"]), found["max_num_batched_tokens"])
+    settings = options | found.get("batching_settings", {})
+    return {
+        "engine_kind": part.engine_kind,
+        "batching": part.batching,
+        "deadlines": False,  # `batching` says what it chose
+        **({"batching_settings": settings} if settings else {}),
+    }
+
+
+def _check_takes_kv(row: Instance, scheduler: str, field: str) -> None:
+    if row.role == Role.DECODE:
+        raise ConfigError(
+            f"instance {row.id} decodes under scheduler {scheduler!r}; the simulated engine of that kind takes over "
+            "no KV",
+            field=field,
+        )

@@ -1,18 +1,22 @@
-"""The fleet as it was in a window, as the simulator takes it: as many instances as the scaler counted, when it did."""
+"""The fleet as it was in a window, as the simulator takes it: as many instances as the scaler counted, when it did, and
+today's instances in the roles that they had then where it did not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from controller.models import ScalingSample
-from controller.selectors.fleet_model import MOST_INSTANCES, check_change, fleet_today, size_of
+from controller.models import Instance, InstanceInterval, ScalingSample
+from controller.selectors.fleet_model import MOST_INSTANCES, check_change, fleet_today, in_role, size_of
 
 COLLOCATED = "collocated"
 NOT_ON_RECORD = "Today's fleet: how many instances there were then is not on record."
+TURNED = "Today's instances, in the roles that they had then; how many there were is not on record."
+TURNED_TOO = "The others are today's, in the roles that they had then."
 
 
 class FleetThen(NamedTuple):
@@ -20,6 +24,15 @@ class FleetThen(NamedTuple):
 
     groups: list[dict[str, Any]]
     note: str
+
+
+class Turn(NamedTuple):
+    """An instance changed its role, `at` seconds after the start."""
+
+    at: float
+    instance: str
+    old: str
+    new: str
 
 
 class Span(NamedTuple):
@@ -33,22 +46,26 @@ def fleet_then(
     model: str, since: datetime, until: datetime, change: int = 0, field: str = "instances", role: str | None = None
 ) -> FleetThen:
     """Each role whose instances a scaling policy counted in the window has as many as it counted, alike the first of
-    today; others are as today.
+    today; others have those of today that had the role then.
 
     `change`: so many more of `role` at every moment, or fewer, but one at least; without it the role that most
     instances have. Raises ConfigError as `fleet_today`.
     """
     check_change(change, field)
-    today = _by_role(fleet_today(model))
-    counts = {name: known for name, known in _counts(model, since, until).items() if name in today}
+    today, turns = _by_role(fleet_today(model)), _turns(model, since)
     changed = role or max(today, key=lambda name: size_of(today[name]))
-    if changed not in counts:
+    alike = {**_former(today, turns, field), **today}
+    counted = {name: known for name, known in _counts(model, since, until).items() if name in alike}
+    turned = _by_turns(today, turns, (until - since).total_seconds())
+    counts = {**turned, **counted}
+    if changed not in counts and (change or not turns):
         return FleetThen(fleet_today(model, change, field, role), NOT_ON_RECORD)
-    note = f"As many instances as the scaler counted then: {_range(counts.values())}."
-    counts[changed] = [(at, max(1, count + change) if count else 0) for at, count in counts[changed]]
+    note = _note(counted, turned)
+    if change:
+        counts[changed] = [(at, max(1, count + change) if count else 0) for at, count in counts[changed]]
     found: list[dict[str, Any]] = []
-    for name, alike in today.items():
-        found += _during(alike[0], spans_of(counts[name])) if name in counts else alike
+    for name, groups in alike.items():
+        found += _during(groups[0], spans_of(counts[name])) if name in counts else groups
     if not 1 <= size_of(found) <= MOST_INSTANCES:
         return FleetThen(fleet_today(model, change, field, role), NOT_ON_RECORD)
     return FleetThen(found, note)
@@ -78,6 +95,45 @@ def _counts(model: str, since: datetime, until: datetime) -> dict[str, list[tupl
         if not known or known[-1][1] != ready:
             known.append((round((at - since).total_seconds(), 3), ready))
     return found
+
+
+def _turns(model: str, since: datetime) -> list[Turn]:
+    """Since then, of the instances that serve today: also those after a window, whose roles in it are not today's."""
+    mine = InstanceInterval.objects.filter(instance__in=Instance.objects.serving().filter(model__name=model))
+    rows = mine.filter(Q(ended_at__isnull=True) | Q(ended_at__gte=since)).order_by("instance_id", "started_at")
+    found = []
+    for (name, _, old), (other, at, new) in pairwise(rows.values_list("instance_id", "started_at", "role")):
+        if name == other and old != new:
+            found.append(Turn(round((at - since).total_seconds(), 3), name, old, new))
+    return sorted(found)
+
+
+def _by_turns(
+    today: Mapping[str, list[dict[str, Any]]], turns: Sequence[Turn], window_s: float
+) -> dict[str, list[tuple[float, int]]]:
+    """How many of today's instances had each role that one of them took or gave up, as `_counts`."""
+    found = {}
+    for role in sorted({name for turn in turns for name in (turn.old, turn.new)}):
+        steps = [(turn.at, (turn.new == role) - (turn.old == role)) for turn in turns]
+        here = size_of(today.get(role, [])) - sum(more for _, more in steps)
+        known = found.setdefault(role, [(0.0, max(0, here))])
+        for at, more in steps:
+            here += more
+            if more and at < window_s:
+                known.append((at, max(0, here)))
+    return found
+
+
+def _former(today: Mapping[str, Any], turns: Iterable[Turn], field: str) -> dict[str, list[dict[str, Any]]]:
+    """The roles that nobody has any more: alike the instance that was the last to give it up."""
+    return {turn.old: [in_role(turn.instance, turn.old, field)] for turn in turns if turn.old not in today}
+
+
+def _note(counted: Mapping[str, Sequence[tuple[float, int]]], turned: Iterable[str]) -> str:
+    if not counted:
+        return TURNED
+    note = f"As many instances as the scaler counted then: {_range(counted.values())}."
+    return note if set(turned) <= set(counted) else f"{note} {TURNED_TOO}"
 
 
 def _by_role(groups: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -4,7 +4,7 @@ A spec is the simulator's JSON (`controller/simulator/README.md`) and a little m
 
 - `instances` may be `{"fleet": "today", "model": NAME, "change": -1}` (with `role`: whose number changes, where
   instances have roles), or `"fleet": "then"` beside recorded traffic: as many at every moment as the scaler counted;
-  profiles are names of shipped ones or objects;
+  of roles that it did not count, those of today's that had them then; profiles are names of shipped ones or objects;
 - an entry of `policies` may have `instances` of its own, so that fleets are compared like policies;
 - `workload` may be `{"kind": "window", "since", "until", "model", "tenant", "slo_class"}`: recorded traffic;
 - `path` of a trace is the slug of a registered one.

@@ -8,8 +8,8 @@ import pytest
 from django.utils import timezone
 
 from controller.core.errors import ConfigError
-from controller.models import Instance, ScalingSample
-from controller.selectors.fleet_past import NOT_ON_RECORD, Span, fleet_then, spans_of
+from controller.models import Instance, InstanceInterval, ScalingSample
+from controller.selectors.fleet_past import NOT_ON_RECORD, TURNED, TURNED_TOO, Span, fleet_then, spans_of
 from controller.services.experiment_reading import read
 from controller.services.experiment_specs import resolved
 from tests import experiment_data as data
@@ -105,6 +105,50 @@ def test_roles_have_their_own_counts(start):
     assert [each["from_s"] for each in by_role["prefill"]] == [0.0, 10.0]
     assert len(by_role["decode"]) == 3
     assert "3 to 4" in found.note
+
+
+def turned(row, start, *roles):
+    """(seconds after the start, role) of one instance, oldest first."""
+    at = [start + timedelta(seconds=seconds) for seconds, _ in roles]
+    for (_, role), began, ended in zip(roles, at, [*at[1:], None], strict=True):
+        InstanceInterval.objects.create(instance=row, role=role, unit_cost=1.0, started_at=began, ended_at=ended)
+    row.role = roles[-1][1]
+    row.save()
+
+
+def spans(fleet, role):
+    return there(fleet._replace(groups=[each for each in fleet.groups if each.get("role", "collocated") == role]))
+
+
+def test_todays_instances_have_the_roles_of_then_where_nobody_counted(start):
+    first, second = data.fleet(instances=2).instances.order_by("id")
+    turned(first, start, (-60, "collocated"), (100, "prefill"))
+    turned(second, start, (-60, "collocated"), (100, "decode"))
+    found = then(start)
+    assert found.note == TURNED
+    assert spans(found, "collocated") == [(0.0, 100.0), (0.0, 100.0)]
+    assert spans(found, "prefill") == spans(found, "decode") == [(100.0, None)]
+
+
+def test_a_turn_after_the_window_is_undone_and_one_before_it_stands(start):
+    first, second = data.fleet(instances=2).instances.order_by("id")
+    turned(first, start, (-60, "decode"), (HOUR.total_seconds() + 9, "prefill"))
+    turned(second, start, (-60, "prefill"), (-30, "decode"))
+    found = then(start)
+    assert (spans(found, "prefill"), spans(found, "decode")) == ([], [(0.0, None), (0.0, None)])
+
+
+def test_what_the_scaler_counted_goes_before_what_turned(start):
+    model = data.fleet(instances=3)
+    first, *others = model.instances.order_by("id")
+    for row in others:
+        turned(row, start, (-60, "prefill"))
+    turned(first, start, (-60, "prefill"), (100, "decode"))
+    sampled(factories.scaling_policy(model, role="prefill"), start, (0, 4), (100, 2))
+    found = then(start)
+    assert found.note == f"As many instances as the scaler counted then: 2 to 4. {TURNED_TOO}"
+    assert spans(found, "prefill") == [(0.0, 100.0), (0.0, 100.0), (0.0, None), (0.0, None)]
+    assert spans(found, "decode") == [(100.0, None)]
 
 
 @pytest.mark.parametrize(("change", "role", "field"), [(65, None, "instances.change"), (1, "decode", "instances.role")])

@@ -59,6 +59,13 @@ def test_a_preview_on_prefill_and_decode_instances_runs_through_both():
         assert (record.outcome, record.instance, record.prefill_instance) == (Outcome.OK, "engine-0", "engine-1")
 
 
+def settings_of(group):
+    """As the simulator builds it, beside an engine of each stage: neither may be alone."""
+    stages = [{"profile": data.SPEED, "model": group["model"], "role": stage} for stage in ("prefill", "decode")]
+    spec, _ = resolved({**data.spec(), "instances": [group, *stages]}, data.no_profile)
+    return read(spec)[0].settings.instances[0]
+
+
 def moved(request: str, **fields) -> None:
     defaults = {
         "started_at": timezone.now() - timedelta(minutes=1), "request": request, "attempt": 1, "model": "demo",
@@ -178,6 +185,36 @@ def test_a_scheduler_that_cannot_be_replayed_is_refused_by_name(told, role, comp
     with pytest.raises(ConfigError, match=complaint) as caught:
         fleet_today("demo")
     assert (caught.value.field, row.pk in str(caught.value)) == ("instances", True)
+
+
+@pytest.mark.parametrize(
+    ("started", "role", "more"),
+    [
+        ("prefill", "collocated", {}),
+        ("decode", "prefill", {}),
+        ("collocated", "decode", {"deadlines": True, "batching_options": {"slots": 7}}),
+    ],
+)
+def test_an_engine_that_turned_keeps_the_scheduler_of_its_start_in_a_replay(started, role, more):
+    model = data.fleet(instances=0)
+    told = {"scheduler": "slackline", **more}
+    for each in (started, role):
+        factories.instance(model, device_kind="a100", max_num_seqs=16, role=each, started_role=started, spec=told)
+    groups = {group.get("role", "collocated"): group for group in fleet_today("demo")}
+    of_its_start, turned = settings_of(groups[started]), settings_of(groups[role])
+    assert (of_its_start.role, turned.role) == (started, role)
+    assert (turned.part.engine_kind, turned.part.batching) == (
+        of_its_start.part.engine_kind, of_its_start.part.batching,
+    )  # fmt: skip
+    assert turned.build_batching().config == of_its_start.build_batching().config
+
+
+def test_a_prefill_scheduler_that_decodes_now_cannot_be_replayed():
+    model = data.fleet(instances=0)
+    told = {"scheduler": "slackline"}
+    row = factories.instance(model, device_kind="a100", role="decode", started_role="prefill", spec=told)
+    with pytest.raises(ConfigError, match=f"{row.pk} decodes under scheduler 'slackline as it started .prefill.'"):
+        fleet_today("demo")
 
 
 def test_what_a_vllm_was_told_under_the_same_names_is_its_own_business():
