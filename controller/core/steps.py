@@ -23,7 +23,7 @@ class SeqState(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """vLLM's names: `stop` is an end-of-sequence token or a stop string, `length` a bound on tokens."""
+    """vLLM's names: `stop` is an end-of-sequence token, a stop token or a stop string, `length` a bound on tokens."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -56,6 +56,7 @@ class Seq:
     priority: int = 0  # lower is more urgent
     min_tokens: int = 0
     ignore_eos: bool = False
+    stop_tokens: frozenset[int] = frozenset()  # end it too, `ignore_eos` or not
     token_ids: MutableSequence[int] | None = None
     salt: bytes = b""  # prefixes are shared only between equal salts
     block_hashes: list[Hashable] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Seq:
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0
     finish: FinishReason | None = None
+    stopped_by: int | None = None  # of `stop_tokens`, the one that ended it
     scheduled_at: float | None = None  # first time in a step
     first_token_at: float | None = None
     last_token_at: float | None = None

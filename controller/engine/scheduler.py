@@ -271,7 +271,7 @@ class EngineScheduler:
         self._finish_if_done(seq, actions)
 
     def _finish_if_done(self, seq: Seq, actions: list[EngineAction]) -> None:
-        if (reason := self._end_if_done(seq, False)) is not None:
+        if (reason := self._end_if_done(seq, None)) is not None:
             actions.append(Finish(seq, reason))
 
     def _advance(self, seq: Seq, tokens: int) -> None:
@@ -280,7 +280,7 @@ class EngineScheduler:
         self.blocks.seal(seq, before)
 
     def _sampled(self, sampled: Sampled, now: float) -> Emit:
-        seq, token, eos = sampled
+        seq, token, _ = sampled
         seq.output_tokens += 1
         if seq.token_ids is not None:
             seq.token_ids.append(token)
@@ -288,10 +288,10 @@ class EngineScheduler:
             seq.first_token_at = now
         seq.last_token_at = now
         self.totals.generated += 1
-        return Emit(seq, token, self._end_if_done(seq, eos))
+        return Emit(seq, token, self._end_if_done(seq, sampled))
 
-    def _end_if_done(self, seq: Seq, eos: bool) -> FinishReason | None:
-        reason = self._reason(seq, eos)
+    def _end_if_done(self, seq: Seq, sampled: Sampled | None) -> FinishReason | None:
+        reason = self._reason(seq, sampled)
         if reason is not None:
             self._running.remove(seq)
             self._end(seq, reason)
@@ -301,9 +301,13 @@ class EngineScheduler:
                 self.blocks.release(seq)
         return reason
 
-    def _reason(self, seq: Seq, eos: bool) -> FinishReason | None:
-        if eos and not seq.ignore_eos and seq.output_tokens > seq.min_tokens:
-            return FinishReason.STOP
+    def _reason(self, seq: Seq, sampled: Sampled | None) -> FinishReason | None:
+        if sampled is not None and seq.output_tokens > seq.min_tokens:
+            if sampled.eos and not seq.ignore_eos:
+                return FinishReason.STOP
+            if sampled.token in seq.stop_tokens:
+                seq.stopped_by = sampled.token
+                return FinishReason.STOP
         if seq.output_tokens >= seq.max_tokens or seq.tokens >= self.config.max_model_len:
             return FinishReason.LENGTH
         return None

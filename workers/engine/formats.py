@@ -42,7 +42,7 @@ class Format(ABC):
         """What precedes the first token's event."""
         return b""
 
-    def event(self, text: str, finish: FinishReason | None, stop_reason: str | None = None) -> bytes:
+    def event(self, text: str, finish: FinishReason | None, stop_reason: str | int | None = None) -> bytes:
         if finish is None:
             return self._choice + orjson.dumps(text) + self.closing + b'null,"stop_reason":null}]}\n\n'
         tail = orjson.dumps(finish) + b',"stop_reason":' + orjson.dumps(stop_reason) + b"}]}\n\n"
@@ -56,7 +56,7 @@ class Format(ABC):
         text: str,
         seq: Seq,
         finish: FinishReason,
-        stop_reason: str | None,
+        stop_reason: str | int | None,
         extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> bytes:
         choice = {

@@ -101,11 +101,16 @@ class FileDecoder:
     def feed(self, token: int, last: bool = False) -> str:
         self._held.append(token)
         text = self._step(token)
-        if text is None and last:
-            text = self._tokenizer.decode(self._held, skip_special_tokens=True)
         if text is not None:
             self._held.clear()
+        elif last:
+            text = self.rest()
         return text or ""
+
+    def rest(self) -> str:
+        text = str(self._tokenizer.decode(self._held, skip_special_tokens=True))
+        self._held.clear()
+        return text
 
     def _step(self, token: int) -> str | None:
         """Bytes that turn out to be no character change the text that the library kept: it has to begin anew."""

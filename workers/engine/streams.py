@@ -36,7 +36,7 @@ class StopFilter:
 class Stream:
     """What one response reads. `pieces` holds one text a token, empty ones included: clients count events."""
 
-    __slots__ = ("_decoder", "_every", "_filter", "_waiter", "finish", "last_at", "pieces", "seq")
+    __slots__ = ("_decoder", "_every", "_filter", "_keep_stop", "_waiter", "finish", "last_at", "pieces", "seq")
 
     def __init__(
         self,
@@ -52,16 +52,19 @@ class Stream:
         self.last_at: float | None = None  # when the newest token came
         self._decoder = decoder or Decoder()
         self._filter = StopFilter(stops, keep_stop) if stops else None
+        self._keep_stop = keep_stop
         self._every = wake_each
         self._waiter: asyncio.Future[None] | None = None
 
     @property
-    def stop_reason(self) -> str | None:
-        return self._filter.found if self._filter is not None else None
+    def stop_reason(self) -> str | int | None:
+        """The stop string, else the stop token that ended it; None for the model's own end."""
+        found = self._filter.found if self._filter is not None else None
+        return self.seq.stopped_by if found is None else found
 
     def push(self, token: int, finish: FinishReason | None) -> bool:
         """Take one token; True if a stop string ended the text with it."""
-        text = self._decoder.feed(token, finish is not None)
+        text = self._text(token, finish)
         stopped = False
         if self._filter is not None:
             text = self._filter.feed(text, finish is not None)
@@ -71,6 +74,12 @@ class Stream:
         if self._every or self.finish is not None:
             self._wake()
         return stopped
+
+    def _text(self, token: int, finish: FinishReason | None) -> str:
+        """A token that ends a sequence is no part of its text, unless stops are to stay in it."""
+        if finish is FinishReason.STOP and not self._keep_stop:
+            return self._decoder.rest()
+        return self._decoder.feed(token, finish is not None)
 
     def end(self, reason: FinishReason) -> None:
         if self.finish is None:

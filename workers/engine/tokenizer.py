@@ -74,9 +74,16 @@ class Decoder:
     def feed(self, token: int, last: bool = False) -> str:
         return self._decoder.decode(self._bytes_of(token), last)
 
+    def rest(self) -> str:
+        return self._decoder.decode(b"", True)
+
 
 class StreamDecoder(Protocol):
     def feed(self, token: int, last: bool = False) -> str: ...
+
+    def rest(self) -> str:
+        """What is held back, when no token follows."""
+        ...
 
 
 class Tokenizer(Protocol):

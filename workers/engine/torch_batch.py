@@ -33,7 +33,8 @@ class Segment:
 
 
 def segments_of(step: Step, eos: tuple[int, ...] = ()) -> list[Segment]:
-    """`eos` may not be sampled before a sequence's `min_tokens`. Raises ValueError for one without token ids."""
+    """`eos` and a sequence's own stop tokens may not be sampled before its `min_tokens`. Raises ValueError for one
+    without token ids."""
     found = [_segment(chunk.seq, chunk.start, chunk.length, chunk.last, eos) for chunk in step.chunks]
     return found + [_segment(seq, seq.computed, 1, True, eos) for seq in step.decodes]
 
@@ -42,7 +43,7 @@ def _segment(seq: Seq, start: int, length: int, last: bool, eos: tuple[int, ...]
     if seq.token_ids is None:
         raise ValueError(f"sequence {seq.id!r} has no token ids")
     tokens = array("q", seq.token_ids[start : start + length])
-    banned = eos if seq.output_tokens < seq.min_tokens else ()
+    banned = (*eos, *seq.stop_tokens) if seq.output_tokens < seq.min_tokens else ()
     draw = Draw(seq.sampling, seq.seed, seq.output_tokens, banned) if last else None
     return Segment(seq, tokens, start, list(seq.blocks), draw)
 

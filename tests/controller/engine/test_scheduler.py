@@ -53,6 +53,33 @@ def test_ignore_eos_runs_to_the_bound():
     assert len(driver.outputs["a"]) == 5
 
 
+def test_a_stop_token_ends_a_sequence_and_says_so():
+    """Whether it ignores the model's own end or not, and not before `min_tokens`; two sequences have their own each."""
+    driver, told = Driver(), [make_seq(name) for name in "abcd"]
+    said = {seq.id: expected_output(seq) for seq in told}
+    plain = make_seq("a", max_tokens=4, stop_tokens=frozenset({said["a"][1], said["a"][2]}))
+    ignoring = make_seq("b", max_tokens=4, stop_tokens=frozenset({said["b"][2]}), ignore_eos=True)
+    longer = make_seq("c", max_tokens=4, stop_tokens=frozenset({said["c"][0], said["c"][2]}), min_tokens=1)
+    other = make_seq("d", max_tokens=4, stop_tokens=frozenset({1000}))
+    driver.add(plain, ignoring, longer, other)
+    driver.run()
+    assert [len(driver.outputs[name]) for name in "abcd"] == [2, 3, 3, 4]
+    assert [driver.ended[name] for name in "abcd"] == [FinishReason.STOP] * 3 + [FinishReason.LENGTH]
+    assert [seq.stopped_by for seq in (plain, ignoring, longer)] == [said["a"][1], said["b"][2], said["c"][2]]
+    assert other.stopped_by is None
+
+
+def test_the_models_own_end_is_no_stop_token_of_the_request_unless_it_is_ignored():
+    for ignore in (False, True):
+        driver, seq = Driver(), make_seq("a", max_tokens=4, ignore_eos=ignore)
+        driver.eos_at = lambda seq: 1
+        seq.stop_tokens = frozenset({expected_output(seq)[1]})
+        driver.add(seq)
+        driver.run()
+        assert (driver.ended, len(driver.outputs["a"])) == ({"a": FinishReason.STOP}, 2)
+        assert (seq.stopped_by is not None) is ignore
+
+
 def test_the_context_bounds_the_output():
     driver = Driver(max_model_len=12)
     driver.add(make_seq("a", 8, max_tokens=100))

@@ -131,3 +131,4 @@ def test_bytes_that_are_no_character_break_off_no_answer():
     decoder = FileDecoder(made)
     text = "".join(decoder.feed(token) for token in (1, 2, 3, 3, 2, 4, 5, 3))
     assert text == "\n\ufffd the the\u20ac the"
+    assert (decoder.feed(2), decoder.rest(), decoder.rest()) == ("", "\ufffd", "")

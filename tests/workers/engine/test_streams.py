@@ -29,6 +29,23 @@ def test_a_stop_string_across_tokens_is_cut_and_named():
     assert (stream.finish, stream.stop_reason) == (FinishReason.STOP, "e an")
 
 
+@pytest.mark.parametrize(("keep", "said"), [(False, [" the", ""]), (True, [" the", " and"])])
+def test_a_token_that_ends_a_sequence_is_an_event_without_text(keep: bool, said: list[str]):
+    stream = Stream(Seq("s", 0.0, 1, 10), (), True, keep)
+    stream.push(encode(" the")[0], None)
+    stream.seq.stopped_by = encode(" and")[0]
+    assert not stream.push(encode(" and")[0], FinishReason.STOP)
+    assert stream.take() == said
+    assert (stream.finish, stream.stop_reason) == (FinishReason.STOP, encode(" and")[0])
+
+
+def test_text_held_back_comes_out_when_an_end_token_follows():
+    stream = make_stream("e xyz")
+    stream.push(encode(" the")[0], None)
+    stream.push(encode(" and")[0], FinishReason.STOP)
+    assert ("".join(stream.take()), stream.stop_reason) == (" the", None)
+
+
 def test_held_back_text_comes_out_when_no_stop_follows():
     stream = make_stream("e xyz")
     stream.push(encode(" the")[0], None)
