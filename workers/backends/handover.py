@@ -20,15 +20,16 @@ REMOTE_DECODE: dict[str, Any] = {
 }
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
-NOT_FOR_PREFILL = ("stream_options", "stop", "stop_token_ids", "max_completion_tokens")
+NOT_FOR_PREFILL = ("stream_options", "stop", "max_completion_tokens")
 
 
 def prefill_head(head: bytes, early: bool = False) -> bytes:
     """The body (without its closing brace) of the first leg: the same prompt, one token, nothing streamed. `early`:
     the offer is wanted before the answer.
 
-    `min_tokens` stays, as far as one token can keep it: without it that token could be the end of the sequence, which
-    the client's request forbids, and nothing would seem to be left to decode. Nonsense is left to the engine to refuse.
+    `stop_token_ids` stays, since that token may be one of them. So does `min_tokens`, as far as one token can keep it:
+    without it that token could be the end of the sequence, which the client's request forbids, and nothing would seem
+    to be left to decode. Nonsense is left to the engine to refuse.
     """
     body = orjson.loads(head + b"}")
     for name in NOT_FOR_PREFILL:

@@ -65,6 +65,21 @@ def strings(body: Body, name: str, most: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def integers(body: Body, name: str, most: int, low: int, high: int) -> frozenset[int]:
+    """A list of them."""
+    value = body.get(name)
+    if value is None:
+        return frozenset()
+    if not isinstance(value, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        raise ApiError(f"{name} must be a list of integers", name)
+    if len(value) > most:
+        raise ApiError(f"{name} may hold at most {most} integers, got {len(value)}", name)
+    for item in value:
+        if not low <= item <= high:
+            raise ApiError(f"{name} must hold integers between {low} and {high}, got {item}", name)
+    return frozenset(value)
+
+
 def mapping(body: Body, name: str) -> Body:
     value = body.get(name)
     if value is None:

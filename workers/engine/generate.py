@@ -135,6 +135,7 @@ class Generator:
             priority=asked.priority,
             min_tokens=asked.min_tokens,
             ignore_eos=asked.ignore_eos,
+            stop_tokens=asked.stop_tokens,
             token_ids=asked.tokens,
             salt=asked.salt,
             seed=seed_of(seed, asked.tokens),

@@ -1,5 +1,4 @@
-"""Bodies of the two generation endpoints, checked. Unknown fields are ignored, as vLLM does; those of vLLM's that would
-change the answer are refused by name, since a client could not see that they were left out."""
+"""Bodies of the two generation endpoints, checked. What of vLLM's this engine does not do: `unserved`."""
 
 from __future__ import annotations
 
@@ -16,34 +15,12 @@ from workers.engine.errors import ApiError
 from workers.engine.handover import offer_in, wants_early_offer, wants_handover
 from workers.engine.kv_transfer import Offer
 from workers.engine.tokenizer import Tokenizer
+from workers.engine.unserved import refuse_unserved
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 ROLES = ("system", "user", "assistant", "developer", "tool")
-# Fields that would change the answer if this engine could do what they ask. Of a real model also those below, which say
-# how it is to choose its tokens: an emulated one chooses none.
-UNSUPPORTED = ("echo", "logprobs", "suffix", "use_beam_search", "top_logprobs", "prompt_logprobs")
-UNSUPPORTED_CHOICES = (
-    "stop_token_ids",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "logits_processors",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
-ASKS_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-PLAIN_TEXT = {"type": "text"}
-# Numbers that change no answer, and the lowest and highest that vLLM takes.
-NEUTRAL = {
-    "presence_penalty": (0.0, -2.0, 2.0),
-    "frequency_penalty": (0.0, -2.0, 2.0),
-    "repetition_penalty": (1.0, 0.0, 1e9),
-    "min_p": (0.0, 0.0, 1.0),
-}
+MOST_STOPS = 16
+MOST_STOP_TOKENS = 128  # vLLM's own bound where it has one
 SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
@@ -71,6 +48,7 @@ class Generation:
     max_tokens: int
     min_tokens: int
     ignore_eos: bool
+    stop_tokens: frozenset[int]
     stops: tuple[str, ...]
     keep_stop: bool
     seed: int | None
@@ -90,11 +68,13 @@ class Generation:
 
 def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
     _check_model(body, served.model)
+    refuse_unserved(body, chat=False, real=served.samples)
     return _generation(body, headers, _prompt(body, served), "prompt", served)
 
 
 def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
     _check_model(body, served.model)
+    refuse_unserved(body, chat=True, real=served.samples)
     return _generation(body, headers, _chat_tokens(body, served), "messages", served)
 
 
@@ -102,7 +82,6 @@ def _generation(
     body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: Served
 ) -> Generation:
     chat, context = source == "messages", served.context
-    _check_supported(body, served.samples)
     if len(tokens) >= context:
         raise too_long(context, len(tokens), source)
     max_tokens = _max_tokens(body, chat, context, len(tokens))
@@ -117,7 +96,8 @@ def _generation(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=fields.boolean(body, "ignore_eos"),
-        stops=fields.strings(body, "stop", most=16),
+        stop_tokens=fields.integers(body, "stop_token_ids", MOST_STOP_TOKENS, 0, served.tokenizer.vocab_size - 1),
+        stops=fields.strings(body, "stop", most=MOST_STOPS),
         keep_stop=fields.boolean(body, "include_stop_str_in_output"),
         seed=fields.integer(body, "seed"),
         priority=_priority(body, headers),
@@ -147,27 +127,6 @@ def _check_model(body: fields.Body, model: str) -> None:
     asked = fields.string(body, "model", model)
     if asked != model:
         raise ApiError(f"The model `{asked}` does not exist.", "model", status=404)
-
-
-def _check_supported(body: fields.Body, samples: bool) -> None:
-    for name in ("n", "best_of"):
-        value = fields.integer(body, name, 1)
-        if value != 1:
-            raise ApiError(f"{name} must be 1: this engine makes one choice a request", name)
-    for name in UNSUPPORTED:
-        if body.get(name) not in (None, False, ""):
-            raise _unsupported(name)
-    for name, (neutral, low, high) in NEUTRAL.items():
-        if fields.number(body, name, neutral, low, high) != neutral and samples:
-            raise _unsupported(name)
-    for name in UNSUPPORTED_CHOICES if samples else ():
-        plain = name == "response_format" and body.get(name) == PLAIN_TEXT
-        if not plain and body.get(name) not in ASKS_NOTHING:
-            raise _unsupported(name)
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError(f"{name} is not supported by this engine", name)
 
 
 def _sampling(body: fields.Body, used: bool) -> Sampling:

@@ -121,3 +121,21 @@ async def test_what_may_not_end_yet_is_decoded_where_answers_are_though_it_would
         assert (record.prefill_instance, record.output_tokens >= least) == ("p", True)
         async with aiohttp.ClientSession(p.url) as engine:
             assert (await samples(engine))["vllm:generation_tokens_total", ""] <= 3, "p never decoded an answer"
+
+
+async def test_a_stop_token_is_told_to_both_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes first ends the answer where its prompt was computed; a later one where it is decoded."""
+    asked = prompt(0)[:40]
+    async with pair(folder(), monkeypatch) as (_, d, session, bed):
+        body: dict[str, Any] = completion(prompt=asked, max_tokens=TOKENS, temperature=0, ignore_eos=True)
+        for stops, place, least in (([first_token(asked)], "p", 0), ([*range(0, VOCABULARY, 4)], "d", 1)):
+            body |= {"stop_token_ids": stops, "min_tokens": least}
+            answer = await bed.ask(body)
+            assert (answer.status, answer.headers["x-slackline-instance"]) == (200, place)
+            (choice,) = json.loads(answer.body)["choices"]
+            async with session.post(f"{d.url}{COMPLETIONS}", json=body) as whole:
+                (wanted,) = (await whole.json())["choices"]
+            assert (choice, choice["finish_reason"]) == (wanted, "stop")
+            assert choice["stop_reason"] in stops
+        refused = await bed.ask({**body, "stop_token_ids": [VOCABULARY]})
+        assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "stop_token_ids")

@@ -17,13 +17,14 @@ def test_the_first_leg_asks_for_one_token_in_one_piece_and_nothing_that_contradi
             "max_tokens": 50,
             "max_completion_tokens": 50,
             "min_tokens": 4,
+            "stop_token_ids": [7],
             "temperature": 0.5,
         }
     )[:-1]
     body = orjson.loads(prefill_head(head) + b"}")
     assert (body["stream"], body["max_tokens"], body["temperature"]) == (False, 1, 0.5)
     assert not {"stream_options", "max_completion_tokens"} & set(body)
-    assert body["min_tokens"] == 1
+    assert (body["min_tokens"], body["stop_token_ids"]) == (1, [7])
     assert body["kv_transfer_params"]["do_remote_decode"] is True
     assert body["kv_transfer_params"]["do_remote_prefill"] is False
 

@@ -101,7 +101,8 @@ async def test_what_the_engine_is(engine):
     ("body", "param"),
     [
         ({"prompt": "a", "presence_penalty": 1.0}, "presence_penalty"),
-        ({"prompt": "a", "stop_token_ids": [3]}, "stop_token_ids"),
+        ({"prompt": "a", "stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
+        ({"prompt": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"prompt": "a", "top_p": 0}, "top_p"),
         ({"prompt": [VOCABULARY]}, "prompt"),
         ({"prompt": "a", "target_ttft": -1}, "target_ttft"),
