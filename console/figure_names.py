@@ -222,6 +222,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "backend": ("backend", ""),
     "provisioner": ("provisioner", ""),
     "max_num_seqs": ("runs at once", "requests"),
+    "seqs_unsaid": ("how many at once, its server says", ""),
     "unit_cost": ("cost", "units/s"),
     "spec": ("how it is started", ""),
     "weights": ("weights", "word"),

@@ -17,6 +17,7 @@ from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
 from api.control.references import host_named, model_named
 from api.permissions import IsOperator, IsViewer
+from controller.core.types import UNSAID_SEQS
 from controller.models import Action, Instance
 from controller.models.fleet import Role
 from controller.selectors.catalogue import instances
@@ -75,7 +76,14 @@ class _InstanceFields(serializers.Serializer):
     host = serializers.CharField(max_length=120, allow_null=True, required=False, help_text="A host's name.")
     device_kind = serializers.CharField(max_length=64, allow_blank=True, required=False)
     tp = serializers.IntegerField(min_value=1, max_value=1024, required=False, help_text="Tensor parallel degree.")
-    max_num_seqs = serializers.IntegerField(min_value=1, max_value=100_000, required=False)
+    max_num_seqs = serializers.IntegerField(
+        min_value=1,
+        max_value=100_000,
+        required=False,
+        allow_null=True,
+        help_text="Sequences at once. Of a `static` instance null (the default): as many as its server says itself, or "
+        f"{UNSAID_SEQS} where it says nothing.",
+    )
     unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
     )
@@ -137,6 +145,7 @@ class InstanceOutput(serializers.ModelSerializer):
 
     model = serializers.CharField(source="model.name")
     host = serializers.CharField(source="host.name", allow_null=True, default=None)
+    max_num_seqs = serializers.IntegerField(source="said_seqs", allow_null=True, read_only=True)
     spec = JsonObjectField()
 
     class Meta:

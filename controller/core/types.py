@@ -16,6 +16,8 @@ class Targets(NamedTuple):
     waiting_time_s: float = 5.0  # dropped with an error if not sent to an engine by then
 
 
+UNSAID_SEQS = 32  # sequences at once of an endpoint of which neither its registration nor itself says how many
+
 # Concord ch. 6's API defaults, used when a request names neither targets nor a class.
 CONCORD_DEFAULTS = Targets(ttft_s=5.0, tpot_s=0.2, deadline_s=None, waiting_time_s=5.0)
 
@@ -87,7 +89,7 @@ class InstanceSpec:
     url: str = ""
     backend: str = "vllm"
     role: Role = Role.COLLOCATED
-    max_num_seqs: int = 32
+    max_num_seqs: int | None = None  # None: nobody said, and what the engine says of itself counts
     kv_capacity_tokens: int | None = None
     max_model_len: int = 4096  # tokens of prompt and answer: who asks for more is sent to a longer one
     unit_cost: float = 1.0  # cost of one instance-second

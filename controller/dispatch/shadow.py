@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from controller.core.snapshot import FleetState
-from controller.core.types import InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.core.types import UNSAID_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
 from controller.predict.latency import UNPROFILED, LatencyModel
 from controller.predict.online_fit import OnlineFit
 
 OBSERVE_EVERY_S = 0.1  # intervals closer together say nothing new
 ODD_RATIO = 4.0  # an interval this much slower than predicted is a stall of the host, not of the engine
 ODD_LIMIT = 10  # ... unless it keeps coming
-UNSAID_SEQS = 32  # what a registration says of an endpoint's sequences where nobody said anything
 
 
 class Sent:
@@ -81,14 +80,9 @@ class Worker:
     def max_num_seqs(self) -> int:
         """Sequences all gateways may have there: the smaller of what is configured and what the engine says."""
         configured, says = self.spec.max_num_seqs, self._says_seqs
-        if says is None:
-            return configured
-        # An engine that we start is started with the configured number: where it says another, an operator has changed
-        # ours since. An endpoint that was registered without a number has the default, which is nobody's choice and
-        # must not hold back one that can do more; an operator who means it there cannot be told from that.
-        if configured == UNSAID_SEQS and self.spec.labels.get("provisioner", "static") == "static":
-            return says
-        return min(configured, says)
+        if configured is None:
+            return UNSAID_SEQS if says is None else says
+        return configured if says is None else min(configured, says)
 
     @property
     def slots(self) -> int:

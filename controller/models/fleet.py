@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from controller.core.types import UNSAID_SEQS
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
 
 
@@ -183,6 +184,7 @@ class Instance(Versioned):
     `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...), or what one
     must know of a server that somebody else started (`kv_role`). `started_role` is what its engine was told at its
     start ("" until then): it stays when the role is changed, and a process that is started again is told it again.
+    `seqs_unsaid`: an endpoint was registered without a number of sequences, and `max_num_seqs` only stands in for it.
     """
 
     class Desired(models.TextChoices):
@@ -211,7 +213,8 @@ class Instance(Versioned):
     started_role = models.CharField(max_length=16, choices=Role.choices, blank=True, default="", db_default="")
     device_kind = models.CharField(max_length=64, blank=True)
     tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
-    max_num_seqs = models.PositiveIntegerField(default=32, validators=[above_zero])
+    max_num_seqs = models.PositiveIntegerField(default=UNSAID_SEQS, validators=[above_zero])
+    seqs_unsaid = models.BooleanField(default=False, db_default=False)
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
     weights = models.CharField(max_length=16, choices=Weights.choices, default=Weights.PRESENT)
@@ -284,6 +287,12 @@ class Instance(Versioned):
         """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
         `tp` its latencies are of, and what other engines do with theirs is their own business."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
+
+    @property
+    def said_seqs(self) -> int | None:
+        """Sequences at once, as somebody said; None: what the engine says of itself counts. A process of a version that
+        knows no `seqs_unsaid` may have written another number."""
+        return None if self.seqs_unsaid and self.max_num_seqs == UNSAID_SEQS else self.max_num_seqs
 
     @property
     def role_at_start(self) -> str:

@@ -155,7 +155,7 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
         url=row.url,
         backend=row.backend,
         role=Role(row.role),
-        max_num_seqs=row.max_num_seqs,
+        max_num_seqs=row.said_seqs,
         kv_capacity_tokens=row.spec.get("kv_capacity_tokens"),
         max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,

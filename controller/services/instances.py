@@ -17,6 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.core.process_spec import FLAGS, refusal
+from controller.core.types import UNSAID_SEQS
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
@@ -51,13 +52,13 @@ def instance_register(
     host: Host | None = None,
     device_kind: str = "",
     tp: int = 1,
-    max_num_seqs: int = 32,
+    max_num_seqs: int | None = None,
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
     """An endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
 
-    `role`: also the one that it was started in, whichever it is given later.
+    `role`: also the one that it was started in, whichever it is given later. `max_num_seqs` None: what it says itself.
     """
     row = Instance(
         id=id,
@@ -70,7 +71,7 @@ def instance_register(
         host=host,
         device_kind=device_kind,
         tp=tp,
-        max_num_seqs=max_num_seqs,
+        **_seqs(max_num_seqs),
         unit_cost=unit_cost,
         spec=dict(spec or {}),
     )
@@ -92,7 +93,7 @@ def instance_wish(
     devices: Iterable[Device] = (),
     device_kind: str = "",
     tp: int = 1,
-    max_num_seqs: int = 32,
+    max_num_seqs: int = UNSAID_SEQS,
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
@@ -122,6 +123,9 @@ def instance_wish(
 
 
 def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Mapping[str, Any]) -> Instance:
+    """`max_num_seqs` None: what the endpoint says itself, which only a registered one may be left to."""
+    if "max_num_seqs" in changes:
+        changes = {**changes, **_seqs(changes["max_num_seqs"])}
     with transaction.atomic():
         row = change.update(
             Instance,
@@ -130,7 +134,7 @@ def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Ma
             kind="instance",
             version=version,
             changes=changes,
-            editable=EDITABLE,
+            editable=(*EDITABLE, "seqs_unsaid"),
             check=partial(_check, new_spec="spec" in changes),
         )
         if row.version != version and PLACED_BY & changes.keys():
@@ -264,11 +268,20 @@ def _interval_close(row: Instance, at: datetime) -> None:
     row.intervals.filter(ended_at__isnull=True).update(ended_at=at)
 
 
+def _seqs(number: int | None) -> dict[str, Any]:
+    """Not said: a number all the same, for gateways of a version that knows no other way; its rule for it is ours."""
+    return {"max_num_seqs": UNSAID_SEQS if number is None else number, "seqs_unsaid": number is None}
+
+
 def _check(row: Instance, new_spec: bool = True) -> None:
     if row.url and not row.url.startswith(("http://", "https://")):
         raise ValidationError({"url": "Must start with http:// or https://."})
     if row.provisioner == "static" and not row.url:
         raise ValidationError({"url": "A static instance needs its url."})
+    if row.seqs_unsaid and row.provisioner != "static":
+        raise ValidationError(
+            {"max_num_seqs": "What starts the engine must know it; only a registered one may say it itself."}
+        )
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
     if new_spec and row.provisioner == "process":

@@ -29,7 +29,7 @@ class Command(BaseCommand):
             "--kv-role", choices=KvRole.values, help="a vLLM's own: with kv_both the scaler may turn it"
         )
         parser.add_argument("--context-tokens", type=int, help="make the model, with this context, if there is none")
-        parser.add_argument("--max-num-seqs", type=int, default=32)
+        parser.add_argument("--max-num-seqs", type=int, help="sequences at once (as many as the server says itself)")
         parser.add_argument("--device-kind", default="", help="what they run on: the profile of that kind applies")
 
     def handle(self, *, instances: list[str], model: str, **options: Any) -> None:

@@ -5,6 +5,7 @@ from django.utils import timezone
 
 from api.control.instances import BACKENDS, PROVISIONERS
 from controller.models import Action, Decision, Instance, InstanceInterval
+from controller.selectors.snapshot import gateway_snapshot
 from controller.services.scaling_stages import like
 from tests import factories
 from tests.api.control.conftest import ROOT
@@ -170,6 +171,31 @@ def test_an_instance_is_changed_with_its_version(operator):
     assert answer.data["max_num_seqs"] == 64
     assert operator.patch(f"/instances/{row.pk}", {"max_num_seqs": 8, "version": 1}).status_code == 409
     assert operator.patch(f"/instances/{row.pk}", {"role": "prefill", "version": 2}).status_code == 400
+
+
+def test_how_many_at_once_is_left_to_a_registered_server_unless_it_is_said(operator):
+    factories.served_model(name="demo")
+    endpoint = {"id": "e", "model": "demo", "backend": "vllm", "provisioner": "static", "url": "http://e:8000"}
+    assert operator.post("/instances", endpoint).data["max_num_seqs"] is None
+    answer = operator.patch("/instances/e", {"max_num_seqs": 32, "version": 1})
+    assert (answer.data["max_num_seqs"], answer.data["version"]) == (32, 2)
+    assert gateway_snapshot().instances == (), "not ready yet"
+    Instance.objects.update(observed_state="ready")
+    assert [each.max_num_seqs for each in gateway_snapshot().instances] == [32]
+    assert operator.patch("/instances/e", {"max_num_seqs": None, "version": 2}).data["max_num_seqs"] is None
+    assert [each.max_num_seqs for each in gateway_snapshot().instances] == [None]
+    after = Decision.objects.filter(kind="instance_updated").order_by("id").last().inputs["after"]
+    assert after == {"seqs_unsaid": True}
+
+
+def test_what_is_started_here_is_told_how_many_at_once(operator):
+    factories.served_model(name="demo")
+    wish = {"model": "demo", "backend": "reference", "provisioner": "process"}
+    assert operator.post("/instances", wish).data["max_num_seqs"] == 32
+    assert "max_num_seqs" in operator.post("/instances", {**wish, "max_num_seqs": None}).data["error"]["fields"]
+    row = factories.instance()
+    answer = operator.patch(f"/instances/{row.pk}", {"max_num_seqs": None, "version": 1})
+    assert "max_num_seqs" in answer.data["error"]["fields"]
 
 
 def test_only_a_stopped_instance_is_forgotten(operator):

@@ -26,6 +26,13 @@ def test_they_are_registered_once_and_audited():
     assert Decision.objects.filter(kind="instance_created").count() == 2
 
 
+@pytest.mark.parametrize(("given", "said"), [({}, None), ({"max_num_seqs": 32}, 32)])
+def test_a_number_is_somebodys_only_where_it_was_given(given, said):
+    served_model(name="demo")
+    register(ENGINES[0], model="demo", **given)
+    assert Instance.objects.get().said_seqs == said
+
+
 def test_sglang_servers_are_registered_with_their_role():
     served_model(name="demo")
     register("sg-1=http://sg-1:30000", model="demo", backend="sglang", role="prefill")

@@ -69,6 +69,13 @@ def test_an_instance_shows_what_it_took_beside_its_fit(viewer, live_store):
     assert charts["decode"]["traces"][2]["y"][0] == pytest.approx(0.028)
 
 
+def test_an_instance_that_says_itself_how_many_it_runs_is_shown_so(viewer, live_store):
+    one, other = factories.instance(provisioner="static", seqs_unsaid=True), factories.instance(provisioner="static")
+    shown = [viewer.get(reverse("instance", args=[row.pk])).content.decode() for row in (one, other)]
+    assert ["of as many as it says itself" in each for each in shown] == [True, False]
+    assert ["of 32 at once" in each for each in shown] == [False, True]
+
+
 def test_where_stages_are_apart_each_instance_shows_its_own(viewer, live_store):
     model = factories.served_model()
     for id, role in (("p", "prefill"), ("d", "decode")):

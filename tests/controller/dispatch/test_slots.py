@@ -1,18 +1,11 @@
 """How many sequences an engine is given at once: the smaller of what is configured and what it says of itself."""
 
-import inspect
-
 import pytest
 
 from controller.core import events as ev
-from controller.core.types import InstanceSpec, Load
+from controller.core.types import UNSAID_SEQS, Load
 from controller.dispatch import build_dispatcher
-from controller.dispatch.shadow import UNSAID_SEQS
-from controller.models import Instance
-from controller.services.instances import instance_register
 from tests.controller.dispatch.fleet import request, sends, up
-
-OURS = {"provisioner": "process"}
 
 
 def told(dispatcher, slots, *, since=0.0):
@@ -34,9 +27,9 @@ def slots(dispatcher):
 
 def test_an_engine_is_given_no_more_than_is_configured():
     dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up(slots=6, labels=OURS)], 0.0)
+    dispatcher.handle([up(slots=6)], 0.0)
     told(dispatcher, 6)
-    fewer = up(slots=4, labels=OURS)
+    fewer = up(slots=4)
     dispatcher.handle([fewer], 2.0)
     told(dispatcher, 6, since=3.0)
     assert fewer.spec.max_num_seqs == 4, "what is configured is the gateway's, and stays"
@@ -44,21 +37,22 @@ def test_an_engine_is_given_no_more_than_is_configured():
 
 
 @pytest.mark.parametrize(
-    ("configured", "labels", "says", "given"),
+    ("configured", "says", "given"),
     [
-        (64, OURS, 6, 6),
-        (64, {}, 6, 6),
-        (16, {"provisioner": "static"}, 64, 16),
-        (UNSAID_SEQS, OURS, 64, UNSAID_SEQS),  # it was started with what is configured: somebody has changed that since
-        (UNSAID_SEQS, {"provisioner": "static"}, 64, 64),  # registered without a word about it
-        (UNSAID_SEQS, {"provisioner": "static"}, 6, 6),
-        (16, OURS, None, 16),
+        (64, 6, 6),
+        (16, 64, 16),
+        (UNSAID_SEQS, 64, UNSAID_SEQS),  # somebody means just that
+        (UNSAID_SEQS, 6, 6),
+        (16, None, 16),
+        (None, 64, 64),  # registered without a word about it
+        (None, 6, 6),
+        (None, None, UNSAID_SEQS),
     ],
 )
-def test_the_smaller_one_holds_where_both_are_somebodys_word(configured, labels, says, given):
+def test_the_smaller_one_holds_where_both_are_somebodys_word(configured, says, given):
     dispatcher = build_dispatcher("slackline")
-    dispatcher.handle([up(slots=configured, labels=labels)], 0.0)
-    assert slots(dispatcher) == configured, "nothing was heard of it yet"
+    dispatcher.handle([up(slots=configured)], 0.0)
+    assert slots(dispatcher) == (configured or UNSAID_SEQS), "nothing was heard of it yet"
     told(dispatcher, says)
     assert slots(dispatcher) == given
 
@@ -69,9 +63,3 @@ def test_what_an_engine_once_said_of_itself_holds_until_it_says_otherwise():
     told(dispatcher, 6)
     told(dispatcher, None, since=3.0)
     assert slots(dispatcher) == 6
-
-
-def test_the_number_that_stands_for_none_is_the_one_everybody_leaves():
-    assert InstanceSpec("w", "m").max_num_seqs == UNSAID_SEQS
-    assert Instance._meta.get_field("max_num_seqs").default == UNSAID_SEQS
-    assert inspect.signature(instance_register).parameters["max_num_seqs"].default == UNSAID_SEQS
