@@ -1,14 +1,14 @@
 """The migrator: which decode instance takes over a prefilled request, and the life of each transfer, without I/O.
 
 HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispatcher knows the prefill instances, the
-migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements); this class
-keeps the promises around it. A request is prefilling, waiting, placed (Place went out), reserved (blocks are taken),
-moving (KV flows), committed (it decodes; what the prefill instance kept may go) and released (it has gone). Every state
-but the last has a time-out and an undo (dispatch.undoing): whatever an instance or a link does, the request is placed
-again, prefilled again where its KV is lost, cannot leave or never comes, or given up. Links that are down are avoided;
-placements that ask are told how long each would take. Where KV can be pulled while it is computed, a stage is placed
-when its prompt is nearly computed: late enough to know who will be free, early enough that most of the way lies
-beside the prefill.
+migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements, asked by
+dispatch.placing); this class keeps the promises around it. A request is prefilling, waiting, placed (Place went out),
+reserved (blocks are taken), moving (KV flows), committed (it decodes; what the prefill instance kept may go) and
+released (it has gone). Every state but the last has a time-out and an undo (dispatch.undoing): whatever an instance or
+a link does, the request is placed again, prefilled again where its KV is lost, cannot leave or never comes, or given
+up. Links that are down are avoided; placements that ask are told how long each would take. Where KV can be pulled while
+it is computed, a stage is placed when its prompt is nearly computed: late enough to know who will be free, early enough
+that most of the way lies beside the prefill.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core import events as ev
-from controller.core.decisions import Decision, Figure
 from controller.core.links import OTHER_MODEL
 from controller.core.snapshot import FleetState
-from controller.core.types import Request, Role
+from controller.core.types import Role
 from controller.dispatch.fleet import Roster
-from controller.dispatch.links import Ask, LinkBook, Trial
-from controller.dispatch.placements import Choice, Placement, Prefilled
+from controller.dispatch.links import LinkBook
+from controller.dispatch.placements import Placement, Prefilled
+from controller.dispatch.placing import Placing
 from controller.dispatch.reach import Reach
-from controller.dispatch.shadow import Worker
-from controller.dispatch.transfer_queue import Entry, TransferQueue
-from controller.dispatch.transfers import UNDER_WAY, MigratorConfig, State, Transfer
+from controller.dispatch.transfer_queue import TransferQueue
+from controller.dispatch.transfers import MigratorConfig, State, Transfer
 from controller.dispatch.undoing import Undoing
 
 
@@ -44,7 +43,9 @@ class Migrator:
         self._reach = Reach(self._roster.workers, self.links)
         self._queue = TransferQueue(placement.order)
         self.undoing = Undoing(config, self._queue, self._roster, self.links, self._reach, placement.one_shot)
-        self._serial = 0
+        self.placing = Placing(
+            name, config, placement, self._queue, self._roster, self.links, self._reach, self.undoing
+        )
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.PrefillSent: self._prefill_sent,
@@ -77,8 +78,8 @@ class Migrator:
                 self._roster.handle(event)
         self.undoing.overdue(now, actions)
         if self._queue.waiting or self._queue.hopeless:
-            self._place_waiting(now, actions)
-        wake_at = self._wake(now)
+            self.placing.place_waiting(now, actions)
+        wake_at = self.placing.next_at(now)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
     def fleet(self, now: float) -> list[FleetState]:
@@ -118,7 +119,7 @@ class Migrator:
             candidates = self._reach.candidates(transfer, self._reach.decoders(transfer))
             choice = self.placement.choose(transfer.stage, candidates, now)
             if choice is not None:
-                self._assign(transfer, choice, now)
+                self.placing.assign(transfer, choice, now)
         if event.paired:
             self._begin_early(transfer, now)
         else:
@@ -169,7 +170,7 @@ class Migrator:
         if event.released:
             self._queue.move_to(transfer, State.RELEASED, now)
         elif not event.assumed:  # else it may be pulled still: freed when the answer is there
-            self._free(transfer, now, actions)
+            self.undoing.free(transfer, now, actions)
         worker = self._roster.workers.get(transfer.target)
         if worker is not None:
             worker.first_token(event.request_id, now, elsewhere=True)
@@ -180,9 +181,6 @@ class Migrator:
         ours = transfer is not None and transfer.source == event.instance_id
         if event.known and ours and transfer is not None and transfer.state is State.COMMITTED:
             self._queue.move_to(transfer, State.RELEASED, now)
-
-    def _free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
-        self.undoing.releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
         """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
@@ -206,7 +204,7 @@ class Migrator:
             self.undoing.prefill_again(transfer, "kv_lost", now, actions)
         elif assumed and event.reason != OTHER_MODEL:  # it may be there no more
             self.links.failed((transfer.source, transfer.target), transfer, now)
-            self._free(transfer, now, actions)
+            self.undoing.free(transfer, now, actions)
             self.undoing.prefill_again(transfer, "decode_failed", now, actions)
         else:
             self.undoing.failed(transfer, event.reason, now, actions)
@@ -226,7 +224,7 @@ class Migrator:
         transfer = self.undoing.forget(event.request_id)
         if transfer is None or not (transfer.landed and transfer.assumed):
             return
-        self._free(transfer, now, actions)
+        self.undoing.free(transfer, now, actions)
         if isinstance(event, ev.Finished):
             self.links.moved((transfer.source, transfer.target), None)
 
@@ -237,7 +235,7 @@ class Migrator:
         if transfer.target:
             actions.append(ev.Abort(event.request_id, transfer.target))
         if not transfer.landed or transfer.assumed:
-            self._free(transfer, now, actions)
+            self.undoing.free(transfer, now, actions)
 
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
@@ -252,130 +250,6 @@ class Migrator:
                     self._queue.move_to(transfer, State.WAITING, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
                 self.undoing.prefill_again(transfer, "kv_lost", now, actions)
-
-    # ---- placing ---------------------------------------------------------------------------------------------------
-
-    def _place_waiting(self, now: float, actions: list[ev.Action]) -> None:
-        """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
-        if not self._scan(list(self._queue.waiting), now, actions):
-            self._scan(list(self._queue.hopeless), now, actions)
-
-    def _scan(self, waiting: Sequence[Entry], now: float, actions: list[ev.Action]) -> int:
-        """How many were looked at and found no place."""
-        skipped = 0
-        for _, transfer in waiting:
-            if skipped >= self.config.scan_limit:
-                break
-            if transfer.not_before > now:
-                continue
-            able = self._reach.decoders(transfer)
-            if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
-                continue
-            if transfer.target:  # chosen when the prefill was sent
-                self._place(transfer, "one_shot", now, actions)
-                continue
-            candidates = self._reach.candidates(transfer, able)
-            reached = self._reach.reached(transfer, candidates, now)
-            if not reached and (candidates or not able):
-                avoid = self._reach.other_way(transfer, candidates, now)
-                if avoid is not None and self._waits_for_trial(transfer, candidates, now):
-                    skipped += 1
-                    continue
-                if avoid is not None:
-                    reason = "links_down" if candidates else transfer.without_decoder()
-                    self._free(transfer, now, actions)
-                    self.undoing.prefill_again(transfer, reason, now, actions, avoid)
-                    continue
-            reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
-            choice = self.placement.choose(self._stage(transfer, reached), reached, now) if reached else None
-            if choice is None and now - transfer.since >= self.config.hold_s:
-                choice = self._any(reached)
-                if choice is None and not able:
-                    self.undoing.give_up(transfer, transfer.without_decoder(), now, actions)
-            if choice is None:
-                skipped += 1
-            else:
-                self._assign(transfer, choice, now)
-                self._place(transfer, choice.reason, now, actions)
-        return skipped
-
-    def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
-        """While another transfer tries a link from here it does not begin anew, for a while: its KV would be thrown
-        away for a way that may be open in a moment. Of a pair nothing is computed yet."""
-        return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
-
-    def _turns_hopeless(self, transfer: Transfer, able: Sequence[Worker], now: float) -> bool:
-        if transfer.target or not able or not self.placement.hopeless(transfer.stage, able, now):
-            return False
-        self._queue.turn_hopeless(transfer)
-        return True
-
-    def _stage(self, transfer: Transfer, workers: Sequence[Worker]) -> Prefilled:
-        """With the seconds its KV would take, for a placement that asks."""
-        if not self.placement.measures_links:
-            return transfer.stage
-        return transfer.stage._replace(move_s=self._reach.moves(transfer, workers))
-
-    def _any(self, candidates: Sequence[Worker]) -> Choice | None:
-        worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
-        return Choice(worker, "held_too_long", binds=False) if worker is not None else None
-
-    def _assign(self, transfer: Transfer, choice: Choice, now: float) -> None:
-        """From now on the shadow state counts it there."""
-        self._serial += 1
-        transfer.target = choice.worker.id
-        choice.worker.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
-
-    def _place(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
-        request, worker = transfer.request, self._roster.workers[transfer.target]
-        figures: dict[str, Figure] = {
-            "policy": self.name,
-            "source": transfer.source,
-            "waited_s": now - transfer.since,
-            "pace_s": transfer.stage.pace_s(now) if request.output_tokens > 1 else None,
-            "decode_s": worker.decode_s(),
-            "outstanding": worker.outstanding,
-            "kv_tokens": transfer.kv_tokens,
-        }
-        others = [w for w in self._reach.decoders(transfer) if w is not worker]
-        rejected: dict[str, Figure] = (
-            {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
-        )
-        self._queue.move_to(transfer, State.PLACED, now)
-        self.links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
-        if transfer.paired and transfer.early:
-            self.undoing.prefill_begins(transfer, now)
-        decision = Decision("place", reason, request.id, now, figures, rejected)
-        actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
-
-    def _trial(self, transfer: Transfer, target: str, placed_at: float) -> Ask:
-        """Will what becomes of it tell whether its link is good? Behind a landing that is only assumed nobody waits for
-        longer than for any link: the answer, which would tell, may take minutes."""
-
-        def stands(now: float) -> Trial:
-            if self._queue.get(transfer.request.id) is not transfer or transfer.target != target:
-                return Trial.VANISHED
-            if transfer.state is State.COMMITTED and transfer.assumed:
-                return Trial.ON_ITS_WAY if now < placed_at + self.config.link_patience_s else Trial.UNHEARD
-            return Trial.ON_ITS_WAY if transfer.state in UNDER_WAY else Trial.VANISHED
-
-        return stands
-
-    def _rank(self, request: Request) -> int:
-        """Lower is more urgent; microseconds a token, so that neighbours differ."""
-        return round(1e6 * request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
-
-    def _wake(self, now: float) -> float:
-        """The next time-out, retry, or decode step whose end may make room."""
-        at = self.undoing.next_at()
-        waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
-        if waiting:
-            # Pace falls while they wait: a request becomes hopeless by time alone.
-            steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
-            at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            turns = ((t.not_before, t.since + self.config.hold_s) for t in waiting)
-            at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
-        return at
 
 
 def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:

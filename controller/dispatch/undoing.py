@@ -54,7 +54,7 @@ class Undoing:
         """Undo whatever has lasted too long."""
         while self._next_prefill() <= now:
             transfer = self._prefills[0][2]
-            self.releases.ask(transfer.request.id, transfer.source, now, actions)  # it may just have ended
+            self.free(transfer, now, actions)  # it may just have ended
             self.prefill_again(transfer, "prefilling_timeout", now, actions, frozenset({transfer.source}))
         for transfer in [t for t in self._queue.moving.values() if now >= t.since + self._limit(t)]:
             reason = f"{transfer.state.value}_timeout"
@@ -98,6 +98,10 @@ class Undoing:
         if transfer is not None and transfer.target in self._roster.workers:
             self._roster.workers[transfer.target].remove(request_id)
         return transfer
+
+    def free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+        """What its prefill instance keeps."""
+        self.releases.ask(transfer.request.id, transfer.source, now, actions)
 
     def prefill_again(
         self,
@@ -145,6 +149,6 @@ class Undoing:
     def give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request = transfer.request
         self.forget(request.id)
-        self.releases.ask(request.id, transfer.source, now, actions)
+        self.free(transfer, now, actions)
         figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
         actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))

@@ -33,7 +33,8 @@ def tells(bed: TestBed, name: str) -> FakeBackend:
 def patience(bed: TestBed, **changes: Any) -> None:
     """Other settings of its migrator: `patience(bed, moving_timeout_s=0.05)`."""
     migrator = bed.gateway.runtime.handoff.migrator
-    config = migrator.config = migrator.undoing.config = replace(migrator.config, **changes)
+    config = replace(migrator.config, **changes)
+    migrator.config = migrator.undoing.config = migrator.placing.config = config
     migrator.undoing.releases = Releases(config.release_timeout_s, config.release_tries)
 
 

@@ -1,0 +1,169 @@
+"""Which waiting decode stage goes to which decode instance now: one pass over those that wait, in their order.
+
+The migrator (dispatch.migrator) says what happens to a transfer; this half of it chooses among the instances that its
+KV can get to (dispatch.reach) by what the placement says (dispatch.placements), and lets begin anew what cannot leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.types import Request
+from controller.dispatch.fleet import Roster
+from controller.dispatch.links import Ask, LinkBook, Trial
+from controller.dispatch.placements import Choice, Placement, Prefilled
+from controller.dispatch.reach import Reach
+from controller.dispatch.shadow import Worker
+from controller.dispatch.transfer_queue import Entry, TransferQueue
+from controller.dispatch.transfers import UNDER_WAY, MigratorConfig, State, Transfer
+from controller.dispatch.undoing import Undoing
+
+
+class Placing:
+    """Shares `queue`, `roster`, `links`, `reach` and `undoing` with its migrator, whose `name` its decisions say."""
+
+    def __init__(
+        self,
+        name: str,
+        config: MigratorConfig,
+        placement: Placement,
+        queue: TransferQueue,
+        roster: Roster,
+        links: LinkBook,
+        reach: Reach,
+        undoing: Undoing,
+    ) -> None:
+        self.config = config
+        self._name = name
+        self._placement = placement
+        self._queue = queue
+        self._roster = roster
+        self._links = links
+        self._reach = reach
+        self._undoing = undoing
+        self._serial = 0
+
+    def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
+        """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
+        if not self._scan(list(self._queue.waiting), now, actions):
+            self._scan(list(self._queue.hopeless), now, actions)
+
+    def _scan(self, waiting: Sequence[Entry], now: float, actions: list[ev.Action]) -> int:
+        """How many were looked at and found no place."""
+        skipped = 0
+        for _, transfer in waiting:
+            if skipped >= self.config.scan_limit:
+                break
+            if transfer.not_before > now:
+                continue
+            able = self._reach.decoders(transfer)
+            if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
+                continue
+            if transfer.target:  # chosen when the prefill was sent
+                self._place(transfer, "one_shot", now, actions)
+                continue
+            candidates = self._reach.candidates(transfer, able)
+            reached = self._reach.reached(transfer, candidates, now)
+            if not reached and (candidates or not able):
+                avoid = self._reach.other_way(transfer, candidates, now)
+                if avoid is not None and self._waits_for_trial(transfer, candidates, now):
+                    skipped += 1
+                    continue
+                if avoid is not None:
+                    reason = "links_down" if candidates else transfer.without_decoder()
+                    self._undoing.free(transfer, now, actions)
+                    self._undoing.prefill_again(transfer, reason, now, actions, avoid)
+                    continue
+            reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
+            choice = self._placement.choose(self._stage(transfer, reached), reached, now) if reached else None
+            if choice is None and now - transfer.since >= self.config.hold_s:
+                choice = self._any(reached)
+                if choice is None and not able:
+                    self._undoing.give_up(transfer, transfer.without_decoder(), now, actions)
+            if choice is None:
+                skipped += 1
+            else:
+                self.assign(transfer, choice, now)
+                self._place(transfer, choice.reason, now, actions)
+        return skipped
+
+    def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
+        """While another transfer tries a link from here it does not begin anew, for a while: its KV would be thrown
+        away for a way that may be open in a moment. Of a pair nothing is computed yet."""
+        return not transfer.paired and self._reach.tried(transfer, candidates, self.config.link_patience_s, now)
+
+    def _turns_hopeless(self, transfer: Transfer, able: Sequence[Worker], now: float) -> bool:
+        if transfer.target or not able or not self._placement.hopeless(transfer.stage, able, now):
+            return False
+        self._queue.turn_hopeless(transfer)
+        return True
+
+    def _stage(self, transfer: Transfer, workers: Sequence[Worker]) -> Prefilled:
+        """With the seconds its KV would take, for a placement that asks."""
+        if not self._placement.measures_links:
+            return transfer.stage
+        return transfer.stage._replace(move_s=self._reach.moves(transfer, workers))
+
+    def _any(self, candidates: Sequence[Worker]) -> Choice | None:
+        worker = min(candidates, key=lambda w: (w.outstanding, w.last_sent, w.id), default=None)
+        return Choice(worker, "held_too_long", binds=False) if worker is not None else None
+
+    def assign(self, transfer: Transfer, choice: Choice, now: float) -> None:
+        """From now on the shadow state counts it there."""
+        self._serial += 1
+        transfer.target = choice.worker.id
+        choice.worker.send(transfer.request, now, self._rank(transfer.request), self._serial, binds=choice.binds)
+
+    def _place(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        request, worker = transfer.request, self._roster.workers[transfer.target]
+        figures: dict[str, Figure] = {
+            "policy": self._name,
+            "source": transfer.source,
+            "waited_s": now - transfer.since,
+            "pace_s": transfer.stage.pace_s(now) if request.output_tokens > 1 else None,
+            "decode_s": worker.decode_s(),
+            "outstanding": worker.outstanding,
+            "kv_tokens": transfer.kv_tokens,
+        }
+        others = [w for w in self._reach.decoders(transfer) if w is not worker]
+        rejected: dict[str, Figure] = (
+            {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
+        )
+        self._queue.move_to(transfer, State.PLACED, now)
+        self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
+        if transfer.paired and transfer.early:
+            self._undoing.prefill_begins(transfer, now)
+        decision = Decision("place", reason, request.id, now, figures, rejected)
+        actions.append(ev.Place(request, transfer.source, worker.id, self._rank(request), decision))
+
+    def _trial(self, transfer: Transfer, target: str, placed_at: float) -> Ask:
+        """Will what becomes of it tell whether its link is good? Behind a landing that is only assumed nobody waits for
+        longer than for any link: the answer, which would tell, may take minutes."""
+
+        def stands(now: float) -> Trial:
+            if self._queue.get(transfer.request.id) is not transfer or transfer.target != target:
+                return Trial.VANISHED
+            if transfer.state is State.COMMITTED and transfer.assumed:
+                return Trial.ON_ITS_WAY if now < placed_at + self.config.link_patience_s else Trial.UNHEARD
+            return Trial.ON_ITS_WAY if transfer.state in UNDER_WAY else Trial.VANISHED
+
+        return stands
+
+    def _rank(self, request: Request) -> int:
+        """Lower is more urgent; microseconds a token, so that neighbours differ."""
+        return round(1e6 * request.targets.tpot_s) if self.config.engine_rank == "tpot" else 0
+
+    def next_at(self, now: float) -> float:
+        """The next time-out, retry, or decode step whose end may make room."""
+        at = self._undoing.next_at()
+        waiting = [transfer for _, transfer in (*self._queue.waiting, *self._queue.hopeless)]
+        if waiting:
+            # Pace falls while they wait: a request becomes hopeless by time alone.
+            steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
+            at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
+            turns = ((t.not_before, t.since + self.config.hold_s) for t in waiting)
+            at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
+        return at
