@@ -18,13 +18,13 @@ from urllib3.exceptions import NewConnectionError
 
 from controller.models import Action
 from workers.backends.base import EngineError
-from workers.backends.sglang_control import KEEPS_WEIGHTS
 from workers.backends.sglang_state import ServerInfo, parse_info, parse_loads
 from workers.sglang_memory import RELEASED, RELEASING, RESUMING, TAGS, Memory, Notes
 from workers.sleep_client import CALL_S, RELOAD_S, EngineBroke, NoSleepMode, SleepClient, SleepState
 from workers.weights import EngineAway, EngineRefuses
 
 INFO_S = 4.0  # it asks the scheduler
+KEEPS_WEIGHTS = "enable_weights_cpu_backup"
 HEALTH_S = 3.0  # it generates a token; what takes longer goes on there
 
 

@@ -144,12 +144,6 @@ class FakeBackend:
     async def ready(self) -> bool:
         return not self.dead and self.load.awake
 
-    async def sleep(self, level: int = 1) -> None:
-        self.load = self.load._replace(awake=False)
-
-    async def wake(self) -> None:
-        self.load = self.load._replace(awake=True)
-
     async def meeting(self) -> bytes:
         raise NotSupported("A fake engine takes its stages one after the other.")
 

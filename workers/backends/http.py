@@ -75,12 +75,6 @@ class HttpBackend(ABC):
     async def meeting(self) -> bytes:
         raise NotSupported(f"{self.kind} sends no stages in pairs: its decode stage takes what its prefill answered.")
 
-    async def sleep(self, level: int = 1) -> None:
-        raise NotSupported(f"{self.kind} cannot sleep.")
-
-    async def wake(self) -> None:
-        raise NotSupported(f"{self.kind} cannot sleep.")
-
     async def role_settings(self) -> Mapping[str, Any]:
         return {}
 

@@ -1,4 +1,4 @@
-"""Adapter to the reference engine: vLLM's dialect, with sleep always available and its latency profile told."""
+"""Adapter to the reference engine: vLLM's dialect, and what was promised goes with each request."""
 
 from __future__ import annotations
 
@@ -35,12 +35,6 @@ class ReferenceBackend(VllmBackend):
 
     async def free_kv(self, request_ids: Sequence[str]) -> None:
         await self._control("/kv/release", {"request_ids": list(request_ids), **_fleet()}, self._limits.telemetry_s)
-
-    async def sleep(self, level: int = 1) -> None:
-        await self._control(f"/sleep?level={level}", _fleet())
-
-    async def wake(self) -> None:
-        await self._control("/wake_up", _fleet())
 
     async def links(self) -> Sequence[LinkReport]:
         try:

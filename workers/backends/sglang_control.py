@@ -1,7 +1,7 @@
-"""What SGLang can be told beside requests: change its role, give memory back and take it again.
+"""What SGLang's adapter knows of its server, and its change of role, which wants a server that is fully idle.
 
-Each wants a server that is fully idle, since its scheduler asserts it (a release while something runs ends the server).
-So each looks first, and a sleeping server is a paused one: `/ready` tells everybody, nothing is sent there.
+Its memory is given back and taken again by orders that are kept (`workers.sglang_sleep`): to release or resume a second
+time ends the server, so who does either must know what was done before, also by a process that is gone.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import aiohttp
 import orjson
 
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import EngineError, Limits, NotSupported, RoleRefused, RoleSwitch
+from workers.backends.base import EngineError, Limits, RoleRefused, RoleSwitch
 from workers.backends.http import HttpBackend
 from workers.backends.sglang_state import GRAPHS, ServerInfo, busy_with, parse_info
 
 INFO_S = 5.0  # it asks the scheduler, which may be inside a long step
 INFO_KEPT_S = 30.0  # a server started again with other options is known after that, if not by its silence before
 SWITCHING_TRANSFERS = ("mooncake", "mori")
-HEALTH_S = 25.0  # /health waits up to 20 s
-KEEPS_WEIGHTS = "enable_weights_cpu_backup"
 
 
 class SglangControl(HttpBackend):
@@ -33,7 +31,6 @@ class SglangControl(HttpBackend):
         super().__init__(spec, session, limits)
         self._info: ServerInfo | None = None
         self._read_at = 0.0
-        self._released: tuple[str, ...] | None = None  # by `sleep`, and not resumed yet; None: it was not told to sleep
 
     async def known(self, now: float | None = None) -> ServerInfo:
         """`now`: the caller's monotonic seconds; with them it is read again when it is old. Slow to answer: the old one
@@ -98,73 +95,6 @@ class SglangControl(HttpBackend):
         if not said.get("success"):
             raise _said_no(said, dry)
         return said
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    async def sleep(self, level: int = 1) -> None:
-        """Level 1 keeps the weights in host memory, 2 drops them; either gives back KV cache and graphs too.
-
-        Said twice it is told once: to release what is released would end the server.
-        """
-        if self._released is not None:
-            return
-        self.forget()
-        info = await self.known()
-        if not info.on("enable_memory_saver"):
-            raise NotSupported(_not_started("sleep", "--enable-memory-saver"), "enable_memory_saver")
-        if level == 1 and not info.on(KEEPS_WEIGHTS):
-            raise NotSupported(
-                _not_started("keep weights in host memory", "--enable-weights-cpu-backup"), KEEPS_WEIGHTS
-            )
-        if level == 2 and info.on(KEEPS_WEIGHTS):
-            raise NotSupported(
-                "SGLang cannot drop its weights because it was started with --enable-weights-cpu-backup.", KEEPS_WEIGHTS
-            )
-        await self._pause()
-        tags = ("kv_cache", "weights", "cuda_graph")
-        try:
-            await self._control("/release_memory_occupation", {"tags": list(tags)})
-        except EngineError:
-            await self._continue()
-            raise
-        self._released = tags
-
-    async def wake(self) -> None:
-        """Without a copy in host memory what comes back is no weights: they are read from disk before anything is
-        served. Fails closed: the server stays paused. Only what this adapter released is resumed, and once: anything
-        else would end the server."""
-        if self._released is None:
-            raise EngineError("nothing of SGLang's memory was released from here", status=409)
-        self.forget()
-        info = await self.known()
-        if self._released:
-            await self._control("/resume_memory_occupation", {"tags": list(self._released)})
-            self._released = ()
-        if not info.on(KEEPS_WEIGHTS):
-            await self._from_disk(info)
-        await self._continue()
-        self._released = None
-
-    async def _from_disk(self, info: ServerInfo) -> None:
-        model_path = str(info.arguments.get("model_path") or "")
-        if not model_path:
-            raise EngineError("SGLang does not say where its weights came from: nothing can be read again")
-        body = {"model_path": model_path, "abort_all_requests": False, "flush_cache": True}
-        said = _object(await self._control("/update_weights_from_disk", body))
-        if not said.get("success"):
-            raise EngineError(f"SGLang loaded no weights: {said.get('message', '')}", status=400)
-
-    async def _pause(self) -> None:
-        """The look and the pause are two calls: what slips in between is ended by `abort`, not asserted against."""
-        busy = await self._busy()
-        if busy:
-            raise EngineError(f"instance {self.spec.id} is not idle: {busy}", status=409)
-        await self._control("/pause_generation", {"mode": "abort"})
-
-    async def _continue(self) -> None:
-        """One `/health` after it: where somebody asked while it was paused, it stays not ready until one succeeds."""
-        await self._control("/continue_generation", {"torch_empty_cache": True})
-        await self._get("/health", HEALTH_S)
 
 
 def _check_switchable(info: ServerInfo, role: Role) -> None:

@@ -18,7 +18,7 @@ from workers.backends.http import HttpBackend
 
 @BACKENDS.register("vllm")
 class VllmBackend(HttpBackend):
-    """One vLLM server. `sleep` and `wake` need its development mode; a server without answers 404."""
+    """One vLLM server."""
 
     kind = "vLLM"
     capabilities = Capabilities(handover=True)
@@ -36,12 +36,6 @@ class VllmBackend(HttpBackend):
 
     async def telemetry(self, now: float) -> Load:
         return parse_load((await self._get("/metrics")).decode(), now)
-
-    async def sleep(self, level: int = 1) -> None:
-        await self._control(f"/sleep?level={level}")
-
-    async def wake(self) -> None:
-        await self._control("/wake_up")
 
     def body_of(self, call: UpstreamCall) -> bytes:
         return self._with_ours(call.head, call)

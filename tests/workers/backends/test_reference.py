@@ -95,21 +95,6 @@ def test_a_bad_promise_is_refused_by_name(name, value):
     assert caught.value.param == name
 
 
-async def test_it_sleeps_and_wakes_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch):
-    with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
-        async with aiohttp.ClientSession() as session:
-            backend = ReferenceBackend(InstanceSpec("e", "tiny", url=engine.url), session, Limits())
-            monkeypatch.setenv("FLEET_TOKEN", "another")
-            with pytest.raises(EngineError, match="403"):
-                await backend.sleep(2)
-            assert (await backend.telemetry(0.0)).awake
-            monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
-            await backend.sleep(2)
-            assert not (await backend.telemetry(0.0)).awake
-            await backend.wake()
-            assert (await backend.telemetry(0.0)).awake
-
-
 async def test_it_frees_kv_with_the_fleets_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with EngineProcess("--profile", "constant:2ms", "--model", "tiny", token=FLEET["token"]) as engine:
         async with aiohttp.ClientSession() as session:

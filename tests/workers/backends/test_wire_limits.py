@@ -139,7 +139,7 @@ async def test_of_a_refusal_without_end_only_the_start_is_read() -> None:
     async with Server() as server, aiohttp.ClientSession() as session:
         backend = VllmBackend(InstanceSpec("e", "demo", url=server.url), session, Limits(control_s=30.0))
         call = UpstreamCall("r", "/v1/completions", b"{", 0, True, False)
-        for asked in (anext(backend.generate(call)), backend.sleep()):
+        for asked in (anext(backend.generate(call)), backend._control("/sleep")):
             server.answers.append(dribbles(itertools.chain([start], itertools.repeat(piece)), 0.0))
             with pytest.raises(EngineError) as caught:
                 await asyncio.wait_for(asked, 10)
