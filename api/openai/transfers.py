@@ -96,7 +96,6 @@ class Transfers:
         if opened is None:
             return
         moved = moved_in(error.body)
-        reason = moved.reason if moved is not None and moved.reason else reason
         state = _reached(moved, "placed" if reason in NEVER_BEGAN else opened.state)
         self._note(flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
@@ -208,13 +207,18 @@ class Transfers:
 
 
 def reason_of(error: EngineError) -> str:
-    """Of a decode stage that failed, as it is recorded where its engine did not name another."""
+    """Of a decode stage that failed, as it is recorded: its engine's word, or else what the answer shows."""
+    moved = moved_in(error.body)
+    return moved.reason if moved is not None and moved.reason else _shown(error)
+
+
+def _shown(error: EngineError) -> str:
     return "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
 
 
 def told_migrator(error: EngineError) -> str:
     """Whether it is the KV, the way or the engine, where that is known."""
-    reason, moved = reason_of(error), moved_in(error.body)
+    reason, moved = _shown(error), moved_in(error.body)
     if reason == "no_room":
         return reason
     if moved is not None and moved.reason:
