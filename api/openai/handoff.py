@@ -254,7 +254,7 @@ class Handoff:
         elif isinstance(action, ev.Abort):
             self._undo(flight, action)
         elif isinstance(action, ev.PrefillAgain) and name in self._calls:  # else it has one engine by now
-            self._again(flight, action.decision, action.avoid)
+            self._again(flight, action.decision, action.avoid, action.counts)
         elif isinstance(action, ev.GiveUp):
             self._host.note(flight, action.decision)
             if self._counted(name):
@@ -337,7 +337,9 @@ class Handoff:
             flight.task = None
             self.transfers.undone(flight, action.reason or "undone", self._host.clock())
 
-    def _again(self, flight: Flight, decision: Decision, avoid: frozenset[str] = frozenset()) -> None:
+    def _again(
+        self, flight: Flight, decision: Decision, avoid: frozenset[str] = frozenset(), counts: bool = True
+    ) -> None:
         if flight.phase != Phase.SENT:  # it failed in the same moment, and begins anew already
             return
         self._host.note(flight, decision)
@@ -353,7 +355,7 @@ class Handoff:
             flight.restart()
             self._host.push(ev.Failed(request.id, True, decision.reason))
             return
-        request.attempts += 1
+        request.attempts += counts
         if request.attempts >= MAX_PREFILLS:
             error = ApiError("no_capacity", "The engines that held this request's KV failed.")
             self._host.refuse(flight, Outcome.FAILED, error)

@@ -299,11 +299,14 @@ class LeftToLease(NamedTuple):
 
 class PrefillAgain(NamedTuple):
     """Its KV was lost, cannot leave where it is, or never comes: the request goes back to the dispatcher, and a prefill
-    of it that still runs is aborted. `avoid`: where not to prefill it again."""
+    of it that still runs is aborted. `avoid`: where not to prefill it again. `counts`: as one of the attempts that a
+    request has; the first time that it leaves an instance whose KV nobody reads does not, or it would be over before
+    the one that fits was asked."""
 
     request: Request
     decision: Decision
     avoid: frozenset[str] = frozenset()
+    counts: bool = True
 
 
 class GiveUp(NamedTuple):

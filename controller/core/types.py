@@ -60,6 +60,7 @@ class Request:
     stage: str = ""
     attempts: int = 0
     failed_on: tuple[str, ...] = ()  # instances that failed it, the last one last
+    avoid: frozenset[str] = frozenset()  # prefill instances from where its KV got nowhere
 
     @property
     def ttft_due(self) -> float:

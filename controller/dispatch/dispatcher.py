@@ -135,7 +135,7 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         lane.traffic.add(request.targets.ttft_s, now)
-        entry = Entry(request, cost, now, event.avoid)
+        entry = Entry(request, cost, now, event.avoid or request.avoid)
         entry.drop_at = max(entry.drop_at, now)  # "now or never" is this pass: reading the request took its time
         lane.queue.add(entry, now)
 
@@ -186,7 +186,7 @@ class StageDispatcher:
             actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
         request.failed_on += (worker.id,)
-        entry = Entry(request, lane.cost(request), now)
+        entry = Entry(request, lane.cost(request), now, request.avoid)
         entry.retry_at = now + RETRY_SAME_S
         if entry.drop_at <= now:
             actions.append(ev.Drop(request, Decision("expire", "no_time_to_retry", request.id, now, figures)))

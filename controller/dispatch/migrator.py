@@ -26,6 +26,7 @@ from controller.dispatch.links import LinkBook
 from controller.dispatch.placements import Placement, Prefilled
 from controller.dispatch.placing import Placing
 from controller.dispatch.reach import Reach
+from controller.dispatch.strangers import Strangers, begins_anew
 from controller.dispatch.transfer_queue import TransferQueue
 from controller.dispatch.transfers import MigratorConfig, State, Transfer
 from controller.dispatch.undoing import Undoing
@@ -40,9 +41,12 @@ class Migrator:
         self.placement = placement
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
-        self._reach = Reach(self._roster.workers, self.links)
+        self._strangers = Strangers(config.strangers_s)
+        self._reach = Reach(self._roster.workers, self.links, self._strangers)
         self._queue = TransferQueue(placement.order)
-        self.undoing = Undoing(config, self._queue, self._roster, self.links, self._reach, placement.one_shot)
+        self.undoing = Undoing(
+            config, self._queue, self._roster, self.links, self._reach, self._strangers, placement.one_shot
+        )
         self.placing = Placing(
             name, config, placement, self._queue, self._roster, self.links, self._reach, self.undoing
         )
@@ -61,7 +65,9 @@ class Migrator:
             ev.Finished: self._over,
             ev.Failed: self._over,
             ev.Cancelled: self._cancelled,
+            ev.InstanceUp: self._instance_up,
             ev.InstanceDown: self._instance_down,
+            ev.Telemetry: self._telemetry,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -115,8 +121,10 @@ class Migrator:
         self.undoing.releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
         transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
         self._queue.add(transfer)
+        if self._strangers and self.placing.turned_away(transfer, now, actions):
+            return
         if self.placement.one_shot:
-            candidates = self._reach.candidates(transfer, self._reach.decoders(transfer))
+            candidates = self._reach.candidates(transfer, self._reach.decoders(transfer, now))
             choice = self.placement.choose(transfer.stage, candidates, now)
             if choice is not None:
                 self.placing.assign(transfer, choice, now)
@@ -237,13 +245,23 @@ class Migrator:
         if not transfer.landed or transfer.assumed:
             self.undoing.free(transfer, now, actions)
 
+    def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
+        self._roster.handle(event)
+        self._strangers.forget(event.spec.id)
+
+    def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
+        worker = self._roster.workers.get(event.instance_id)
+        if worker is not None and self._strangers and begins_anew(event.load, worker.load):
+            self._strangers.forget(event.instance_id)
+        self._roster.handle(event)
+
     def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
         gone = event.instance_id
         self._roster.handle(event)
         self.links.forget(gone, self._roster.workers)
+        self._strangers.forget(gone)
         self.undoing.releases.gone(gone)
         for transfer in [t for t in self._queue if not t.landed]:
-            transfer.strangers.discard(gone)  # it may come back with the model that is wanted
             if transfer.target == gone:
                 transfer.target = ""
                 if transfer.state is not State.PREFILLING:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
+from controller.core.links import OTHER_MODEL
 from controller.core.types import Request
 from controller.dispatch.fleet import Roster
 from controller.dispatch.links import Ask, LinkBook, Trial
 from controller.dispatch.placements import Choice, Placement, Prefilled
 from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
+from controller.dispatch.stuck import Stuck
 from controller.dispatch.transfer_queue import Entry, TransferQueue
 from controller.dispatch.transfers import UNDER_WAY, MigratorConfig, State, Transfer
 from controller.dispatch.undoing import Undoing
@@ -48,47 +50,91 @@ class Placing:
 
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
         """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
-        if not self._scan(list(self._queue.waiting), now, actions):
-            self._scan(list(self._queue.hopeless), now, actions)
+        stuck = Stuck(self._roster.workers)
+        behind = self._scan(list(self._queue.waiting), stuck, now, actions)
+        if not behind and not stuck.competes:
+            self._scan(list(self._queue.hopeless), stuck, now, actions)
 
-    def _scan(self, waiting: Sequence[Entry], now: float, actions: list[ev.Action]) -> int:
-        """How many were looked at and found no place."""
+    def _scan(self, waiting: Sequence[Entry], stuck: Stuck, now: float, actions: list[ev.Action]) -> int:
+        """How many were looked at and found no room; those that no room would help are not counted."""
         skipped = 0
         for _, transfer in waiting:
             if skipped >= self.config.scan_limit:
                 break
-            if transfer.not_before > now:
+            if transfer.not_before > now or stuck.passes_over(transfer, now):
                 continue
-            able = self._reach.decoders(transfer)
-            if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
-                continue
-            if transfer.target:  # chosen when the prefill was sent
-                self._place(transfer, "one_shot", now, actions)
-                continue
-            candidates = self._reach.candidates(transfer, able)
-            reached = self._reach.reached(transfer, candidates, now)
-            if not reached and (candidates or not able):
-                avoid = self._reach.other_way(transfer, candidates, now)
-                if avoid is not None and self._waits_for_trial(transfer, candidates, now):
-                    skipped += 1
-                    continue
-                if avoid is not None:
-                    reason = "links_down" if candidates else transfer.without_decoder()
-                    self._undoing.free(transfer, now, actions)
-                    self._undoing.prefill_again(transfer, reason, now, actions, avoid)
-                    continue
-            reached = reached or self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
-            choice = self._placement.choose(self._stage(transfer, reached), reached, now) if reached else None
-            if choice is None and now - transfer.since >= self.config.hold_s:
-                choice = self._any(reached)
-                if choice is None and not able:
-                    self._undoing.give_up(transfer, transfer.without_decoder(), now, actions)
-            if choice is None:
-                skipped += 1
-            else:
-                self.assign(transfer, choice, now)
-                self._place(transfer, choice.reason, now, actions)
+            skipped += self._finds_no_room(transfer, stuck, now, actions)
         return skipped
+
+    def _finds_no_room(self, transfer: Transfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
+        """Place it, unless it has to wait."""
+        able = self._reach.decoders(transfer, now)
+        transfer.strange = not able and self._reach.among_strangers(transfer, now)
+        if not transfer.hopeless and self._turns_hopeless(transfer, able, now):
+            return False
+        if transfer.target:  # chosen when the prefill was sent
+            self._place(transfer, "one_shot", now, actions)
+            return False
+        candidates = self._reach.candidates(transfer, able)
+        reached = self._reach.reached(transfer, candidates, now)
+        if not reached and (candidates or not able):
+            avoid = self._reach.other_way(transfer, candidates, now)
+            if avoid is not None and self._waits_for_trial(transfer, candidates, now):
+                return self._cut_off(transfer, able, math.inf, stuck, now)
+            if avoid is not None:
+                self._undoing.free(transfer, now, actions)
+                reason = "links_down" if candidates else without_decoder(transfer)
+                self._undoing.prefill_again(transfer, reason, now, actions, avoid)
+                return False
+            reached = self._reach.at_worst(transfer, candidates, self.config.link_patience_s, now)
+            if not reached:
+                return self._waits_for_somebody(transfer, able, stuck, now, actions)
+        choice = self._placement.choose(self._stage(transfer, reached), reached, now) if reached else None
+        if choice is None and now - transfer.since >= self.config.hold_s:
+            choice = self._any(reached)
+        if choice is not None:
+            self.assign(transfer, choice, now)
+            self._place(transfer, choice.reason, now, actions)
+        return choice is None
+
+    def _waits_for_somebody(
+        self, transfer: Transfer, able: Sequence[Worker], stuck: Stuck, now: float, actions: list[ev.Action]
+    ) -> bool:
+        """No decode instance can take it, and nobody else could begin it anew: for a link, or for an instance, until it
+        is given up."""
+        if able:
+            return self._cut_off(transfer, able, self.config.link_patience_s, stuck, now)
+        hold_s = self._holds[not transfer.strange]
+        if now - transfer.since >= hold_s:
+            self._undoing.give_up(transfer, without_decoder(transfer), now, actions)
+        else:
+            stuck.add(transfer, hold_s, competes=False)
+        return False
+
+    def _cut_off(self, transfer: Transfer, able: Sequence[Worker], for_s: float, stuck: Stuck, now: float) -> bool:
+        """Links are what it waits for; room too, if one leads to somebody who has none."""
+        if self._reach.reached(transfer, able, now):
+            return True
+        stuck.add(transfer, for_s, competes=True)
+        return False
+
+    def turned_away(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> bool:
+        """Its prefill was sent where nobody reads what is computed, as others found out: it begins elsewhere before it
+        is computed. Not for the second time, or one that nobody else takes would go round."""
+        if transfer.paired or transfer.source in transfer.request.avoid:
+            return False
+        if self._reach.decoders(transfer, now) or not self._reach.among_strangers(transfer, now):
+            return False
+        avoid = self._reach.other_way(transfer, (), now)
+        if avoid is None:
+            return False
+        self._undoing.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
+        return True
+
+    @property
+    def _holds(self) -> tuple[float, float]:
+        """Seconds until who waits for an instance is given up: where only strangers are there, and otherwise."""
+        return min(self.config.strangers_hold_s, self.config.hold_s), self.config.hold_s
 
     def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
         """While another transfer tries a link from here it does not begin anew, for a while: its KV would be thrown
@@ -128,7 +174,7 @@ class Placing:
             "outstanding": worker.outstanding,
             "kv_tokens": transfer.kv_tokens,
         }
-        others = [w for w in self._reach.decoders(transfer) if w is not worker]
+        others = [w for w in self._reach.decoders(transfer, now) if w is not worker]
         rejected: dict[str, Figure] = (
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
@@ -164,6 +210,12 @@ class Placing:
             # Pace falls while they wait: a request becomes hopeless by time alone.
             steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
             at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            turns = ((t.not_before, t.since + self.config.hold_s) for t in waiting)
+            of_strangers, hold_s = self._holds
+            turns = ((t.not_before, t.since + (of_strangers if t.strange else hold_s)) for t in waiting)
             at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
         return at
+
+
+def without_decoder(transfer: Transfer) -> str:
+    """Why no decode instance is left for it."""
+    return OTHER_MODEL if transfer.strange else "no_decode_instance"

@@ -7,21 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from controller.core.types import Request, Role
 from controller.dispatch.links import LinkBook
 from controller.dispatch.shadow import Worker, longest_context
+from controller.dispatch.strangers import Strangers
 from controller.dispatch.transfers import Transfer
 
 
 class Reach:
-    """Reads `workers` (by id) and `links`, which are the migrator's; changes nothing. `now` is in seconds."""
+    """Reads `workers` (by id), `links` and `strangers`, which are the migrator's; changes nothing. `now` in seconds."""
 
-    def __init__(self, workers: Mapping[str, Worker], links: LinkBook) -> None:
+    def __init__(self, workers: Mapping[str, Worker], links: LinkBook, strangers: Strangers) -> None:
         self._workers = workers
         self._links = links
+        self._strangers = strangers
 
-    def decoders(self, transfer: Transfer) -> list[Worker]:
+    def decoders(self, transfer: Transfer, now: float) -> list[Worker]:
         """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
-        enough, or nobody's is longer; without those that said its KV is another model's or layout's."""
-        able = self._decoders(transfer.request, self._workers.get(transfer.source))
-        return [w for w in able if w.id not in transfer.strangers] if transfer.strangers else able
+        enough, or nobody's is longer; without those that said its engine's KV is another model's or layout's."""
+        return self._decoders(transfer.request, transfer.source, now)
+
+    def among_strangers(self, transfer: Transfer, now: float) -> bool:
+        """Decode instances are there, but only such as said so."""
+        able = self._alike(transfer.request, transfer.source)
+        return bool(able) and self._strangers.of(transfer.source, now).issuperset(w.id for w in able)
 
     def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
         """Those of its `decoders` with KV room for the prompt; those that failed it only if there is no other."""
@@ -45,20 +51,20 @@ class Reach:
     def other_way(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
         """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
         elsewhere one may be, or somebody may take both stages. Whom to avoid then; None: there is nobody else."""
-        here = frozenset({transfer.source} if candidates or transfer.strangers else ())
+        here = frozenset({transfer.source} if candidates else ())
         if not self.elsewhere(transfer.request, here):  # asked first: dead ends take a look at every link
             return None
         avoid = here | self.dead_ends(transfer.request, now)
         return avoid if self.elsewhere(transfer.request, avoid) else None
 
     def dead_ends(self, request: Request, now: float) -> frozenset[str]:
-        """Prefill instances from which its KV gets to no decode instance: none is there whose context will do, or no
-        link to one is usable."""
+        """Prefill instances from which its KV gets to no decode instance: none is there that reads it and whose
+        context will do, or no link to one is usable."""
         return frozenset(
             worker.id
             for worker in self._prefillers(request.model)
             if worker.spec.role is Role.PREFILL
-            and not any(self._links.usable((worker.id, w.id), now) for w in self._decoders(request, worker))
+            and not any(self._links.usable((worker.id, w.id), now) for w in self._decoders(request, worker.id, now))
         )
 
     def elsewhere(self, request: Request, avoid: frozenset[str]) -> bool:
@@ -73,7 +79,12 @@ class Reach:
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
         return self._links.moves(transfer.source, [w.id for w in workers], tokens)
 
-    def _decoders(self, request: Request, source: Worker | None) -> list[Worker]:
+    def _decoders(self, request: Request, source: str, now: float) -> list[Worker]:
+        able, strangers = self._alike(request, source), self._strangers.of(source, now)
+        return [w for w in able if w.id not in strangers] if strangers else able
+
+    def _alike(self, request: Request, source_id: str) -> list[Worker]:
+        source = self._workers.get(source_id)
         able = [w for w in self._workers.values() if w.takes_decodes and w.spec.model == request.model]
         if source is not None:
             able = [w for w in able if w.spec.backend == source.spec.backend]

@@ -7,13 +7,12 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from controller.core.errors import ConfigError
-from controller.core.links import OTHER_MODEL
 from controller.core.types import Request
 from controller.dispatch.placements import Prefilled
 
 MIGRATION_RANKS = ("none", "tpot")
 UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the way or itself is at fault
-MAX_PREFILLS = 3  # of one request whose KV was lost, or is for no decode instance that is there
+MAX_PREFILLS = 3  # of one request, those apart that `PrefillAgain` does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,9 @@ class MigratorConfig:
     an engine is placed again, and doubled with each failure where all instances failed it. `max_failures`: broken
     transfers of one request before it is given up. `hold_s`: a request that no placement wants for that long is given
     up where there is no decode instance at all, else it goes where there is room, whatever its TPOT; less than the
-    lease for which engines keep KV (30 s). `scan_limit`: requests looked at that find no place before a pass ends.
+    lease for which engines keep KV (30 s). `strangers_hold_s`: the same where all that are there are of another model
+    or layout, which time does not mend: only long enough for one that is just being started. `strangers_s`: how long
+    that word of a decode instance is believed. `scan_limit`: requests looked at that find no room before a pass ends.
     `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
     for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one
@@ -44,6 +45,8 @@ class MigratorConfig:
     retry_s: float = 0.05
     max_failures: int = 6
     hold_s: float = 25.0
+    strangers_hold_s: float = 3.0
+    strangers_s: float = 60.0
     scan_limit: int = 16
     engine_rank: str = "tpot"
     link_failures: int = 3
@@ -99,7 +102,7 @@ class Transfer:
         "source",
         "stage",
         "state",
-        "strangers",
+        "strange",
         "target",
         "turned_away",
     )
@@ -120,7 +123,7 @@ class Transfer:
         self.hopeless = False  # waits for all others
         self.not_before = -math.inf
         self.excluded: set[str] = set()  # asked again for want of others
-        self.strangers: set[str] = set()  # decode instances that its KV is nothing to: never asked again
+        self.strange = False  # when it was last looked at, only decode instances were there that do not read its KV
         self.turned_away = False  # by an engine without room: some tell the prefill engine to free its KV then
 
     @property
@@ -135,10 +138,6 @@ class Transfer:
     def prefilling(self) -> bool:
         """Its prefill has not ended, and its KV is not at a decode instance."""
         return self.state is State.PREFILLING or (self.early and not self.landed)
-
-    def without_decoder(self) -> str:
-        """Why, where no decode instance is left for it."""
-        return OTHER_MODEL if self.strangers else "no_decode_instance"
 
     def kv_is_lost(self, reason: str) -> bool:
         """The engine says so; or one that does not say why fails it after it was turned away, or for the second time.

@@ -16,12 +16,13 @@ from controller.dispatch.fleet import Roster
 from controller.dispatch.links import LinkBook
 from controller.dispatch.reach import Reach
 from controller.dispatch.releases import Releases
+from controller.dispatch.strangers import Strangers
 from controller.dispatch.transfer_queue import TransferQueue
 from controller.dispatch.transfers import MigratorConfig, State, Transfer
 
 
 class Undoing:
-    """Shares `queue`, `roster`, `links` and `reach` with its migrator. `now` is in seconds and never goes backwards."""
+    """Shares its parts with its migrator. `now` is in seconds and never goes backwards."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class Undoing:
         roster: Roster,
         links: LinkBook,
         reach: Reach,
+        strangers: Strangers,
         one_shot: bool,
     ) -> None:
         self.config = config
@@ -38,6 +40,7 @@ class Undoing:
         self._roster = roster
         self._links = links
         self._reach = reach
+        self._strangers = strangers
         self._one_shot = one_shot
         self._prefills: list[tuple[float, int, Transfer]] = []  # a heap by `overdue_at`; ended ones leave at the top
         self._serial = 0
@@ -116,19 +119,29 @@ class Undoing:
             actions.append(ev.Abort(request.id, transfer.target, reason))
         self.forget(request.id)
         figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
-        actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid))
+        counts = reason != OTHER_MODEL or transfer.source in request.avoid
+        avoid = self._avoided(transfer, avoid)
+        actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid, counts))
+
+    def _avoided(self, transfer: Transfer, avoid: frozenset[str]) -> frozenset[str]:
+        """Also where it had to leave before, if there is still somebody else."""
+        request = transfer.request
+        all_of_them = avoid | request.avoid
+        if transfer.source in avoid:
+            request.avoid |= {transfer.source}
+        return all_of_them if self._reach.elsewhere(request, all_of_them) else avoid
 
     def failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         """At its target: another is to be found, later where there is none."""
         transfer.excluded.add(transfer.target)
-        if reason == OTHER_MODEL:  # no fault of anybody, and never tried twice: it ends with the decode instances
-            transfer.strangers.add(transfer.target)
+        if reason == OTHER_MODEL:  # no fault of anybody, and soon asked by nobody else: it ends with the instances
+            self._strangers.met(transfer.source, transfer.target, now)
             self.withdraw(transfer, now)
             return
         transfer.failures += 1
         if reason != "refused":  # the engine's own word: the way was good
             self._links.failed((transfer.source, transfer.target), transfer, now)
-        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer)):
+        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer, now)):
             transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
         self.withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:

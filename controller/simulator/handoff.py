@@ -202,7 +202,7 @@ class Handoff:
         if trip is None:
             return
         self._stop_prefill(trip, request.id)
-        request.attempts += 1
+        request.attempts += action.counts
         if request.attempts >= MAX_PREFILLS:
             host.stop(trip, Outcome.FAILED, action.decision.reason)
             return
@@ -220,7 +220,7 @@ class Handoff:
             prefill = Prefill(instance, trip.seq)
             prefill.computed = trip.seq.state is SeqState.FINISHED  # and nobody has heard so
         self._host.tell_dispatcher(ev.Failed(name, False, "prefilled elsewhere"))
-        if prefill.instance.up:
+        if prefill.instance.up and prefill.seq.arrival <= self._host.heap.now:  # else it is not there yet, nor will be
             over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
             self._host.tell_engine(prefill.instance, [over])
 

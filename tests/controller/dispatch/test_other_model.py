@@ -77,12 +77,20 @@ def test_one_without_room_is_waited_for_rather_than_a_stranger_asked_again() -> 
 
 
 def test_with_nowhere_to_go_it_waits_for_somebody_and_is_then_given_up() -> None:
-    made = fleet(decoders=1, migrator={"hold_s": 5.0})
+    made = fleet(decoders=1)
     made.handle([done("a")], 0.0)
     reply = stranger(made, "a", "d0", 1.0)
     assert (targets(reply), of(reply, ev.PrefillAgain), of(reply, ev.GiveUp)) == ([], [], [])
-    assert reply.wake_at == 6.0
-    assert [given.decision.reason for given in of(made.handle([ev.Woke()], 6.0), ev.GiveUp)] == ["other_model"]
+    assert reply.wake_at == 1.0 + made.config.strangers_hold_s
+    over = made.handle([ev.Woke()], reply.wake_at)
+    assert [given.decision.reason for given in of(over, ev.GiveUp)] == ["other_model"]
+    assert of(over, ev.FreeKv) == [ev.FreeKv("a", "p")]
+
+
+def test_no_setting_makes_it_wait_for_longer_than_others() -> None:
+    made = fleet(decoders=1, migrator={"hold_s": 2.0})
+    made.handle([done("a")], 0.0)
+    assert stranger(made, "a", "d0", 1.0).wake_at == 3.0
 
 
 @pytest.mark.parametrize(

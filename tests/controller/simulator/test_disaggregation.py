@@ -12,6 +12,7 @@ from controller.core.types import Outcome, Targets
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, LinkFailure, LinkSettings, Simulation, SimulationSettings
+from controller.simulator.handoff import Handoff
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate, some_demands
 
 PREFILL, DECODE = replace(SMALL, role="prefill"), replace(SMALL, role="decode")
@@ -303,3 +304,23 @@ def test_collocated_instances_may_stand_beside_them():
     result = run(some_demands(100, rate=60.0), (SMALL, PREFILL, DECODE), "round_robin")
     assert {record.instance for record in result.records if record.output_tokens > 1} == {"engine-0", "engine-2"}
     assert all(record.outcome is Outcome.OK for record in result.records)
+
+
+@pytest.mark.parametrize("network_s", [0.0, 0.002])  # without a network a prompt's step begins as it is sent
+@pytest.mark.parametrize("migration", list(MIGRATIONS))
+def test_where_an_engine_computes_kv_that_nobody_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):
+    reserve = Handoff._reserve
+
+    def picky(handoff, place):
+        if place.source == "engine-0":
+            handoff._failed(place.request.id, place.target, "other_model")
+        else:
+            reserve(handoff, place)
+
+    monkeypatch.setattr(Handoff, "_reserve", picky)
+    demands = some_demands(150, rate=10.0)
+    result = run(demands, migration=migration, network_s=network_s)
+    assert {record.outcome for record in result.records} == {Outcome.OK}
+    assert {record.prefill_instance for record in result.records if record.output_tokens > 1} <= {"engine-1"}
+    wasted = next(use for use in result.instances if use.id == "engine-0")
+    assert not network_s or 0 < wasted.prompt_tokens < sum(demand.prompt_tokens for demand in demands) / 5

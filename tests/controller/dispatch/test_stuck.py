@@ -1,0 +1,144 @@
+"""Requests that no room would help hold up nobody behind them, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.types import InstanceSpec, Request, Role
+from controller.dispatch import Migrator
+from controller.dispatch.reach import Reach
+from tests.controller.dispatch.fleet import request
+from tests.controller.dispatch.test_links import STEP, done, fleet, of, seen, targets, up
+from tests.controller.dispatch.test_other_model import stranger
+
+MANY = 40  # more than a pass looks at
+
+
+def of_m2(name: str, role: Role) -> ev.InstanceUp:
+    return ev.InstanceUp(InstanceSpec(name, "m2", latency=STEP, max_num_seqs=32, role=role))
+
+
+def other(name: str, now: float) -> ev.PrefillDone:
+    """A request of another model, which has a decode instance of its own."""
+    asked = request(name, arrival=now)
+    asked.model = "m2"
+    return ev.PrefillDone(asked, "p2", asked.prompt_tokens)
+
+
+def names() -> list[str]:
+    return [f"a{number:02}" for number in range(MANY)]
+
+
+def strangers() -> Migrator:
+    made = fleet(decoders=1)
+    made.handle([done("first")], 0.0)
+    stranger(made, "first", "d0", 0.1)
+    return made
+
+
+def no_decoder() -> Migrator:
+    return fleet(decoders=0)
+
+
+def links_down() -> Migrator:
+    made = fleet(decoders=1)
+    made.handle([seen("p", "d0")], 0.0)
+    return made
+
+
+@pytest.mark.parametrize("stuck", [strangers, no_decoder, links_down])
+def test_another_models_request_is_placed_in_the_same_pass(stuck: Callable[[], Migrator]) -> None:
+    made = stuck()
+    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
+    assert targets(made.handle([done(name, 0.2) for name in names()], 0.2)) == []
+    assert targets(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
+
+
+@pytest.mark.parametrize("stuck", [strangers, no_decoder])
+def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_for(
+    stuck: Callable[[], Migrator],
+) -> None:
+    made = stuck()
+    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
+    made.handle([done(name, 0.2) for name in names()], 0.2)
+    late = other("late", -50.0)
+    late.request.targets = late.request.targets._replace(tpot_s=0.001)
+    assert targets(made.handle([late], 0.3)) == [("late", "d2")]
+
+
+def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> None:
+    made = strangers()
+    hold_s = made.config.strangers_hold_s
+    older = [done(name, 1.0, tpot=0.2) for name in names()]
+    made.handle(older, 1.0)
+    reply = made.handle([done("younger", 2.0, tpot=0.1)], 2.0)
+    assert of(reply, ev.GiveUp) == []
+    over = made.handle([ev.Woke()], 1.0 + hold_s)
+    assert {given.request.id for given in of(over, ev.GiveUp)} == {"first", *names()}
+    assert {given.decision.reason for given in of(over, ev.GiveUp)} == {"other_model"}
+    assert over.wake_at == 2.0 + hold_s
+
+
+def test_those_that_were_passed_over_wake_it_in_time() -> None:
+    made = strangers()
+    made.handle([ev.Cancelled("first"), ev.KvReleased("first", "p")], 0.5)
+    made.handle([done("older", 1.0, tpot=0.2)], 1.0)
+    assert made.handle([done("younger", 2.0, tpot=0.1)], 2.0).wake_at == 1.0 + made.config.strangers_hold_s
+
+
+def test_where_there_is_no_decode_instance_at_all_it_is_waited_for_as_long_as_before() -> None:
+    made = no_decoder()
+    made.handle([done("a")], 0.0)
+    assert of(made.handle([ev.Woke()], made.config.hold_s - 0.1), ev.GiveUp) == []
+    reply = made.handle([ev.Woke()], made.config.hold_s)
+    assert [given.decision.reason for given in of(reply, ev.GiveUp)] == ["no_decode_instance"]
+
+
+def test_a_shorter_one_is_not_taken_for_one_of_their_kind() -> None:
+    """The one with a context that is long enough for `long` reads nothing of p; a shorter one does."""
+    made = fleet(decoders=0)
+    contexts = {"p": (Role.PREFILL, 8192), "wide": (Role.DECODE, 8192), "short": (Role.DECODE, 1024)}
+    made.handle(
+        [
+            ev.InstanceUp(InstanceSpec(name, "m", latency=STEP, max_model_len=length, role=role))
+            for name, (role, length) in contexts.items()
+        ],
+        0.0,
+    )
+    assert targets(made.handle([done("long", prompt=4000)], 0.0)) == [("long", "wide")]
+    assert targets(stranger(made, "long", "wide", 0.1)) == []
+    assert targets(made.handle([done("a", 0.2, prompt=100)], 0.2)) == [("a", "short")]
+
+
+def test_a_pass_looks_at_one_of_them_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, other_way = [], Reach.other_way
+
+    def counted(reach: Reach, transfer, candidates, now):  # type: ignore[no-untyped-def]
+        looked.append(transfer.request.id)
+        return other_way(reach, transfer, candidates, now)
+
+    monkeypatch.setattr(Reach, "other_way", counted)
+    made = strangers()
+    looked.clear()
+    made.handle([done(name, 0.2) for name in names()], 0.2)
+    assert len(looked) == 1
+
+
+def test_those_without_room_are_counted_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fleet(decoders=0)
+    full = up("d0").spec
+    full.kv_capacity_tokens = 1000
+    made.handle([ev.InstanceUp(full), done("fills", prompt=900)], 0.0)
+    looked, decoders = [], Reach.decoders
+
+    def counted(reach: Reach, transfer, now):  # type: ignore[no-untyped-def]
+        looked.append(transfer.request.id)
+        return decoders(reach, transfer, now)
+
+    monkeypatch.setattr(Reach, "decoders", counted)
+    asked: list[Request] = [done(name, 0.1, prompt=300).request for name in names()]
+    made.handle([ev.PrefillDone(each, "p", 300) for each in asked], 0.1)
+    assert len(looked) == made.config.scan_limit
