@@ -39,7 +39,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ def lacks_room(base: Path, size: int, held: int) -> str:
     )
 
 
+@contextmanager
 def engines(
     args: argparse.Namespace, model: Path, logs: Path, apart: bool, copies: bool, other: SecondHost | None
 ) -> Iterator[Any]:
@@ -235,7 +236,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.link_gbit is not None and not 0 < args.link_gbit < math.inf:
         parser.error("--link-gbit: a number above 0")
-    if args.link_gbit is not None and (why := "they are on the CPU" * (args.device != "cpu") or network_missing()):
+    if args.link_gbit is not None and (why := "for engines on the CPU" * (args.device != "cpu") or network_missing()):
         parser.error(f"--link-gbit: {why}")
     if not args.host_copy.is_dir():
         parser.error(f"--host-copy: {args.host_copy} is not a folder")
@@ -269,7 +270,7 @@ def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, t
     if why := TWO_HOSTS if other else lacks_room(args.host_copy, size, 0 if on_cuda else 2 * size):
         left_out["host"] = why
     pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out, other)
-    for source, warm in pair:
+    with pair as (source, warm):
         fleet = Fleet(source, warm, token, "big")
         if "host" not in left_out and (why := fleet.no_copy()):
             left_out["host"] = why

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 NETWORK = "198.18"  # kept apart for measurements of networks (RFC 2544)
 QUANTUM = 60_000  # bytes that HTB lets pass at a time: the default warns at such rates
+BURST_S = 1e-3  # of the rate may pass at once: with less, the timer that wakes the link sets its speed
+LEAST_BURST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,15 @@ def second_host(gbit: float | None = None) -> Iterator[SecondHost]:
             _run(*prefix, "ip", "link", "set", host.device, "up")
             if gbit is not None:
                 _run(*prefix, "tc", "qdisc", "add", *device, "root", "handle", "1:", "htb", "default", "1")
-                rate = ("htb", "rate", f"{gbit:g}gbit", "quantum", str(QUANTUM))
+                burst = str(max(LEAST_BURST, round(gbit * 1e9 / 8 * BURST_S)))
+                rate = ("htb", "rate", f"{gbit:g}gbit", "quantum", str(QUANTUM), "burst", burst, "cburst", burst)
                 _run(*prefix, "tc", "class", "add", *device, "parent", "1:", "classid", "1:1", *rate)
         _run(*host.command, "ip", "link", "set", "lo", "up")
         yield host
     finally:
-        _run("ip", "netns", "delete", host.name)  # with its end of the link, and with that the other one
+        # With either end goes the other; with the namespace alone both would go some time later. It may be half made.
+        subprocess.run(["ip", "link", "delete", host.device], check=False, capture_output=True)
+        _run("ip", "netns", "delete", host.name)
 
 
 def _run(*command: str) -> None:

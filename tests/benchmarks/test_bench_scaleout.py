@@ -123,7 +123,8 @@ def test_engines_share_a_copy_only_where_there_is_room(monkeypatch, tmp_path, sh
 
     monkeypatch.setattr(bench_scaleout, "reference_engines", engine)
     args = parse(["--host-copy", str(tmp_path)])
-    list(engines(args, tmp_path / "model", tmp_path / "logs", False, shared, None))
+    with engines(args, tmp_path / "model", tmp_path / "logs", False, shared, None):
+        pass
     assert len(started) == 2
     for options in started:
         assert ("--host-copy" in options) == shared
@@ -180,6 +181,7 @@ def test_a_source_that_is_left_out_is_said_in_the_line_of_json_and_in_the_table(
     monkeypatch.setenv("FLEET_TOKEN", "")  # which it sets
     started = []
 
+    @contextmanager
     def pair(args, model, logs, apart, copies, other):
         started.append(copies)
         yield SimpleNamespace(url="", log=logs), SimpleNamespace(url="")

@@ -34,10 +34,10 @@ def number(body: Body, name: str, default: float, low: float, high: float) -> fl
     return float(value)
 
 
-def boolean(body: Body, name: str) -> bool:
+def boolean(body: Body, name: str, default: bool = False) -> bool:
     value = body.get(name)
     if value is None:
-        return False
+        return default
     if not isinstance(value, bool):
         raise ApiError(f"{name} must be true or false", name)
     return value

@@ -125,7 +125,7 @@ class Management:
         if "messages" in body:
             tokens = self._tokenizer.encode_chat(messages_of(body))
         elif isinstance(body.get("prompt"), str):
-            tokens = self._tokenizer.encode(body["prompt"])
+            tokens = self._tokenizer.encode(body["prompt"], fields.boolean(body, "add_special_tokens", True))
         else:
             raise ApiError("prompt must be a string (or give messages)", "prompt")
         answer = {"count": len(tokens), "max_model_len": self._config.engine.max_model_len, "tokens": tokens}

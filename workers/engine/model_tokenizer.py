@@ -27,7 +27,7 @@ class ByteTokenizer:
             raise ConfigError(f"without {FILE} a vocabulary of at least {BYTES} is needed, not {vocab_size}", "model")
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "surrogatepass"))
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -64,8 +64,8 @@ class FileTokenizer:
         self.vocab_size = vocab_size
         self._settings = _settings(folder)
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -81,7 +81,7 @@ class FileTokenizer:
         named = {key: _text(self._settings.get(key)) for key in ("bos_token", "eos_token")}
         turns = [{"role": role, "content": content} for role, content in messages]
         text = _render(template, messages=turns, add_generation_prompt=True, **named)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)  # the template has them
+        return self.encode(text, special=False)  # the template has them
 
     def decoder(self) -> FileDecoder:
         return FileDecoder(self._tokenizer)

@@ -152,7 +152,7 @@ def _prompt(body: fields.Body, served: Served) -> list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a batch of one, as some clients always send
     if isinstance(prompt, str):
-        return text_tokens(prompt, served, "prompt")
+        return text_tokens(prompt, served, "prompt", special=fields.boolean(body, "add_special_tokens", True))
     if isinstance(prompt, list) and prompt:
         return token_ids(prompt, "prompt", served.tokenizer)
     if prompt is None:
@@ -160,14 +160,14 @@ def _prompt(body: fields.Body, served: Served) -> list[int]:
     raise ApiError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
 
 
-def text_tokens(text: str, served: Served, param: str) -> list[int]:
+def text_tokens(text: str, served: Served, param: str, special: bool = True) -> list[int]:
     """Tokens of a prompt; what cannot fit is refused before it is encoded."""
     if not text:
         raise ApiError(f"{param} must not be empty", param)
     least = served.tokenizer.estimate(text)
     if least >= served.context:
         raise too_long(served.context, least, param)
-    return served.tokenizer.encode(text)
+    return served.tokenizer.encode(text, special)
 
 
 def token_ids(values: list[Any], param: str, tokenizer: Tokenizer) -> list[int]:

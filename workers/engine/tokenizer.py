@@ -92,7 +92,9 @@ class Tokenizer(Protocol):
     name: str
     vocab_size: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """`special`: with those that a model wants around a text, such as its beginning."""
+        ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
@@ -108,10 +110,12 @@ class ChunkTokenizer:
 
     name = NAME
     vocab_size = VOCAB_SIZE
-    encode = staticmethod(encode)
     decode = staticmethod(decode)
     estimate = staticmethod(estimate)
     encode_chat = staticmethod(encode_chat)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return encode(text)
 
     def decoder(self) -> Decoder:
         return Decoder()

@@ -65,9 +65,16 @@ class Kept:
         try:
             yield stream
         finally:
-            if stream.query():
+            if _idle(stream):
                 with self._changing:
                     free.append(stream)
+
+
+def _idle(stream: torch.cuda.Stream) -> bool:
+    try:
+        return bool(stream.query())
+    except RuntimeError:  # the device is lost: what failed first is what is to be said
+        return False
 
 
 _KEPT = Kept()

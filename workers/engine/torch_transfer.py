@@ -24,7 +24,7 @@ from workers.engine.torch_digest import algorithm_of, digest, native
 from workers.engine.torch_meeting import RECEIVER, SENDER, Meeting
 from workers.engine.torch_pieces import IN_FLIGHT_BYTES, passed
 from workers.engine.torch_streams import beside
-from workers.engine.torch_weights import Checkpoint, Slot, WeightsError, load_weights
+from workers.engine.torch_weights import Slot, WeightsError, fill, opened
 
 
 class TensorInfo(NamedTuple):
@@ -136,8 +136,10 @@ class WeightMemory:
 
     def load_disk(self, folder: Path) -> int:
         """Bytes read. Raises WeightsError; then nothing is present."""
+        self.present = False
+        checkpoint = opened(self._slots, folder)  # before room is made for it, at the price of a copy maybe
         self._begin()
-        read = load_weights(self._slots, folder)
+        read = fill(self._slots, checkpoint)
         self._came()
         return read
 
@@ -156,8 +158,7 @@ class WeightMemory:
                 raise
         if shared is None:
             raise WeightsError("there is no copy in host memory")
-        checkpoint = Checkpoint(shared)
-        checkpoint.check(self._slots)
+        checkpoint = opened(self._slots, shared)
         self._begin()
         return self._copied(checkpoint.read, _digests(shared))
 

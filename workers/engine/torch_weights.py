@@ -98,9 +98,19 @@ def _opened(path: Path) -> safe_open:
 
 def load_weights(slots: Mapping[str, Slot], folder: Path) -> int:
     """Fill every slot from the folder; returns the bytes read. Nothing is written before all names, shapes and types
-    have been checked; the first tensor with values that are no numbers ends it."""
+    have been checked."""
+    return fill(slots, opened(slots, folder))
+
+
+def opened(slots: Mapping[str, Slot], folder: Path) -> Checkpoint:
+    """Names, shapes and types are right."""
     checkpoint = Checkpoint(folder)
     checkpoint.check(slots)
+    return checkpoint
+
+
+def fill(slots: Mapping[str, Slot], checkpoint: Checkpoint) -> int:
+    """Bytes read. The first tensor with values that are no numbers ends it."""
     read = 0
     for name, slot in slots.items():
         tensor = checkpoint.read(name, slot.part)

@@ -26,7 +26,6 @@ class On(Enum):
 
     ANY = "any"
     REAL = "real"
-    COMPLETION = "completion"
     CHAT = "chat"
 
 
@@ -76,7 +75,6 @@ TABLE = (
     # What the model reads.
     Row("prompt_embeds", On.REAL),
     Row("truncate_prompt_tokens", On.REAL, ()),
-    Row("add_special_tokens", On.COMPLETION, (True,)),
     Row("add_special_tokens", On.CHAT),
     Row("add_generation_prompt", On.CHAT, (True,)),
     Row("continue_final_message", On.CHAT),
@@ -89,12 +87,13 @@ TABLE = (
 )
 
 
-IN_MESSAGES = ("tool_calls", "tools", "reasoning", "reasoning_content")  # a template would show them to the model
+# What a message says to the model beside its text. What it reasoned is dropped, as templates do with earlier turns.
+IN_MESSAGES = ("tool_calls", "tools")
 
 
 def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
     """Raises ApiError naming the field. `real`: the engine runs a model."""
-    on = (On.ANY, On.REAL, On.CHAT if chat else On.COMPLETION) if real else (On.ANY,)
+    on = (On.ANY, On.REAL, *((On.CHAT,) if chat else ())) if real else (On.ANY,)
     for row in TABLE:
         value = body.get(row.name)
         if value is None:

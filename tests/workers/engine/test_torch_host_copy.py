@@ -212,6 +212,11 @@ async def test_a_copy_that_takes_the_room_of_the_weights_goes_before_the_disk_is
     with pytest.raises(LoadFailed, match="can't allocate memory"):
         await weights.load(HOST)
     assert weights.has_host_copy, "the next try may find room"
+    with monkeypatch.context() as gone:
+        gone.setattr(weights, "_folder", tmp_path / "nothing")
+        with pytest.raises(LoadFailed, match="has neither"):
+            await weights.load(DISK)
+    assert weights.has_host_copy, "it is given up for something"
     await weights.load(DISK)
     assert (weights.present, weights.has_host_copy) == (True, False)
     assert weights.memory.manifest() == memory().manifest()

@@ -76,12 +76,7 @@ ASKED_OF_ANY: list[tuple[str, Any]] = [
 ]
 NOTHING: list[tuple[str, Any]] = [
     *((row.name, None) for row in TABLE),
-    *(
-        (row.name, value)
-        for row in TABLE
-        if row.on is not On.COMPLETION and row.on is not On.CHAT
-        for value in row.nothing
-    ),
+    *((row.name, value) for row in TABLE if row.on is not On.CHAT for value in row.nothing),
     ("presence_penalty", 0),
     ("frequency_penalty", 0.0),
     ("repetition_penalty", 1),
@@ -128,7 +123,17 @@ def test_what_only_a_chat_has_is_refused_there(name: str, value: Any) -> None:
 
 
 def test_special_tokens_are_a_completions_and_no_chats() -> None:
-    assert refusal(parse_completion, {**COMPLETION, "add_special_tokens": False}).param == "add_special_tokens"
+    class Tokens(ChunkTokenizer):
+        def encode(self, text: str, special: bool = True) -> list[int]:
+            return [1, *super().encode(text)] if special else super().encode(text)
+
+    served = replace(REAL, tokenizer=Tokens())
+    lengths = [
+        len(parse_completion({**COMPLETION, "add_special_tokens": special}, {}, served).tokens)
+        for special in (True, False, None)
+    ]
+    assert lengths == [2, 1, 2]
+    assert refusal(parse_completion, {**COMPLETION, "add_special_tokens": "no"}).param == "add_special_tokens"
     assert parse_chat({**CHAT, "add_special_tokens": False}, {}, REAL).max_tokens > 0
 
 
@@ -146,9 +151,7 @@ def test_what_asks_a_chat_for_nothing_is_taken(name: str, value: Any) -> None:
     assert parse_chat({**CHAT, name: value}, {}, REAL).max_tokens > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("tool_calls", [{"id": "a"}]), ("reasoning", "Well."), ("reasoning_content", "Well.")]
-)
+@pytest.mark.parametrize(("name", "value"), [("tool_calls", [{"id": "a"}]), ("tools", [{"type": "function"}])])
 def test_what_a_message_says_beside_its_text_is_refused(name: str, value: Any) -> None:
     said = [*CHAT["messages"], {"role": "assistant", "content": "hm", name: value}]
     error = refusal(parse_chat, {"messages": said})
@@ -156,6 +159,14 @@ def test_what_a_message_says_beside_its_text_is_refused(name: str, value: Any) -
     for plain in (None, [], ""):
         assert parse_chat({"messages": [{**said[1], name: plain}]}, {}, REAL).max_tokens > 0
     assert parse_chat({"messages": said}, {}, EMULATED).max_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_what_the_model_reasoned_in_an_earlier_turn_is_dropped(name: str) -> None:
+    said = [*CHAT["messages"], {"role": "assistant", "content": "hm"}]
+    plain = parse_chat({"messages": said}, {}, REAL)
+    said[1] = {**said[1], name: "Well."}
+    assert parse_chat({"messages": said}, {}, REAL).tokens == plain.tokens
 
 
 def test_the_refusal_says_what_the_field_may_be_and_comes_before_the_prompt_is_read() -> None:
@@ -166,10 +177,8 @@ def test_the_refusal_says_what_the_field_may_be_and_comes_before_the_prompt_is_r
     assert refusal(parse_completion, asked).param == "truncate_prompt_tokens"
 
 
-def test_no_field_has_two_rows_for_the_same_request() -> None:
-    names = [row.name for row in TABLE if row.on is not On.CHAT]
-    chats = [row.name for row in TABLE if row.on is not On.COMPLETION]
-    assert (len(set(names)), len(set(chats))) == (len(names), len(chats))
+def test_no_field_has_two_rows() -> None:
+    assert len({row.name for row in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize(("name", "value"), NOTHING)
