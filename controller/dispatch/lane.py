@@ -98,15 +98,22 @@ class Lane:
 
     def may_go(self, entry: Entry, worker: Worker, now: float) -> bool:
         """Where its context is long enough; where it failed only if no other takes it, and where it failed last only
-        after a moment."""
-        if not self._long_enough(entry.request, worker):
+        after a moment. Where its KV got nowhere it would again: one that only failed it comes first."""
+        request = entry.request
+        if not self._long_enough(request, worker):
             return False
         if worker.id not in entry.excluded:
             return True
-        others = (other for other in self.workers.values() if other.takes and other.id not in entry.excluded)
-        if any(self._long_enough(entry.request, other) for other in others):
+        if self._another(request, entry.excluded):
             return False
-        return now >= entry.retry_at or worker.id != entry.request.failed_on[-1]
+        if worker.id in request.avoid and self._another(request, request.avoid):
+            return False
+        return now >= entry.retry_at or worker.id != request.failed_on[-1]
+
+    def _another(self, request: Request, than: frozenset[str]) -> bool:
+        """Does an instance take it that is none of those?"""
+        others = (other for other in self.workers.values() if other.takes and other.id not in than)
+        return any(self._long_enough(request, other) for other in others)
 
     def _long_enough(self, request: Request, worker: Worker) -> bool:
         if self._longest is None:

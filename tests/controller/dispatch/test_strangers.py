@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
 from controller.dispatch.strangers import Strangers
-from tests.controller.dispatch.fleet import request
+from tests.controller.dispatch.fleet import request, sends
 from tests.controller.dispatch.test_links import done, fleet, of, targets, up
 from tests.controller.dispatch.test_other_model import stranger
 
@@ -152,3 +152,23 @@ def test_an_engine_that_fails_in_between_changes_nothing_of_that() -> None:
     assert sent.instance_id == "r"
     ((sent,),) = [of(dispatcher.handle([ev.Failed("a", True, "cut")], 0.1), ev.Send)]
     assert sent.instance_id == "q"
+
+
+def test_one_that_failed_it_is_asked_again_rather_than_one_whose_kv_got_nowhere() -> None:
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(name, Role.PREFILL) for name in ("p", "q")], 0.0)
+    asked = request("a")
+    asked.avoid = frozenset({"p"})
+    assert sends(dispatcher.handle([ev.Arrived(asked, frozenset({"p"}))], 0.0)) == [("a", "q")]
+    reply = dispatcher.handle([ev.Failed("a", True, "cut")], 0.1)
+    assert (sends(reply), reply.wake_at) == ([], pytest.approx(0.6))
+    assert sends(dispatcher.handle([ev.Woke()], 0.6)) == [("a", "q")]
+
+
+def test_with_the_one_that_failed_it_gone_it_goes_where_its_kv_got_nowhere() -> None:
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up(name, Role.PREFILL) for name in ("p", "q")], 0.0)
+    asked = request("a")
+    asked.avoid = frozenset({"p"})
+    dispatcher.handle([ev.Arrived(asked, frozenset({"p"}))], 0.0)
+    assert sends(dispatcher.handle([ev.Failed("a", True, "cut"), ev.InstanceDown("q")], 0.1)) == [("a", "p")]
