@@ -104,6 +104,8 @@ class Placing:
         is given up."""
         if able:
             return self._cut_off(transfer, able, self.config.link_patience_s, stuck, now)
+        if transfer.strange and self._reach.may_come(transfer):
+            transfer.strange = False  # somebody may come who reads it, as where nobody is there at all
         hold_s = self._holds[not transfer.strange]
         if now - transfer.since >= hold_s:
             self._undoing.give_up(transfer, without_decoder(transfer), now, actions)

@@ -25,9 +25,14 @@ class Reach:
         return self._decoders(transfer.request, transfer.source, now)
 
     def among_strangers(self, transfer: Transfer, now: float) -> bool:
-        """Decode instances are there, but only such as said so."""
+        """Decode instances serve, but only such as said so."""
         able = self._alike(transfer.request, transfer.source)
         return bool(able) and self._strangers.of(transfer.source, now).issuperset(w.id for w in able)
+
+    def may_come(self, transfer: Transfer) -> bool:
+        """Does one that could take it sleep, or start? Whatever it said is forgotten in its sleep."""
+        able = self._alike(transfer.request, transfer.source, serving=False)
+        return any(not w.takes_decodes for w in able)
 
     def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
         """Those of its `decoders` with KV room for the prompt; those that failed it only if there is no other."""
@@ -83,9 +88,11 @@ class Reach:
         able, strangers = self._alike(request, source), self._strangers.of(source, now)
         return [w for w in able if w.id not in strangers] if strangers else able
 
-    def _alike(self, request: Request, source_id: str) -> list[Worker]:
+    def _alike(self, request: Request, source_id: str, *, serving: bool = True) -> list[Worker]:
+        """`serving` False: those too that will once they wake."""
         source = self._workers.get(source_id)
-        able = [w for w in self._workers.values() if w.takes_decodes and w.spec.model == request.model]
+        able = [w for w in self._workers.values() if w.takes_decodes or (not serving and w.may_take_decodes)]
+        able = [w for w in able if w.spec.model == request.model]
         if source is not None:
             able = [w for w in able if w.spec.backend == source.spec.backend]
         lengths = [w.spec.max_model_len for w in able]

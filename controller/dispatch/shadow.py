@@ -179,6 +179,11 @@ class Worker:
         return self._serves and self.spec.role is Role.DECODE
 
     @property
+    def may_take_decodes(self) -> bool:
+        """It does, or will once it wakes."""
+        return self.state == "up" and self.spec.role is Role.DECODE
+
+    @property
     def _serves(self) -> bool:
         return self.state == "up" and (self.load is None or self.load.awake)
 

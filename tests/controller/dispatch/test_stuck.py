@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from controller.core import events as ev
-from controller.core.types import InstanceSpec, Request, Role
+from controller.core.types import InstanceSpec, Load, Request, Role
 from controller.dispatch import Migrator
 from controller.dispatch.reach import Reach
 from tests.controller.dispatch.fleet import request
@@ -87,6 +87,27 @@ def test_those_that_were_passed_over_wake_it_in_time() -> None:
     made.handle([ev.Cancelled("first"), ev.KvReleased("first", "p")], 0.5)
     made.handle([done("older", 1.0, tpot=0.2)], 1.0)
     assert made.handle([done("younger", 2.0, tpot=0.1)], 2.0).wake_at == 1.0 + made.config.strangers_hold_s
+
+
+def test_one_that_sleeps_or_starts_is_waited_for_as_long_as_one_that_is_not_there() -> None:
+    made = strangers()
+    made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False)), done("a", 0.3)], 0.3)
+    assert of(made.handle([ev.Woke()], 0.3 + made.config.strangers_hold_s), ev.GiveUp) == []
+    assert ("a", "d1") in targets(made.handle([ev.Telemetry("d1", Load(5.0))], 5.0))
+
+
+def test_one_that_drains_is_not_waited_for() -> None:
+    made = strangers()
+    made.handle([up("d1"), ev.InstanceDraining("d1"), done("a", 0.2)], 0.2)
+    assert of(made.handle([ev.Woke()], 0.2 + made.config.strangers_hold_s), ev.GiveUp) != []
+
+
+def test_where_one_sleeps_what_was_sent_to_the_wrong_one_still_leaves_it_at_once() -> None:
+    made = strangers()
+    made.handle([ev.Cancelled("first"), up("q", Role.PREFILL)], 0.2)
+    made.handle([up("d1"), ev.Telemetry("d1", Load(0.2, awake=False))], 0.2)
+    sent = made.handle([ev.PrefillSent(request("b"), "p")], 0.3)
+    assert [(again.decision.reason, again.counts) for again in of(sent, ev.PrefillAgain)] == [("other_model", False)]
 
 
 def test_where_there_is_no_decode_instance_at_all_it_is_waited_for_as_long_as_before() -> None:
