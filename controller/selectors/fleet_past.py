@@ -3,6 +3,7 @@ today's instances in the roles that they had then where it did not."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q
 
+from controller.core.errors import ConfigError
+from controller.core.types import Role
 from controller.models import Instance, InstanceInterval, ScalingSample
 from controller.selectors.fleet_model import MOST_INSTANCES, check_change, fleet_today, in_role, size_of
 
@@ -17,6 +20,10 @@ COLLOCATED = "collocated"
 NOT_ON_RECORD = "Today's fleet: how many instances there were then is not on record."
 TURNED = "Today's instances, in the roles that they had then; how many there were is not on record."
 TURNED_TOO = "The others are today's, in the roles that they had then."
+COUNTED_ELSE_TURNED = (
+    "As many instances as the scaler counted, where it did; else today's, in the roles that they had then."
+)
+DATED_S = 1.0  # a look has the time at which its tick began: it may have seen a turn so much later
 
 
 class FleetThen(NamedTuple):
@@ -46,29 +53,59 @@ def fleet_then(
     model: str, since: datetime, until: datetime, change: int = 0, field: str = "instances", role: str | None = None
 ) -> FleetThen:
     """Each role whose instances a scaling policy counted in the window has as many as it counted, alike the first of
-    today; others have those of today that had the role then.
+    today; others have those of today that had the role then. Today's fleet where that is not known.
 
     `change`: so many more of `role` at every moment, or fewer, but one at least; without it the role that most
     instances have. Raises ConfigError as `fleet_today`.
     """
     check_change(change, field)
+    found = _on_record(model, since, until, change, field, role)
+    return FleetThen(fleet_today(model, change, field, role), NOT_ON_RECORD) if found is None else found
+
+
+def _on_record(
+    model: str, since: datetime, until: datetime, change: int, field: str, role: str | None
+) -> FleetThen | None:
+    """None: too little is known, or what is known is no fleet that could have served."""
     today, turns = _by_role(fleet_today(model)), _turns(model, since)
     changed = role or max(today, key=lambda name: size_of(today[name]))
-    alike = {**_former(today, turns, field), **today}
-    counted = {name: known for name, known in _counts(model, since, until).items() if name in alike}
+    former = {turn.old: turn.instance for turn in turns if turn.old not in today}  # the last to give the role up
+    counted = {name: known for name, known in _counts(model, since, until).items() if name in {*today, *former}}
     turned = _by_turns(today, turns, (until - since).total_seconds())
-    counts = {**turned, **counted}
+    counts = {**counted, **{name: _merged(counted.get(name, []), steps) for name, steps in turned.items()}}
     if changed not in counts and (change or not turns):
-        return FleetThen(fleet_today(model, change, field, role), NOT_ON_RECORD)
-    note = _note(counted, turned)
+        return None
     if change:
         counts[changed] = [(at, max(1, count + change) if count else 0) for at, count in counts[changed]]
+    spans = {name: list(spans_of(known)) for name, known in counts.items()}
+    try:  # only who is needed: another may have had a role that cannot be simulated
+        gone = {name: [in_role(instance, name, field)] for name, instance in former.items() if spans[name]}
+    except ConfigError:
+        return None
     found: list[dict[str, Any]] = []
-    for name, groups in alike.items():
-        found += _during(groups[0], spans_of(counts[name])) if name in counts else groups
+    for name, groups in {**gone, **today}.items():
+        found += _during(groups[0], spans[name]) if name in spans else groups
     if not 1 <= size_of(found) <= MOST_INSTANCES:
-        return FleetThen(fleet_today(model, change, field, role), NOT_ON_RECORD)
-    return FleetThen(found, note)
+        return None
+    roles = _by_role(found)
+    if (Role.PREFILL in roles) != (Role.DECODE in roles):  # whoever was the other half is gone today
+        return None
+    return FleetThen(found, _note(counted, turned))
+
+
+def _merged(looks: Sequence[tuple[float, int]], steps: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """What was counted of a role, or turned, whichever came last: a count holds only until an instance turns, since
+    the policy may have been made at a turn or switched off at one. `steps`: as `_by_turns`."""
+    first, *turns = steps
+    moments = [at for at, _ in turns]
+    sure = [each for each in looks if not _just_before(each[0], moments)]
+    known = sorted([*sure, *turns], key=lambda each: each[0])
+    return known if sure and known[0] == sure[0] else [first, *known]
+
+
+def _just_before(at: float, moments: Sequence[float]) -> bool:
+    after = bisect_left(moments, at)
+    return after < len(moments) and moments[after] - at <= DATED_S
 
 
 def spans_of(counts: Sequence[tuple[float, int]]) -> Iterator[Span]:
@@ -86,14 +123,12 @@ def spans_of(counts: Sequence[tuple[float, int]]) -> Iterator[Span]:
 
 
 def _counts(model: str, since: datetime, until: datetime) -> dict[str, list[tuple[float, int]]]:
-    """By role, only the samples at which the number changed. Of a look without telemetry the number is not known."""
+    """By role, in order of time. Of a look without telemetry the number is not known."""
     rows = ScalingSample.objects.filter(policy__model__name=model, at__gte=since, at__lt=until)
     rows = rows.exclude(Q(load__isnull=True) & Q(ready=0)).order_by("at")
     found: dict[str, list[tuple[float, int]]] = {}
     for role, at, ready in rows.values_list("policy__role", "at", "ready"):
-        known = found.setdefault(role, [])
-        if not known or known[-1][1] != ready:
-            known.append((round((at - since).total_seconds(), 3), ready))
+        found.setdefault(role, []).append((round((at - since).total_seconds(), 3), ready))
     return found
 
 
@@ -124,14 +159,11 @@ def _by_turns(
     return found
 
 
-def _former(today: Mapping[str, Any], turns: Iterable[Turn], field: str) -> dict[str, list[dict[str, Any]]]:
-    """The roles that nobody has any more: alike the instance that was the last to give it up."""
-    return {turn.old: [in_role(turn.instance, turn.old, field)] for turn in turns if turn.old not in today}
-
-
-def _note(counted: Mapping[str, Sequence[tuple[float, int]]], turned: Iterable[str]) -> str:
+def _note(counted: Mapping[str, Sequence[tuple[float, int]]], turned: Mapping[str, Sequence[object]]) -> str:
     if not counted:
         return TURNED
+    if any(len(turned.get(name, ())) > 1 for name in counted):  # their sum is no number of instances
+        return COUNTED_ELSE_TURNED
     note = f"As many instances as the scaler counted then: {_range(counted.values())}."
     return note if set(turned) <= set(counted) else f"{note} {TURNED_TOO}"
 

@@ -9,9 +9,19 @@ from django.utils import timezone
 
 from controller.core.errors import ConfigError
 from controller.models import Instance, InstanceInterval, ScalingSample
-from controller.selectors.fleet_past import NOT_ON_RECORD, TURNED, TURNED_TOO, Span, fleet_then, spans_of
+from controller.selectors.fleet_model import fleet_today
+from controller.selectors.fleet_past import (
+    COUNTED_ELSE_TURNED,
+    NOT_ON_RECORD,
+    TURNED,
+    TURNED_TOO,
+    Span,
+    fleet_then,
+    spans_of,
+)
 from controller.services.experiment_reading import read
 from controller.services.experiment_specs import resolved
+from controller.simulator.presence import numbers
 from tests import experiment_data as data
 from tests import factories
 from workers.preview_sample import newest
@@ -131,11 +141,72 @@ def test_todays_instances_have_the_roles_of_then_where_nobody_counted(start):
 
 
 def test_a_turn_after_the_window_is_undone_and_one_before_it_stands(start):
-    first, second = data.fleet(instances=2).instances.order_by("id")
+    first, second, third = data.fleet(instances=3).instances.order_by("id")
     turned(first, start, (-60, "decode"), (HOUR.total_seconds() + 9, "prefill"))
     turned(second, start, (-60, "prefill"), (-30, "decode"))
+    turned(third, start, (-60, "prefill"))
     found = then(start)
-    assert (spans(found, "prefill"), spans(found, "decode")) == ([], [(0.0, None), (0.0, None)])
+    assert found.note == TURNED
+    assert (spans(found, "prefill"), spans(found, "decode")) == ([(0.0, None)], [(0.0, None), (0.0, None)])
+
+
+def replayed(start):
+    """The settings of a run on the fleet of then, and what is noted."""
+    data.traffic(35, every_s=100.0)
+    window = {"kind": "window", "since": start.isoformat(), "until": (start + HOUR).isoformat(), "model": "demo"}
+    asked = {"workload": window, "instances": {"fleet": "then", "model": "demo"}, "policies": ["slackline"]}
+    spec, notes = resolved({"name": "then", **asked}, data.no_profile)
+    return read(spec)[0].settings, notes
+
+
+def test_where_the_other_stage_of_then_is_gone_the_fleet_is_todays(start):
+    """One stage alone is refused by the simulator."""
+    first, second = data.fleet(instances=2).instances.order_by("id")
+    turned(first, start, (-60, "decode"))
+    turned(second, start, (-60, "decode"), (HOUR.total_seconds() + 9, "prefill"))
+    found = then(start)
+    assert (found.groups, found.note) == (fleet_today("demo"), NOT_ON_RECORD)
+    settings, notes = replayed(start)
+    assert (NOT_ON_RECORD in notes, {each.role for each in settings.instances}) == (True, {"prefill", "decode"})
+
+
+@pytest.mark.parametrize(
+    ("before", "first_s"),
+    [
+        (None, 1799.9),
+        (None, 1800.0),
+        (None, 1805.0),
+        ("off", None),
+        ("silent", None),
+        ("off", 1799.9),
+        ("silent", 1805.0),
+    ],
+)
+def test_policies_made_or_switched_off_at_a_turn_count_nobody_twice(start, before, first_s):
+    """`before`: what the policy of the role that nobody has any more was after the turn. `first_s`: the first look of
+    the others."""
+    model = data.fleet(instances=2)
+    for row, role in zip(model.instances.order_by("id"), ("prefill", "decode"), strict=True):
+        turned(row, start, (-60, "collocated"), (1800, role))
+        if first_s is not None:
+            sampled(factories.scaling_policy(model, role=role), start, (first_s, 1), (3595, 1))
+    if before is not None:
+        policy = factories.scaling_policy(model)
+        sampled(policy, start, (3, 2), (1795, 2))
+        if before == "silent":
+            sampled(policy, start, (1805, 0), (3595, 0), load=None)
+    settings, notes = replayed(start)
+    assert numbers(settings) == (2, 2)
+    assert COUNTED_ELSE_TURNED in notes
+
+
+def test_a_role_that_was_given_up_and_taken_again_is_not_held_between(start):
+    model = data.fleet(instances=2)
+    for row, role in zip(model.instances.order_by("id"), ("prefill", "decode"), strict=True):
+        turned(row, start, (-60, "collocated"), (1000, role), (2000, "collocated"))
+    sampled(factories.scaling_policy(model), start, (3, 2), (995, 2), (2005, 2), (3595, 2))
+    settings, _ = replayed(start)
+    assert numbers(settings) == (2, 2)
 
 
 def test_what_the_scaler_counted_goes_before_what_turned(start):
@@ -144,11 +215,36 @@ def test_what_the_scaler_counted_goes_before_what_turned(start):
     for row in others:
         turned(row, start, (-60, "prefill"))
     turned(first, start, (-60, "prefill"), (100, "decode"))
-    sampled(factories.scaling_policy(model, role="prefill"), start, (0, 4), (100, 2))
+    sampled(factories.scaling_policy(model, role="prefill"), start, (0, 4), (100, 3), (105, 3), (110, 3))
     found = then(start)
-    assert found.note == f"As many instances as the scaler counted then: 2 to 4. {TURNED_TOO}"
-    assert spans(found, "prefill") == [(0.0, 100.0), (0.0, 100.0), (0.0, None), (0.0, None)]
+    assert found.note == COUNTED_ELSE_TURNED
+    assert spans(found, "prefill") == [(0.0, 100.0), (0.0, 100.0), (0.0, None), (0.0, None), (105.0, None)]
     assert spans(found, "decode") == [(100.0, None)]
+
+
+def test_a_role_in_which_nobody_turned_is_as_counted(start):
+    model = data.fleet(instances=3)
+    first, second, third = model.instances.order_by("id")
+    turned(first, start, (-60, "prefill"))
+    turned(second, start, (-60, "decode"))
+    turned(third, start, (-60, "collocated"), (100, "decode"))
+    sampled(factories.scaling_policy(model, role="prefill"), start, (0, 1), (100, 2))
+    found = then(start)
+    assert found.note == f"As many instances as the scaler counted then: 1 to 2. {TURNED_TOO}"
+    assert spans(found, "prefill") == [(0.0, None), (100.0, None)]
+    assert spans(found, "decode") == [(0.0, None), (100.0, None)]
+
+
+@pytest.mark.parametrize(("left_s", "note"), [(HOUR.total_seconds() + 9, TURNED), (100, NOT_ON_RECORD)])
+def test_a_role_that_cannot_be_simulated_matters_only_where_somebody_had_it_then(start, left_s, note):
+    """It decoded after the window, or in it, under a scheduler whose simulated engine takes over no KV."""
+    model = data.fleet(instances=2)
+    told = {"spec": {"scheduler": "slackline"}, "started_role": "prefill"}
+    odd = factories.instance(model, device_kind="a100", max_num_seqs=16, **told)
+    turned(odd, start, (-60, "collocated"), (left_s, "decode"), (left_s + 60, "collocated"))
+    found = then(start)
+    assert found.note == note
+    assert sum(each["count"] for each in found.groups) == 3
 
 
 @pytest.mark.parametrize(("change", "role", "field"), [(65, None, "instances.change"), (1, "decode", "instances.role")])
