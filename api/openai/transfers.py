@@ -209,7 +209,9 @@ class Transfers:
 def reason_of(error: EngineError) -> str:
     """Of a decode stage that failed, as it is recorded: its engine's word, or else what the answer shows."""
     moved = moved_in(error.body)
-    return moved.reason if moved is not None and moved.reason else _shown(error)
+    if moved is not None and moved.reason:
+        return moved.reason
+    return _shown(error)
 
 
 def _shown(error: EngineError) -> str:
