@@ -211,16 +211,16 @@ def reason_of(error: EngineError) -> str:
     moved = moved_in(error.body)
     if moved is not None and moved.reason:
         return moved.reason
-    return _shown(error)
+    return _shown_by_answer(error)
 
 
-def _shown(error: EngineError) -> str:
+def _shown_by_answer(error: EngineError) -> str:
     return "no_room" if error.status == NO_ROOM else "unreachable" if error.unreachable else "transfer_failed"
 
 
 def told_migrator(error: EngineError) -> str:
     """Whether it is the KV, the way or the engine, where that is known."""
-    reason, moved = _shown(error), moved_in(error.body)
+    reason, moved = _shown_by_answer(error), moved_in(error.body)
     if reason == "no_room":
         return reason
     if moved is not None and moved.reason:
