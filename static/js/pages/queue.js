@@ -259,12 +259,13 @@ async function actOnAll(kind) {
   const said = { kind, order, key: view.key, text: view.text, until: until.toFixed(3) };
   for (const [name, value] of Object.entries(said)) body.set(name, value);
   const [what, why] = WORDS[kind];
+  const matching = data?.matching ?? 0; // while the question is open the queue may be asked for anew, and be unknown
   const priority = kind === "reprioritise" ? `They get priority ${body.get("priority")}. ` : "";
-  const title = `${what} all ${count(data.matching)} that wait ${filterInWords()}?`;
+  const title = `${what} all ${count(matching)} that wait ${filterInWords()}?`;
   if (!(await question(title, `${priority}${why} What arrives from now on is not touched.`, what))) return;
   telling = new AbortController();
   showSelected();
-  progress({ told: 0, of: data.matching });
+  progress({ told: 0, of: matching });
   let last = null;
   try {
     const answer = await fetch(form.dataset.allAt, { method: "POST", body, signal: telling.signal, headers: { accept: "application/json" } });
