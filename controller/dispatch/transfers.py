@@ -61,6 +61,8 @@ class MigratorConfig:
         for name in ("max_failures", "scan_limit", "link_failures", "release_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
+        if self.strangers_s < self.strangers_hold_s:  # who waits would ask the same engine again and again
+            raise ConfigError("strangers_s must be at least strangers_hold_s", field="strangers_s")
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
+from controller.core.errors import ConfigError
 from controller.core.types import Load, Role
 from controller.dispatch import Migrator, build_dispatcher
 from controller.dispatch.strangers import Strangers
+from controller.dispatch.transfers import MigratorConfig
 from tests.controller.dispatch.fleet import request, sends
 from tests.controller.dispatch.test_links import done, fleet, of, targets, up
 from tests.controller.dispatch.test_other_model import stranger
@@ -172,3 +174,10 @@ def test_with_the_one_that_failed_it_gone_it_goes_where_its_kv_got_nowhere() -> 
     asked.avoid = frozenset({"p"})
     dispatcher.handle([ev.Arrived(asked, frozenset({"p"}))], 0.0)
     assert sends(dispatcher.handle([ev.Failed("a", True, "cut"), ev.InstanceDown("q")], 0.1)) == [("a", "p")]
+
+
+def test_a_pair_is_not_forgotten_while_somebody_waits_for_another() -> None:
+    with pytest.raises(ConfigError) as refused:
+        MigratorConfig(strangers_s=2.0, strangers_hold_s=3.0)
+    assert refused.value.field == "strangers_s"
+    assert MigratorConfig(strangers_s=3.0, strangers_hold_s=3.0).strangers_s == 3.0
