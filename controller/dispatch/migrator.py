@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core import events as ev
-from controller.core.links import OTHER_MODEL
+from controller.core.links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
 from controller.dispatch.fleet import Roster
@@ -41,14 +41,14 @@ class Migrator:
         self.placement = placement
         self.links = LinkBook(config.link_failures, config.link_closed_s)
         self._roster = Roster()
-        self._strangers = Strangers(config.strangers_s)
-        self._reach = Reach(self._roster.workers, self.links, self._strangers)
         self._queue = TransferQueue(placement.order)
+        self._strangers = Strangers(config.strangers_s, self._queue.under_way)
+        self._reach = Reach(self._roster.workers, self.links, self._strangers)
         self.undoing = Undoing(
             config, self._queue, self._roster, self.links, self._reach, self._strangers, placement.one_shot
         )
         self.placing = Placing(
-            name, config, placement, self._queue, self._roster, self.links, self._reach, self.undoing
+            name, config, placement, self._queue, self._roster, self.links, self._reach, self._strangers, self.undoing
         )
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
@@ -174,7 +174,7 @@ class Migrator:
         self._queue.move_to(transfer, State.COMMITTED, now)
         transfer.assumed = event.assumed
         if not event.assumed:
-            self.links.moved((transfer.source, transfer.target), event.moved)
+            self._arrived(transfer, event.moved)
         if event.released:
             self._queue.move_to(transfer, State.RELEASED, now)
         elif not event.assumed:  # else it may be pulled still: freed when the answer is there
@@ -234,7 +234,12 @@ class Migrator:
             return
         self.undoing.free(transfer, now, actions)
         if isinstance(event, ev.Finished):
-            self.links.moved((transfer.source, transfer.target), None)
+            self._arrived(transfer, None)
+
+    def _arrived(self, transfer: Transfer, moved: KvMoved | None) -> None:
+        """Its KV, for certain: the way is good, and it is read at its end."""
+        self.links.moved((transfer.source, transfer.target), moved)
+        self._strangers.read(transfer.source, transfer.target)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         transfer = self.undoing.forget(event.request_id)

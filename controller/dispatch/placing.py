@@ -7,6 +7,7 @@ KV can get to (dispatch.reach) by what the placement says (dispatch.placements),
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from controller.core import events as ev
@@ -18,6 +19,7 @@ from controller.dispatch.links import Ask, LinkBook, Trial
 from controller.dispatch.placements import Choice, Placement, Prefilled
 from controller.dispatch.reach import Reach
 from controller.dispatch.shadow import Worker
+from controller.dispatch.strangers import Strangers
 from controller.dispatch.stuck import Stuck
 from controller.dispatch.transfer_queue import Entry, TransferQueue
 from controller.dispatch.transfers import UNDER_WAY, MigratorConfig, State, Transfer
@@ -25,7 +27,7 @@ from controller.dispatch.undoing import Undoing
 
 
 class Placing:
-    """Shares `queue`, `roster`, `links`, `reach` and `undoing` with its migrator, whose `name` its decisions say."""
+    """Shares its parts with its migrator, whose `name` its decisions say."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Placing:
         roster: Roster,
         links: LinkBook,
         reach: Reach,
+        strangers: Strangers,
         undoing: Undoing,
     ) -> None:
         self.config = config
@@ -45,26 +48,30 @@ class Placing:
         self._roster = roster
         self._links = links
         self._reach = reach
+        self._strangers = strangers
         self._undoing = undoing
         self._serial = 0
 
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
-        """Alg. 1's scan; the hopeless get their turn when it left nobody behind."""
-        stuck = Stuck(self._roster.workers)
+        """Alg. 1's scan; the hopeless get their turn when it left nobody of their model behind: no other's instances
+        would take them."""
+        stuck = Stuck(self._roster.workers, self._strangers)
         behind = self._scan(list(self._queue.waiting), stuck, now, actions)
-        if not behind and not stuck.competes:
-            self._scan(list(self._queue.hopeless), stuck, now, actions)
+        last = [entry for entry in self._queue.hopeless if entry[1].request.model not in behind | stuck.competing]
+        if last:
+            self._scan(last, stuck, now, actions)
 
-    def _scan(self, waiting: Sequence[Entry], stuck: Stuck, now: float, actions: list[ev.Action]) -> int:
-        """How many were looked at and found no room; those that no room would help are not counted."""
-        skipped = 0
+    def _scan(self, waiting: Sequence[Entry], stuck: Stuck, now: float, actions: list[ev.Action]) -> set[str]:
+        """Models of which somebody found no room, each until `scan_limit` were looked at; those that no room would help
+        are not counted."""
+        roomless: Counter[str] = Counter()
         for _, transfer in waiting:
-            if skipped >= self.config.scan_limit:
-                break
-            if transfer.not_before > now or stuck.passes_over(transfer, now):
+            model = transfer.request.model
+            if roomless[model] >= self.config.scan_limit or transfer.not_before > now:
                 continue
-            skipped += self._finds_no_room(transfer, stuck, now, actions)
-        return skipped
+            if not stuck.passes_over(transfer, now):
+                roomless[model] += self._finds_no_room(transfer, stuck, now, actions)
+        return {model for model, count in roomless.items() if count}
 
     def _finds_no_room(self, transfer: Transfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
         """Place it, unless it has to wait."""
@@ -80,7 +87,7 @@ class Placing:
         if not reached and (candidates or not able):
             avoid = self._reach.other_way(transfer, candidates, now)
             if avoid is not None and self._waits_for_trial(transfer, candidates, now):
-                return self._cut_off(transfer, able, math.inf, stuck, now)
+                return self._cut_off(transfer, self._reach.reached(transfer, able, now), math.inf, stuck)
             if avoid is not None:
                 self._undoing.free(transfer, now, actions)
                 reason = "links_down" if candidates else without_decoder(transfer)
@@ -103,7 +110,8 @@ class Placing:
         """No decode instance can take it, and nobody else could begin it anew: for a link, or for an instance, until it
         is given up."""
         if able:
-            return self._cut_off(transfer, able, self.config.link_patience_s, stuck, now)
+            rest = self._reach.at_worst(transfer, able, math.inf, now)  # would be taken, had they room
+            return self._cut_off(transfer, rest, self.config.link_patience_s, stuck)
         if transfer.strange and self._reach.may_come(transfer):
             transfer.strange = False  # somebody may come who reads it, as where nobody is there at all
         hold_s = self._holds[not transfer.strange]
@@ -113,9 +121,9 @@ class Placing:
             stuck.add(transfer, hold_s, competes=False)
         return False
 
-    def _cut_off(self, transfer: Transfer, able: Sequence[Worker], for_s: float, stuck: Stuck, now: float) -> bool:
-        """Links are what it waits for; room too, if one leads to somebody who has none."""
-        if self._reach.reached(transfer, able, now):
+    def _cut_off(self, transfer: Transfer, full: Sequence[Worker], for_s: float, stuck: Stuck) -> bool:
+        """Links are what it waits for; room too, if one leads to somebody who is `full`."""
+        if full:
             return True
         stuck.add(transfer, for_s, competes=True)
         return False
@@ -125,7 +133,10 @@ class Placing:
         is computed. Not for the second time, or one that nobody else takes would go round."""
         if transfer.paired or transfer.source in transfer.request.avoid:
             return False
-        if self._reach.decoders(transfer, now) or not self._reach.among_strangers(transfer, now):
+        able = self._reach.decoders(transfer, now)
+        if able and self._reach.all_doubtful(transfer, able):
+            self._strangers.tries(transfer, [w.id for w in able], now)
+        if able or not self._reach.among_strangers(transfer, now):
             return False
         avoid = self._reach.other_way(transfer, (), now)
         if avoid is None:
@@ -182,6 +193,7 @@ class Placing:
         )
         self._queue.move_to(transfer, State.PLACED, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
+        self._strangers.tries(transfer, [worker.id], now)
         if transfer.paired and transfer.early:
             self._undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)

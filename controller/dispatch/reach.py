@@ -22,16 +22,22 @@ class Reach:
     def decoders(self, transfer: Transfer, now: float) -> list[Worker]:
         """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
         enough, or nobody's is longer; without those that said its engine's KV is another model's or layout's."""
-        return self._decoders(transfer.request, transfer.source, now)
+        able = self._alike(transfer.request, self._backend(transfer.source))
+        strangers = self._strangers.of(transfer.source, now, transfer)
+        return [w for w in able if w.id not in strangers] if strangers else able
 
     def among_strangers(self, transfer: Transfer, now: float) -> bool:
         """Decode instances serve, but only such as said so."""
-        able = self._alike(transfer.request, transfer.source)
-        return bool(able) and self._strangers.of(transfer.source, now).issuperset(w.id for w in able)
+        able = self._alike(transfer.request, self._backend(transfer.source))
+        return bool(able) and self._strangers.of(transfer.source, now, transfer).issuperset(w.id for w in able)
+
+    def all_doubtful(self, transfer: Transfer, decoders: Sequence[Worker]) -> bool:
+        """Each of them said so once: whether it still holds is for one transfer to find out."""
+        return all(self._strangers.doubtful(transfer.source, w.id) for w in decoders)
 
     def may_come(self, transfer: Transfer) -> bool:
         """Does one that could take it sleep, or start? Whatever it said is forgotten in its sleep."""
-        able = self._alike(transfer.request, transfer.source, serving=False)
+        able = self._alike(transfer.request, self._backend(transfer.source), serving=False)
         return any(not w.takes_decodes for w in able)
 
     def candidates(self, transfer: Transfer, decoders: Sequence[Worker]) -> list[Worker]:
@@ -48,10 +54,10 @@ class Reach:
         """Are some of them out of reach only while another transfer tries their link, for a while at most?"""
         return any(self._links.tried((transfer.source, w.id), patience_s, now) for w in candidates)
 
-    def at_worst(self, transfer: Transfer, candidates: list[Worker], patience_s: float, now: float) -> list[Worker]:
+    def at_worst(self, transfer: Transfer, candidates: Sequence[Worker], patience_s: float, now: float) -> list[Worker]:
         """No link is usable, and there is no other way: those that only failed lately, or after a while any."""
         answering = [w for w in candidates if not self._links.down((transfer.source, w.id))]
-        return answering or (candidates if now - transfer.since >= patience_s else [])
+        return answering or (list(candidates) if now - transfer.since >= patience_s else [])
 
     def other_way(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> frozenset[str] | None:
         """None of the decode instances with room is reached from where it was prefilled, or there is none at all: from
@@ -59,18 +65,25 @@ class Reach:
         here = frozenset({transfer.source} if candidates else ())
         if not self.elsewhere(transfer.request, here):  # asked first: dead ends take a look at every link
             return None
-        avoid = here | self.dead_ends(transfer.request, now)
+        avoid = here | self.dead_ends(transfer, now)
         return avoid if self.elsewhere(transfer.request, avoid) else None
 
-    def dead_ends(self, request: Request, now: float) -> frozenset[str]:
+    def dead_ends(self, transfer: Transfer, now: float) -> frozenset[str]:
         """Prefill instances from which its KV gets to no decode instance: none is there that reads it and whose
         context will do, or no link to one is usable."""
-        return frozenset(
-            worker.id
-            for worker in self._prefillers(request.model)
-            if worker.spec.role is Role.PREFILL
-            and not any(self._links.usable((worker.id, w.id), now) for w in self._decoders(request, worker.id, now))
-        )
+        request, found = transfer.request, set()
+        by_backend: dict[str, list[Worker]] = {}  # who could take it is asked once: fleets have many prefill instances
+        for worker in self._prefillers(request.model):
+            if worker.spec.role is not Role.PREFILL:
+                continue
+            backend, source = worker.spec.backend, worker.id
+            if backend not in by_backend:
+                by_backend[backend] = self._alike(request, backend)
+            strangers = self._strangers.of(source, now, transfer)
+            ways = (w.id for w in by_backend[backend] if w.id not in strangers)
+            if not any(self._links.usable((source, target), now) for target in ways):
+                found.add(source)
+        return frozenset(found)
 
     def elsewhere(self, request: Request, avoid: frozenset[str]) -> bool:
         """Could it be prefilled once more by somebody whose answer gets on? By the dispatcher's rule for contexts, or
@@ -84,17 +97,16 @@ class Reach:
         tokens = transfer.kv_tokens or transfer.request.prompt_tokens
         return self._links.moves(transfer.source, [w.id for w in workers], tokens)
 
-    def _decoders(self, request: Request, source: str, now: float) -> list[Worker]:
-        able, strangers = self._alike(request, source), self._strangers.of(source, now)
-        return [w for w in able if w.id not in strangers] if strangers else able
+    def _backend(self, source: str) -> str | None:
+        worker = self._workers.get(source)
+        return worker.spec.backend if worker is not None else None
 
-    def _alike(self, request: Request, source_id: str, *, serving: bool = True) -> list[Worker]:
-        """`serving` False: those too that will once they wake."""
-        source = self._workers.get(source_id)
+    def _alike(self, request: Request, backend: str | None, *, serving: bool = True) -> list[Worker]:
+        """Of any backend where its prefill engine has gone. `serving` False: those too that will once they wake."""
         able = [w for w in self._workers.values() if w.takes_decodes or (not serving and w.may_take_decodes)]
         able = [w for w in able if w.spec.model == request.model]
-        if source is not None:
-            able = [w for w in able if w.spec.backend == source.spec.backend]
+        if backend is not None:
+            able = [w for w in able if w.spec.backend == backend]
         lengths = [w.spec.max_model_len for w in able]
         if not able or min(lengths) >= (need := able[0].context_need(request)):
             return able

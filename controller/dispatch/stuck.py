@@ -12,27 +12,31 @@ from collections.abc import Mapping
 
 from controller.core.types import Request
 from controller.dispatch.shadow import Worker
+from controller.dispatch.strangers import Strangers
 from controller.dispatch.transfers import Transfer
 
-# Two of one kind have the same instances and links before them, if not the same room: source, model, a pair or not, and
-# which contexts of the model's instances hold the prompt, and prompt and answer.
-Kind = tuple[str, str, bool, tuple[int, int]]
+# Two of one kind have the same instances and links before them, if not the same room: source, model, a pair or not,
+# which contexts of the model's instances hold the prompt, and prompt and answer, and whether it finds out about a
+# stranger. Which of them failed it makes no difference: who has only such left waits for room as well.
+Kind = tuple[str, str, bool, tuple[int, int], bool]
 ALIKE = (0, 0)  # where all contexts are of one length
 
 
 class Stuck:
     """Of one pass, during which no instance changes. Seconds since a transfer began to wait."""
 
-    def __init__(self, workers: Mapping[str, Worker]) -> None:
-        self.competes = False  # do some of them wait for an instance that others may take?
+    def __init__(self, workers: Mapping[str, Worker], strangers: Strangers) -> None:
+        self.competing: set[str] = set()  # models of which some wait for an instance that others may take
         self._workers = workers
+        self._strangers = strangers
         self._found: dict[Kind, tuple[float, bool]] = {}
         self._contexts: dict[str, list[int]] = {}  # of each model's instances, sorted
 
     def add(self, transfer: Transfer, for_s: float, *, competes: bool) -> None:
         """Its kind is passed over from now on; who has waited for `for_s` is looked at for itself."""
         self._found[self._kind(transfer)] = (for_s, transfer.strange)
-        self.competes |= competes
+        if competes:
+            self.competing.add(transfer.request.model)
 
     def passes_over(self, transfer: Transfer, now: float) -> bool:
         """What was found out goes for it too. Not where its instance is chosen already."""
@@ -51,7 +55,7 @@ class Stuck:
         if lengths is None:
             lengths = self._contexts[model] = self._lengths(model)
         contexts = _held_by(lengths, request) if len(lengths) > 1 else ALIKE
-        return transfer.source, model, transfer.paired, contexts
+        return transfer.source, model, transfer.paired, contexts, self._strangers.trying(transfer)
 
     def _lengths(self, model: str) -> list[int]:
         return sorted({worker.spec.max_model_len for worker in self._workers.values() if worker.spec.model == model})

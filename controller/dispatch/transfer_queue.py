@@ -32,6 +32,10 @@ class TransferQueue:
     def get(self, request_id: str) -> Transfer | None:
         return self._all.get(request_id)
 
+    def under_way(self, transfer: Transfer) -> bool:
+        """Has it neither ended, begun anew nor landed?"""
+        return self._all.get(transfer.request.id) is transfer and not transfer.landed
+
     def add(self, transfer: Transfer) -> None:
         self._all[transfer.request.id] = transfer
 

@@ -104,10 +104,21 @@ def test_a_mistake_heals() -> None:
 
 
 def test_what_is_no_longer_known_takes_no_room() -> None:
-    strangers = Strangers(60.0)
+    strangers = Strangers(60.0, lambda transfer: True)
     strangers.met("p", "d0", 0.0)
     assert (len(strangers), strangers.of("p", 59.9), strangers.of("q", 0.0)) == (1, {"d0"}, set())
-    assert (strangers.of("p", 60.0), len(strangers)) == (set(), 0)
+    assert (strangers.of("p", 60.0), len(strangers)) == (set(), 1), "to be tried"
+    strangers.read("p", "d0")
+    assert len(strangers) == 0
+
+
+def test_one_that_has_gone_is_not_remembered_by_what_is_said_of_it_late() -> None:
+    made = fleet("q", decoders=1)
+    made.handle([done("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", assumed=True)], 0.0)
+    made.handle([ev.InstanceDown("p")], 1.0)
+    made.handle([ev.TransferFailed("a", "d0", "other_model")], 2.0)
+    assert len(made._strangers) == 0
 
 
 def test_a_landing_that_was_assumed_and_fails_late_may_go_to_one_that_was_started_again() -> None:

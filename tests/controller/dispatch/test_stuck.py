@@ -64,9 +64,7 @@ def test_so_is_one_that_waits_for_all_others_where_no_decode_instance_is_fought_
     made = stuck()
     made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
     made.handle([done(name, 0.2) for name in names()], 0.2)
-    late = other("late", -50.0)
-    late.request.targets = late.request.targets._replace(tpot_s=0.001)
-    assert targets(made.handle([late], 0.3)) == [("late", "d2")]
+    assert targets(made.handle([hopeless("late", -50.0)], 0.3)) == [("late", "d2")]
 
 
 def test_all_of_them_are_given_up_in_time_those_that_were_passed_over_too() -> None:
@@ -148,11 +146,61 @@ def test_a_pass_looks_at_one_of_them_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(looked) == 1
 
 
+def full(made: Migrator, name: str = "d0") -> None:
+    """A decode instance with room for 1,000 tokens, of which `fills` has 900."""
+    spec = up(name).spec
+    spec.kv_capacity_tokens = 1000
+    made.handle([ev.InstanceUp(spec), done("fills", prompt=900)], 0.0)
+
+
+def hopeless(name: str, now: float) -> ev.PrefillDone:
+    late = other(name, now)
+    late.request.targets = late.request.targets._replace(tpot_s=0.001)
+    return late
+
+
+def test_those_without_room_hold_up_no_other_model() -> None:
+    """Neither one that can make it nor one that waits for all others of its model."""
+    made = fleet(decoders=0)
+    full(made)
+    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.0)
+    made.handle([done(name, 0.1, prompt=300) for name in names()], 0.1)
+    assert targets(made.handle([other("z", 0.3)], 0.3)) == [("z", "d2")]
+    assert targets(made.handle([hopeless("late", -50.0)], 0.4)) == [("late", "d2")]
+
+
+def test_a_link_that_is_waited_for_holds_up_the_hopeless_of_its_model_only() -> None:
+    made = links_down()
+    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE), up("q", Role.PREFILL)], 0.2)
+    made.handle([seen("q", "d0"), *(done(name, 0.2) for name in names())], 0.2)
+    mine = done("mine", -50.0, tpot=0.001)
+    assert targets(made.handle([hopeless("late", -50.0), mine], 0.3)) == [("late", "d2")]
+
+
+def test_who_waits_for_room_behind_a_closed_link_is_no_sign_for_others() -> None:
+    """d0 has no room, and its link is closed for some time; d1 has room, and its link is down: `small` fits in both."""
+    made = fleet(decoders=0, migrator={"link_failures": 1, "link_closed_s": 30.0})
+    full(made)
+    made.handle([ev.TransferStarted("fills", "d0"), ev.TransferDone("fills", "d0")], 0.0)
+    made.links.failed(("p", "d0"), "somebody", 0.0)
+    made.handle([up("d1"), seen("p", "d1")], 0.0)
+    assert targets(made.handle([done("large", 0.1, prompt=300)], 0.1)) == []
+    assert targets(made.handle([done("small", 0.1, prompt=50)], 0.2)) == [("small", "d0")]
+
+
+def test_one_that_an_instance_failed_is_no_sign_for_those_it_did_not_fail() -> None:
+    """It waits for d1's link rather than for d0, to which the link is closed; to others d0 is still the better one."""
+    made = fleet(decoders=1, migrator={"link_failures": 1, "link_closed_s": 30.0})
+    made.handle([done("failed", tpot=0.1)], 0.0)
+    made.handle([ev.TransferStarted("failed", "d0"), up("d1"), seen("p", "d1")], 0.0)
+    made.handle([ev.TransferFailed("failed", "d0", "cut")], 0.1)
+    waited = 0.1 + 2 * made.config.retry_s
+    assert targets(made.handle([ev.Woke(), done("next", waited, tpot=0.2)], waited)) == [("next", "d0")]
+
+
 def test_those_without_room_are_counted_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     made = fleet(decoders=0)
-    full = up("d0").spec
-    full.kv_capacity_tokens = 1000
-    made.handle([ev.InstanceUp(full), done("fills", prompt=900)], 0.0)
+    full(made)
     looked, decoders = [], Reach.decoders
 
     def counted(reach: Reach, transfer, now):  # type: ignore[no-untyped-def]
