@@ -110,14 +110,23 @@ class Handoff:
         if not news and not self.active:
             return
         for action in actions:
-            if not isinstance(action, ev.Send):
-                continue
-            paired = self._pairs.takes(action.instance_id)
-            there = self.prefills(action.instance_id) and (paired or not _one_token(action))
-            self.rates.sent(action.request.model, now, prefill=there)
-            if there:
+            if isinstance(action, ev.Send) and self._has_two_stages(action):
+                paired = self._pairs.takes(action.instance_id)
                 news.append(ev.PrefillSent(action.request, action.instance_id, paired, action.prefill_s))
         self._passes.run(news, now)
+        for action in actions:
+            if isinstance(action, ev.Send) and not self._turned_away(action):
+                self.rates.sent(action.request.model, now, prefill=self._has_two_stages(action))
+
+    def _has_two_stages(self, send: ev.Send) -> bool:
+        """Of a request for one token nothing is left for another engine, but in pairs."""
+        apart = self._pairs.takes(send.instance_id) or send.request.max_tokens != 1
+        return apart and self.prefills(send.instance_id)
+
+    def _turned_away(self, send: ev.Send) -> bool:
+        """In this very pass: it waits for its instance again, and is counted when it is sent there."""
+        flight = self._host.flights.get(send.request.id)
+        return flight is not None and flight.phase == Phase.QUEUED
 
     def begin(self, flight: Flight, backend: Backend, call: UpstreamCall) -> None:
         """Prefill at an instance of that role. A request for one token needs no other engine, but in pairs."""
@@ -379,7 +388,3 @@ class Handoff:
     def close(self) -> None:
         self.transfers.close()
         self._passes.close()
-
-
-def _one_token(send: ev.Send) -> bool:
-    return send.request.max_tokens == 1

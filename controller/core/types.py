@@ -53,6 +53,7 @@ class Request:
     slo_class: str = ""
     priority: int | None = None  # 0 is highest; None where the client named none
     level: int | None = None  # its level in the priority mapping, where its targets came from there
+    order: int = 0  # an operator's word, for as long as it lives: -1 before all, 0 none, more behind those without one
     value: float = 1.0  # goodput of meeting this request, relative to others (SLOClass.value)
     may_defer: bool = False  # served late rather than refused when its targets cannot be met
     max_tokens: int | None = None

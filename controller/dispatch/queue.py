@@ -18,11 +18,7 @@ SortKey = tuple[tuple[float, ...], float, str]
 
 
 class Entry:
-    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last.
-
-    `order` is what an operator said: -1 is ahead of everything and sent whatever its chances (`forced`), 0 nothing,
-    more is behind those of whom nothing was said.
-    """
+    """One waiting request. `excluded` instances failed it; `hopeless` moved it to the tier that is served last."""
 
     __slots__ = (
         "cost",
@@ -31,7 +27,6 @@ class Entry:
         "hopeless",
         "hopeless_at",
         "key",
-        "order",
         "paused",
         "queued_at",
         "request",
@@ -45,7 +40,6 @@ class Entry:
         self.key: SortKey = ((), request.arrival, request.id)
         self.hopeless = False
         self.paused = False
-        self.order = 0
         self.hopeless_at = math.inf
         self.drop_at = request.arrival + request.targets.waiting_time_s
         self.excluded = excluded.union(request.failed_on)
@@ -53,7 +47,8 @@ class Entry:
 
     @property
     def forced(self) -> bool:
-        return self.order < 0
+        """An operator wants it sent whatever its chances."""
+        return self.request.order < 0
 
 
 class Journal:
@@ -126,7 +121,7 @@ class RequestQueue:
         request = entry.request
         self._entries[request.id] = entry
         entry.hopeless_at = self._admission.hopeless_at(request, entry.cost)
-        entry.hopeless = entry.hopeless_at <= now
+        entry.hopeless = entry.hopeless_at <= now and not entry.forced
         self._place(entry, now)
         if not entry.hopeless and not math.isinf(entry.hopeless_at):
             heapq.heappush(self._turns, (entry.hopeless_at, request.id))
@@ -169,12 +164,13 @@ class RequestQueue:
                 heapq.heapify(heap)
 
     def reprioritise(self, request_id: str, priority: int, now: float) -> bool:
-        """An operator's word: 0 sends it first and whatever its chances, more puts it behind the others."""
+        """An operator's word: 0 sends it first and whatever its chances, more puts it behind the others. It is the
+        request's, and holds when it comes back from an instance that failed it or whose KV got nowhere."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
         self._unplace(entry)
-        entry.order = priority if priority > 0 else -1
+        entry.request.order = priority if priority > 0 else -1
         entry.hopeless = entry.hopeless_at <= now and not entry.forced
         self._place(entry, now)
         return True
@@ -267,12 +263,12 @@ class RequestQueue:
             return
         request = entry.request
         if entry.hopeless:
-            worth = (entry.order, entry.cost.service_s / max(request.value, 1e-6))
+            worth = (request.order, entry.cost.service_s / max(request.value, 1e-6))
             entry.key = (worth, request.arrival, request.id)
             insort(self._hopeless, (entry.key, entry), key=_first)
             return
         rank = self._ordering.rank(request, entry.cost, now)
-        entry.key = ((entry.order, *rank.key), request.arrival, request.id)
+        entry.key = ((request.order, *rank.key), request.arrival, request.id)
         insort(self._ready, (entry.key, entry), key=_first)
         if rank.valid_until is not None:
             heapq.heappush(self._turns, (rank.valid_until, request.id))
@@ -309,7 +305,7 @@ def _row(entry: Entry, clock_s: float) -> QueueRow:
         order=[tier, *(max(-sys.float_info.max, min(each, sys.float_info.max)) for each in key)],
         hopeless=entry.hopeless,
         paused=entry.paused,
-        priority=max(0, entry.order) if entry.order else request.priority,
+        priority=max(0, request.order) if request.order else request.priority,
     )
 
 

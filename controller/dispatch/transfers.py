@@ -25,7 +25,8 @@ class MigratorConfig:
     up where there is no decode instance at all, else it goes where there is room, whatever its TPOT; less than the
     lease for which engines keep KV (30 s). `strangers_hold_s`: the same where all that are there are of another model
     or layout, which time does not mend: only long enough for one that is just being started. `strangers_s`: how long
-    that word of a decode instance is believed. `scan_limit`: requests looked at that find no room before a pass ends.
+    that word of a decode instance is believed, before one transfer tries it. `scan_limit`: requests of one model looked
+    at that find no room before a pass leaves the rest of them.
     `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
     for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.releases import Releases
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
-from workers.backends.base import EngineError, Prefilled, UpstreamCall
+from workers.backends.base import Chunk, EngineError, Prefilled, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
 STREAMED = completion(stream=True)
+OTHER = b'{"error":{"message":"another layout","param":"kv_transfer_params","kv":{"reason":"other_model"}}}'
 
 
 def fleet(**roles: str) -> GatewaySnapshot:
@@ -77,6 +78,22 @@ async def left_outstanding(bed: TestBed) -> int:
     """`outstanding` once what ended last has been told."""
     await asyncio.sleep(0.01)
     return outstanding(bed)
+
+
+def reads(bed: TestBed, name: str, *sources: str) -> None:
+    """This decode engine has the model of these prefill engines only."""
+    backend: FakeBackend = bed.backend(name)
+    generate = backend.generate
+    offers = {b'{"from":"%s"}' % source.encode() for source in sources}
+
+    async def picky(call: UpstreamCall) -> AsyncIterator[Chunk]:
+        if call.offer not in offers:
+            backend.calls.append(call)
+            raise EngineError("another layout", status=502, body=OTHER)
+        async for chunk in generate(call):
+            yield chunk
+
+    backend.generate = picky  # type: ignore[method-assign]
 
 
 # ---- a decode stage beside its prefill ------------------------------------------------------------------------------

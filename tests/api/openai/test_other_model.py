@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from controller.core import events as ev
 from tests.api.openai.gateways import TestBed, completion
-from tests.api.openai.handoffs import STREAMED, fleet, kinds, left_outstanding, patience, transfers
-from workers.backends.base import Chunk, EngineError, UpstreamCall
-from workers.backends.fake import FakeBackend
-
-OTHER = b'{"error":{"message":"another layout","param":"kv_transfer_params","kv":{"reason":"other_model"}}}'
-
-
-def reads(bed: TestBed, name: str, *sources: str) -> None:
-    """This decode engine has the model of these prefill engines only."""
-    backend: FakeBackend = bed.backend(name)
-    generate = backend.generate
-    offers = {b'{"from":"%s"}' % source.encode() for source in sources}
-
-    async def picky(call: UpstreamCall) -> AsyncIterator[Chunk]:
-        if call.offer not in offers:
-            backend.calls.append(call)
-            raise EngineError("another layout", status=502, body=OTHER)
-        async for chunk in generate(call):
-            yield chunk
-
-    backend.generate = picky  # type: ignore[method-assign]
+from tests.api.openai.handoffs import STREAMED, fleet, kinds, left_outstanding, patience, reads, transfers
 
 
 @pytest.mark.parametrize("asked", [STREAMED, completion()], ids=["streamed", "whole"])

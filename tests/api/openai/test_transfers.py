@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from api.openai import status
 from api.openai.link_watch import LinkWatch
 from api.openai.transfers import moved_in
 from controller.core import events as ev
 from controller.core.links import KvMoved, LinkReport, LinkState
 from tests.api.openai.gateways import TestBed, completion, until
-from tests.api.openai.handoffs import STREAMED, fleet, freed, patience, transfers
+from tests.api.openai.handoffs import STREAMED, fleet, freed, patience, reads, transfers
 from workers.backends.base import EngineError
 from workers.backends.fake import FakeBackend, Script
 
@@ -243,6 +245,19 @@ async def test_what_collocated_instances_take_is_no_demand_for_prefill() -> None
         stages = status.fleet_message(bed.gateway, 1, [])["models"]["demo"]["stages"]
         assert 0 < prompts < 10
         assert stages["prefill"]["arrival_rate"] == prompts / 10
+
+
+async def test_a_prefill_that_is_turned_away_is_sent_once() -> None:
+    """Nobody reads what p computes: of all that is sent there but the first, only the second sending counts."""
+    async with TestBed(fleet(p="prefill", q="prefill", d="decode", c="collocated")) as bed:
+        reads(bed, "d", "q")
+        for _ in range(20):
+            assert (await bed.ask(STREAMED)).status == 200
+        calls = {name: len(bed.backend(name).calls) for name in "pqc"}
+        assert calls["p"] == 1
+        stages = status.fleet_message(bed.gateway, 1, [])["models"]["demo"]["stages"]
+        share = (calls["p"] + calls["q"]) / sum(calls.values())
+        assert stages["prefill"]["arrival_rate"] == pytest.approx(2.0 * share)
 
 
 async def test_a_collocated_fleet_tells_no_stages() -> None:

@@ -147,6 +147,29 @@ def test_reprioritising_changes_the_order_and_lets_the_hopeless_go_first():
     assert [name for name, _ in order] == ["late", "c", "d", "b"]
 
 
+def said_first():
+    """`said` was sent before `urgent`, by an operator's word."""
+    dispatcher = build_dispatcher("slackline")
+    said = request("said", ttft=9.0)
+    dispatcher.handle([up(slots=1), ev.Arrived(request("a")), ev.Arrived(said)], 0.0)
+    dispatcher.handle([ev.Command("c1", "op", "reprioritise", ("said",), 0), ev.Arrived(request("urgent"))], 0.0)
+    assert sends(dispatcher.handle([ev.Finished("a", 1)], 0.1)) == [("said", "w")]
+    return dispatcher, said
+
+
+def test_an_operators_word_holds_when_the_instance_failed_it():
+    dispatcher, _ = said_first()
+    dispatcher.handle([ev.InstanceDraining("w"), ev.Failed("said", True, "cut")], 0.2)
+    assert dispatcher.queue().ids() == ["said", "urgent"]
+    assert dispatcher.queue().row("said")["priority"] == 0
+
+
+def test_an_operators_word_holds_when_its_kv_got_nowhere():
+    dispatcher, said = said_first()
+    again = [ev.PrefillDone(said, "w", said.prompt_tokens), ev.Arrived(said, frozenset({"other"}))]
+    assert sends(dispatcher.handle(again, 0.2)) == [("said", "w")]
+
+
 def test_contention_counts_mapped_requests_only():
     dispatcher = build_dispatcher("fcfs_window", {"pacing": {"window": 1}})
     dispatcher.handle([up(), ev.Arrived(request("a")), ev.Arrived(request("b", priority=0))], 0.0)
