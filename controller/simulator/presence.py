@@ -137,9 +137,10 @@ def numbers(settings: SimulationSettings) -> tuple[int, int]:
 
 
 def from_second(settings: SimulationSettings, start: float) -> SimulationSettings:
-    """The same run from `start` seconds on: instances that had left by then are none of it.
+    """The same run from `start` seconds on: instances that had left by then are none of it. One stage may be left
+    without the other, as in the whole run: collocated instances prefill for themselves and decode for others.
 
-    Raises ConfigError where none is left.
+    Raises ConfigError where nobody is left who serves.
     """
     instances = tuple(
         replace(
@@ -150,6 +151,10 @@ def from_second(settings: SimulationSettings, start: float) -> SimulationSetting
         for each in settings.instances
         if each.until_s is None or each.until_s > start
     )
+    roles = {each.role for each in instances}
     if not instances:
         raise ConfigError("no instance was there any more when its requests came", field="instances")
-    return replace(settings, instances=instances)
+    if len(roles) == 1 and Role.COLLOCATED not in roles:
+        (alone,) = roles
+        raise ConfigError(f"only {alone} instances were still there when its requests came", field="instances")
+    return replace(settings, instances=instances, rest=True)

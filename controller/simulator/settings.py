@@ -251,7 +251,8 @@ class SimulationSettings:
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
     `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
     targets come from it; None leaves them their own. `links`: what KV moves over between instances with roles.
-    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted.
+    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted. `rest`: of a
+    longer run: of two stages one may have left before.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -268,6 +269,7 @@ class SimulationSettings:
     mapping: MappingConfig | None = None
     links: LinkSettings = field(default_factory=LinkSettings)
     machine_speed: MachineSpeed | None = None
+    rest: bool = False
 
     @property
     def disaggregated(self) -> bool:
@@ -278,7 +280,7 @@ class SimulationSettings:
         if not self.instances:
             raise ConfigError("at least one instance is needed", field="instances")
         roles = {instance.role for instance in self.instances}
-        if (Role.PREFILL in roles) != (Role.DECODE in roles):
+        if not self.rest and (Role.PREFILL in roles) != (Role.DECODE in roles):
             raise ConfigError(
                 "prefill instances need decode instances, and the other way round", field="instances.role"
             )

@@ -170,6 +170,17 @@ def test_where_the_other_stage_of_then_is_gone_the_fleet_is_todays(start):
     assert (NOT_ON_RECORD in notes, {each.role for each in settings.instances}) == (True, {"prefill", "decode"})
 
 
+def test_a_stage_that_is_alone_when_the_first_request_comes_is_replayed(start):
+    """Two that served together turn one after the other, and it comes between."""
+    first, second = data.fleet(instances=2).instances.order_by("id")
+    turned(first, start, (-60, "prefill"), (100, "collocated"))
+    turned(second, start, (-60, "decode"), (300, "collocated"))
+    settings, _ = replayed(start)
+    assert sorted((each.role, each.from_s > 0) for each in settings.instances) == [
+        ("collocated", False), ("collocated", True), ("decode", False),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("before", "first_s"),
     [

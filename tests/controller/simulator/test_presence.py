@@ -18,8 +18,8 @@ from controller.simulator.settings import ElasticSettings
 from tests.controller.simulator.runs import FAST, PATIENT, SMALL, facts, simulate, some_demands
 
 
-def there(from_s=0.0, until_s=None):
-    return replace(SMALL, from_s=from_s, until_s=until_s)
+def there(from_s=0.0, until_s=None, role="collocated"):
+    return replace(SMALL, from_s=from_s, until_s=until_s, role=role)
 
 
 def served_by(result):
@@ -130,6 +130,45 @@ def test_from_a_later_second_on():
     assert [(each.from_s, each.until_s) for each in later.instances] == [(0.0, None), (0.0, 4.0), (15.0, None)]
     with pytest.raises(ConfigError, match="no instance was there"):
         from_second(SimulationSettings((there(0.0, 4.0),)), 4.0)
+
+
+LEFT_ALONE = [
+    [there(0.0, 4.0, "prefill"), there(0.0, None, "decode"), there()],
+    [there(0.0, None, "prefill"), there(0.0, 4.0, "decode"), there()],
+    # Both turn to another role, one of them half a second after the other.
+    [there(0.0, 4.0, "prefill"), there(0.0, 4.5, "decode"), there(4.0), there(4.5)],
+    [there(0.0, 4.5, "prefill"), there(0.0, 4.0, "decode"), there(4.0), there(4.5)],
+]
+
+
+@pytest.mark.parametrize("instances", LEFT_ALONE)
+def test_one_stage_may_be_left_alone_by_then_as_in_the_whole_run(instances):
+    """Requests that come after the other stage has left are served as they are where it is seen to leave."""
+    demands = [replace(each, at=each.at + 4.25) for each in some_demands(100)]
+    whole = simulate(demands, instances=instances)
+    later = from_second(SimulationSettings(tuple(instances)), 4.25)
+    shifted = [replace(each, at=each.at - 4.25) for each in demands]
+    rest = Simulation(later, build_dispatcher("slackline"), shifted).run()
+    assert {record.outcome for record in rest.records} == {Outcome.OK}
+    assert prefilled_apart(rest) == prefilled_apart(whole)
+
+
+def prefilled_apart(result):
+    """Requests that another instance decoded."""
+    return {record.id for record in result.records if record.prefill_instance}
+
+
+@pytest.mark.parametrize(("alone", "other"), [("prefill", "decode"), ("decode", "prefill")])
+def test_one_stage_that_is_left_with_nobody_else_serves_nothing(alone, other):
+    settings = SimulationSettings((there(role=alone), there(0.0, 4.0, other)))
+    with pytest.raises(ConfigError, match=f"only {alone} instances were still there"):
+        from_second(settings, 4.25)
+
+
+def test_a_run_that_is_not_the_rest_of_another_needs_both_stages():
+    with pytest.raises(ConfigError, match="prefill instances need decode instances") as refused:
+        SimulationSettings((there(role="prefill"), there()))
+    assert refused.value.field == "instances.role"
 
 
 @pytest.mark.parametrize(
