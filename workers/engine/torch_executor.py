@@ -41,9 +41,10 @@ class TorchExecutor:
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
         self._tasks: dict[int, Task] = {}  # until their end is told
+        device = program.model.device
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
-            cuda=program.model.device.type == "cuda",
+            cuda=device if device.type == "cuda" else None,
             ranks=ranks or (group.ranks if group else None),
         )
 

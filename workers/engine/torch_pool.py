@@ -25,8 +25,8 @@ from workers.engine.torch_task import LEAD, Boundary, Task, run
 class ExecutionPool:
     """Answers come as `ended(task)`, `suspended(task)` or `failed(error)`, on the worker's thread.
 
-    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `lead`: as
-    `torch_task.run` takes it.
+    `boundary` None: tasks run without checks and every preempt is answered by the task's end. `cuda`: the CUDA device
+    they run on, if it is one. `lead`: as `torch_task.run` takes it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ExecutionPool:
         failed: Callable[[Exception], None],
         boundary: Boundary | None,
         *,
-        cuda: bool = False,
+        cuda: torch.device | None = None,
         ranks: Ranks | None = None,
         lead: int = LEAD,
     ) -> None:
@@ -114,9 +114,9 @@ class ExecutionPool:
             while not task.over:
                 task.advance()
         else:
-            run(task, self._boundary, self._stops, self._lead if self._cuda else None)
-        if self._cuda:  # its own work: copies and transfers beside it may take longer
-            torch.cuda.current_stream().synchronize()
+            run(task, self._boundary, self._stops, self._lead if self._cuda is not None else None)
+        if self._cuda is not None:  # its own work: copies and transfers beside it may take longer
+            torch.cuda.current_stream(self._cuda).synchronize()  # by default it would be the current device's
         task.seconds += time.perf_counter() - began
         if self._closed:
             return

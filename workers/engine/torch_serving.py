@@ -157,8 +157,8 @@ class _Scratch:
         began = time.perf_counter()
         while not task.over:
             task.advance()
-        if self.program.model.device.type == "cuda":
-            torch.cuda.synchronize()
+        if (device := self.program.model.device).type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
     def seq(self, tokens: int, first_block: int, computed: int) -> Seq:
