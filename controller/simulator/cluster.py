@@ -68,7 +68,7 @@ class Cluster:
         return name
 
     def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
-        last = max(*self._occupants, len(self._settings.instances) - 1)
+        last = max([*self._occupants, len(self._settings.instances) - 1])
         return self.ask(last + 1, now, role)
 
     def _alike(self, role: Role | None) -> InstanceSettings:

@@ -19,7 +19,7 @@ from controller.dispatch import StageDispatcher
 from controller.simulator.cluster import Cluster
 from controller.simulator.handoff import Handoff
 from controller.simulator.heap import EventHeap, Kind
-from controller.simulator.settings import SimulationSettings
+from controller.simulator.settings import InstanceSettings, SimulationSettings
 
 LOOK_S = 1.0  # whether what drains is empty
 
@@ -87,6 +87,8 @@ class Presence:
     def start(self) -> None:
         host = self._host
         for slot, each in enumerate(host.settings.instances):
+            if each.left:
+                continue
             if each.from_s > 0:
                 host.heap.push(each.from_s, Kind.FAILURE, partial(self._join, slot))
             else:
@@ -130,31 +132,31 @@ class Presence:
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:
     """How many of the settings' instances are there at once, at least and at most."""
-    there = settings.instances
+    there = [each for each in settings.instances if not each.left]
     edges = {0.0, *(each.from_s for each in there), *(each.until_s for each in there if each.until_s is not None)}
     counts = [sum(each.from_s <= at and (each.until_s is None or at < each.until_s) for each in there) for at in edges]
     return min(counts), max(counts)
 
 
 def from_second(settings: SimulationSettings, start: float) -> SimulationSettings:
-    """The same run from `start` seconds on: instances that had left by then are none of it. One stage may be left
-    without the other, as in the whole run: collocated instances prefill for themselves and decode for others.
+    """The same run from `start` seconds on, without the instances that had left by then. One stage may be there
+    without the other, as in the whole run: collocated instances prefill for themselves and decode for others. Times of
+    failures are of the run that begins then.
 
     Raises ConfigError where nobody is left who serves.
     """
-    instances = tuple(
-        replace(
-            each,
-            from_s=max(0.0, each.from_s - start),
-            until_s=None if each.until_s is None else each.until_s - start,
-        )
-        for each in settings.instances
-        if each.until_s is None or each.until_s > start
-    )
-    roles = {each.role for each in instances}
-    if not instances:
+    instances = tuple(_seen_from(each, start) for each in settings.instances)
+    roles = {each.role for each in instances if not each.left}
+    if not roles:
         raise ConfigError("no instance was there any more when its requests came", field="instances")
     if len(roles) == 1 and Role.COLLOCATED not in roles:
         (alone,) = roles
         raise ConfigError(f"only {alone} instances were still there when its requests came", field="instances")
-    return replace(settings, instances=instances, rest=True)
+    return replace(settings, instances=instances)
+
+
+def _seen_from(each: InstanceSettings, start: float) -> InstanceSettings:
+    if each.left or (each.until_s is not None and each.until_s <= start):
+        return replace(each, left=True)
+    until_s = None if each.until_s is None else each.until_s - start
+    return replace(each, from_s=max(0.0, each.from_s - start), until_s=until_s)

@@ -40,7 +40,8 @@ class InstanceSettings:
 
     `batching` None: chunked_prefill, or what the kind says. `decode_by`: what a decode step's time grows with, the
     "sum" of its sequences' tokens (eq. 2) or the "longest" of them alone (Kairos, sec. 2.2). `from_s`, `until_s`: the
-    second of the run at which it joins and the one at which it begins to drain (None: it stays).
+    second of the run at which it joins and the one at which it begins to drain (None: it stays). `left`: before the
+    run began, of which this is the rest; it keeps its number, by which failures, ports and speeds are given.
     """
 
     latency: LatencyCoefficients
@@ -69,6 +70,7 @@ class InstanceSettings:
     operators: OperatorProfile | None = None
     from_s: float = 0.0
     until_s: float | None = None
+    left: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in list(Role):
@@ -251,8 +253,7 @@ class SimulationSettings:
     oracle) instead of predictions. `leaps` off runs every step as an event of its own; results are the same.
     `elastic`: None keeps the instances as given. `mapping`: requests are taken to name only their priority, and their
     targets come from it; None leaves them their own. `links`: what KV moves over between instances with roles.
-    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted. `rest`: of a
-    longer run: of two stages one may have left before.
+    `machine_speed`: how fast the machines ran over time where that was measured; None: always as fitted.
     """
 
     instances: tuple[InstanceSettings, ...]
@@ -269,7 +270,6 @@ class SimulationSettings:
     mapping: MappingConfig | None = None
     links: LinkSettings = field(default_factory=LinkSettings)
     machine_speed: MachineSpeed | None = None
-    rest: bool = False
 
     @property
     def disaggregated(self) -> bool:
@@ -280,7 +280,7 @@ class SimulationSettings:
         if not self.instances:
             raise ConfigError("at least one instance is needed", field="instances")
         roles = {instance.role for instance in self.instances}
-        if not self.rest and (Role.PREFILL in roles) != (Role.DECODE in roles):
+        if (Role.PREFILL in roles) != (Role.DECODE in roles):
             raise ConfigError(
                 "prefill instances need decode instances, and the other way round", field="instances.role"
             )

@@ -14,7 +14,7 @@ from controller.simulator import Demand, Simulation, SimulationSettings
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.heap import Kind
 from controller.simulator.presence import drain, from_second, numbers
-from controller.simulator.settings import ElasticSettings
+from controller.simulator.settings import ElasticSettings, Failure
 from tests.controller.simulator.runs import FAST, PATIENT, SMALL, facts, simulate, some_demands
 
 
@@ -127,7 +127,10 @@ def test_nonsense_is_refused_by_name(changes, field):
 def test_from_a_later_second_on():
     settings = SimulationSettings((there(), there(0.0, 4.0), there(3.0, 9.0), there(20.0)))
     later = from_second(settings, 5.0)
-    assert [(each.from_s, each.until_s) for each in later.instances] == [(0.0, None), (0.0, 4.0), (15.0, None)]
+    seen = [(each.from_s, each.until_s) for each in later.instances if not each.left]
+    assert seen == [(0.0, None), (0.0, 4.0), (15.0, None)]
+    assert [each.left for each in from_second(later, 5.0).instances] == [False, True, True, False]
+    assert numbers(later) == (1, 2)
     with pytest.raises(ConfigError, match="no instance was there"):
         from_second(SimulationSettings((there(0.0, 4.0),)), 4.0)
 
@@ -169,6 +172,24 @@ def test_a_run_that_is_not_the_rest_of_another_needs_both_stages():
     with pytest.raises(ConfigError, match="prefill instances need decode instances") as refused:
         SimulationSettings((there(role="prefill"), there()))
     assert refused.value.field == "instances.role"
+
+
+def test_instances_keep_their_numbers():
+    """A failure, a port and a measured speed are given by number: the second one's are the second one's still."""
+    failures = (Failure(1, 1.0, None),)
+    whole = SimulationSettings((there(0.0, 4.0), there(), there()), failures=failures)
+    rest = Simulation(from_second(whole, 5.0), build_dispatcher("round_robin"), some_demands(100)).run()
+    assert {use.id for use in rest.instances} == {"engine-1", "engine-2"}
+    late = {record.instance for record in rest.records if record.at > 1.0}
+    assert late == {"engine-2"}
+
+
+def test_a_scaler_may_start_the_first_of_all():
+    """Those of the settings come later."""
+    scaling = ScalingConfig("model", min_instances=1, max_instances=3, sustain_s=1.0, cooldown_s=2.0)
+    result = simulate(some_demands(50), instances=[there(50.0)], elastic=ElasticSettings(scaling))
+    assert {record.instance for record in result.records} >= {"engine-1"}
+    assert "engine-0" not in {use.id for use in result.instances}
 
 
 @pytest.mark.parametrize(

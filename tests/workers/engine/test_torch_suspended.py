@@ -38,11 +38,11 @@ class Gates:
         return stage._replace(operator=operator)
 
 
-def part(role: str) -> tuple[Part, Program]:
+def part(role: str, *more: str) -> tuple[Part, Program]:
     options = ("--port", "0", "--host", "127.0.0.1", "--executor", "torch", "--threads", "1", "--kv-blocks", "64")
     model = ("--model", str(folder("LlamaForCausalLM", "--layers", str(LAYERS))), "--no-enable-prefix-caching")
     serving = ("--profile", "constant:1ms", "--scheduler", "slackline", "--role", role)
-    config = with_model(parse([*options, *model, *serving]))
+    config = with_model(parse([*options, *model, *serving, *more]))
     return Part(config, TorchKv(config.program.cache).token_bytes), config.program
 
 

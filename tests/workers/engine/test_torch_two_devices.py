@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from controller.core.steps import Chunk, Seq, Step
+from controller.core.steps import Chunk, Seq, Step, StepDone
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.test_torch_cuda import filled, generated
 from tests.workers.engine.test_torch_sleep import Whole, configured
@@ -140,6 +140,29 @@ def test_kv_of_a_chunk_is_read_when_its_step_has_ended(device, boundary):
     _, wanted, _ = filled(CPU)
     assert TorchKv(bench.executor._program.cache).read(seq, 0, 0, 16) == wanted.read(seq, 0, 0, 16)
     bench.close()
+
+
+@on_each
+def test_a_prompt_goes_on_from_kv_that_came(device):
+    """What is written beside the steps is there for the next of them."""
+    (one, source, seq), wanted = filled(CPU), generated_from(CPU, 0)
+    bench = Bench(program(folder(), device=device))
+    target = TorchKv(bench.executor._program.cache)
+    for layer in range(source.layers):
+        target.write(seq, layer, 0, source.read(seq, layer, 0, 16))
+    assert generated_from(device, 16, bench) == wanted
+    one.close()
+
+
+def generated_from(device: torch.device, start: int, bench: Bench | None = None) -> int:
+    """The token behind the prompt of `filled`."""
+    bench = bench or Bench(program(folder(), device=device))
+    seq = Seq("prompt", 0.0, 20, 1, token_ids=list(range(20)), blocks=list(range(5)))
+    bench.executor.start(Step(1, (Chunk(seq, start, 20 - start, True),), (), 0))
+    done = bench.next_event()
+    bench.close()
+    assert isinstance(done, StepDone)
+    return done.sampled[0].token
 
 
 @on_each

@@ -133,7 +133,8 @@ class Ledger:
     faults: list[str] = []  # noqa: RUF012 - of one emulation: what goes has no caller to raise to
 
     def __init__(self, storage: torch.UntypedStorage, made_on: EmulatedStream, *, fine: bool) -> None:
-        self._made_on, self._faults = made_on, Ledger.faults
+        self.made_on, self._faults = made_on, Ledger.faults
+        self._writing = threading.Lock()
         self._last: dict[EmulatedStream, Access] = {}
         self._accesses: list[Access] = []
         self._fine, self._size = fine, -1
@@ -147,14 +148,15 @@ class Ledger:
 
     def touched(self, view: torch.Tensor, access: Access, writes: bool, part: Any = None) -> None:
         """By one operator, through this view: the `part` of it with that index. Raises RaceError."""
-        self._sized(view.untyped_storage().nbytes())
-        where = self._places(view, part)
-        self._after(self._written[where], access)
-        if writes:
-            self._after(self._read[where], access)
-        (self._written if writes else self._read)[where] = len(self._accesses)
-        self._accesses.append(access)
-        self._last[access.stream] = access
+        with self._writing:
+            self._sized(view.untyped_storage().nbytes())
+            where = self._places(view, part)
+            self._after(self._written[where], access)
+            if writes:
+                self._after(self._read[where], access)
+            (self._written if writes else self._read)[where] = len(self._accesses)
+            self._accesses.append(access)
+            self._last[access.stream] = access
 
     def _places(self, view: torch.Tensor, part: Any) -> torch.Tensor:
         """Places of the first bytes of its elements."""
@@ -173,7 +175,7 @@ class Ledger:
 
     def freed(self) -> str:
         """Memory goes back to the stream it was made on, which may use it at once. What is wrong with that."""
-        late = [each for each in self._last.values() if not self._made_on.knows(each)]
+        late = [each for each in self._last.values() if not self.made_on.knows(each)]
         self._last.clear()
         return f"given back while {late[0].what} may still use it" if late else ""
 

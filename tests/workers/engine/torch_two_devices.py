@@ -131,11 +131,15 @@ class EmulatedStorage:
         return self._host.nbytes()
 
     def resize_(self, nbytes: int) -> None:
+        """What it held is given back, and more is taken for the stream that asks."""
         if fault := self._of.ledger.freed():
             raise RaceError(fault)
+        self._of.ledger.made_on = order.current_stream(self.device)
         self._host.resize_(nbytes)
 
     def fill_(self, value: int) -> None:
+        access = order.current_stream(self.device).queued("fill_")
+        self._of.ledger.touched(torch.empty(0, dtype=torch.uint8).set_(self._host), access, True)
         self._host.fill_(value)
 
     def data_ptr(self) -> int:
@@ -155,12 +159,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         stream.wait_stream(order.current_stream(each))
     access = stream.queued(str(func))
     written = {id(each) for each in _written(func, args, kwargs)}
-    for tensor in tensors:
-        if isinstance(tensor, EmulatedTensor) and not _only_a_view(func):
-            tensor.ledger.touched(tensor.host, access, id(tensor) in written)
     known = {id(each.host): each for each in tensors if isinstance(each, EmulatedTensor)}
     ledgers = {each.host.untyped_storage()._cdata: each.ledger for each in known.values()}
     found = func(*tree_map(_host, args), **tree_map(_host, kwargs))
+    made = [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+    if written or not made or not all(each.untyped_storage()._cdata in ledgers for each in made):  # no mere view
+        for tensor in known.values():
+            tensor.ledger.touched(tensor.host, access, id(tensor) in written)
     for each in others:
         order.current_stream(each).wait_stream(stream)
     if func is aten._local_scalar_dense.default or (func.overloadpacket in MOVES and _crosses(args, target)):
@@ -172,10 +177,10 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if id(result) in known:
             return known[id(result)]
         ledger = ledgers.get(result.untyped_storage()._cdata)
-        made = EmulatedTensor(result, target, ledger)
+        new = EmulatedTensor(result, target, ledger)
         if ledger is None:
-            made.ledger.touched(made.host, access, True)
-        return made
+            new.ledger.touched(new.host, access, True)
+        return new
 
     # What is written in place is returned as it came, also where that is a tensor on the host.
     if func.overloadpacket is aten.copy_:
@@ -237,11 +242,6 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]
             value = args[number] if number < len(args) else kwargs.get(argument.name)
             found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
     return found
-
-
-def _only_a_view(func: Any) -> bool:
-    """It touches no memory."""
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
 
 
 # ---- in the place of torch's own ------------------------------------------------------------------------------------
