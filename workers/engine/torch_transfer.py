@@ -72,7 +72,7 @@ class WeightMemory:
         digests = {info.name: info.digest for info in self.manifest()}
         self._host = None  # an older one: three times the weights would not fit where twice does
         with beside(self._device, behind=True, purpose="copies"):
-            self._host = {name: memory.detach().cpu().clone() for name, memory in self._memory.items()}
+            self._host = {name: memory.detach().to("cpu", copy=True) for name, memory in self._memory.items()}
         self._host_digests = digests
 
     def entries(self) -> list[Entry]:

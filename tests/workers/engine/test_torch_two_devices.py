@@ -188,8 +188,10 @@ def test_one_model_is_known_as_the_same_wherever_it_lies(device):
 
 @pytest.mark.parametrize(("here", "there"), [(FIRST, SECOND), (SECOND, FIRST)], ids=str)
 async def test_weights_move_from_device_to_device(here, there):
-    source, target = memory(device=here), memory(present=False, device=there)
-    target.release()
+    """Into memory that was only just touched, in the steps' line."""
+    source, slots = memory(device=here), Model(read_config(folder()), there, torch.float32).slots()
+    target = WeightMemory(slots, present=False, keep_room=True)
+    reserve(slots)
     async with met(timeout_s=30.0) as (gives, takes):
         taking = asyncio.create_task(asyncio.to_thread(target.receive, takes, source.manifest()))
         assert await asyncio.to_thread(source.send, gives) == await taking == source.nbytes
@@ -209,6 +211,21 @@ def test_weights_come_back_from_host_memory_and_from_disk(device):
         held.release()
         assert load() > 0
         assert contents(held) == wanted
+
+
+@on_each
+def test_what_is_copied_or_digested_is_what_the_steps_line_wrote_last(device):
+    held, wanted = memory(device=device), memory()
+    for each in (held, wanted):
+        for tensor in each._memory.values():
+            tensor.mul_(2)
+    assert contents(held) == contents(wanted)
+    for tensor in held._memory.values():
+        tensor.mul_(1)
+    assert held.entries()[0].digest
+    for tensor in held._memory.values():
+        tensor.mul_(1)
+    held.keep_host_copy()
 
 
 @on_each
