@@ -197,6 +197,13 @@ def test_an_event_says_what_was_queued_before_it_and_no_more(here):
         aside(other.sum)
 
 
+def test_a_stream_is_done_when_somebody_has_waited_for_it(here):
+    stream = torch.cuda.current_stream(FIRST)
+    assert not stream.query()
+    stream.synchronize()
+    assert stream.query()
+
+
 def test_what_is_read_aside_is_not_written_meanwhile(here):
     aside(here.sum, behind=True)
     with pytest.raises(RaceError, match=r"add_.* does not come behind .*sum"):
