@@ -32,7 +32,7 @@ from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import Role, role_of
-from controller.selectors.scaling import Counts
+from controller.selectors.scaling import Counts, Start
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
@@ -80,11 +80,11 @@ def scaling_part(can_act: bool) -> Part:
 def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     since, until = (at - AROUND, min(now, at + AROUND)) if at else (now - WINDOW, now)
     seen = scaling.samples(since=since, until=until)
-    events = scaling.events(limit=MARKS, **({"since": since, "until": until} if at else {}))
-    policies, started = scaling.policies(), scaling.starts()
+    policies, events, started = scaling.policies(), *done_and_started(at, since, until)
     then = scaling.samples_at(at=at) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
     there = {} if at else scaling.instances_now()
+    shown_events = nearest(events, at)
     cards, drawn = [], [event for event in events if event.at >= since]
     for policy in shown:
         looks = seen.get(policy.pk, [])
@@ -94,11 +94,28 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
         "asked": at,
         "cards": cards,
         "charts": {each["name"]: each["chart"] for each in cards},
-        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in events[:EVENTS]],
+        "events": [(decision, sentence(decision), figures_line(decision.inputs)) for decision in shown_events],
+        "first_after": next((event.pk for event in shown_events if at and event.at > at), None),
         "starts": started,
         "ways": scaling.times_by_way(started),
         "as_of": looked(policies, seen, now),
     }
+
+
+def done_and_started(at: datetime | None, since: datetime, until: datetime) -> tuple[list[Decision], list[Start]]:
+    """Now: the newest first. Around a moment: what is nearest to it on both sides, in the order of time."""
+    if at is None:
+        return scaling.events(limit=MARKS), scaling.starts()
+    around = {"at": at, "since": since, "until": until}
+    return scaling.events_around(**around, limit=MARKS), scaling.starts_around(**around)
+
+
+def nearest(events: Sequence[Decision], at: datetime | None) -> Sequence[Decision]:
+    """What the table has room for, in the order that it came in."""
+    if at is None:
+        return events[:EVENTS]
+    near = sorted(events, key=lambda each: abs(each.at - at))[:EVENTS]
+    return sorted(near, key=lambda each: (each.at, each.pk))
 
 
 def looked(policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[ScalingSample]], now: datetime) -> AsOf:

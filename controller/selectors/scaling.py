@@ -19,6 +19,7 @@ STARTS_SHOWN = 20
 SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
+OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
 SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
 
 
@@ -134,8 +135,7 @@ def events(
     *, subject: str | None = None, since: datetime | None = None, until: datetime | None = None, limit: int = 50
 ) -> list[Decision]:
     """Decisions of the scaler in [since, until), newest first."""
-    kinds = Q(kind__startswith="scale_") | Q(kind="role_change")
-    rows = Decision.objects.filter(kinds, subject_type="scaling_policy")
+    rows = Decision.objects.filter(OF_THE_SCALER, subject_type="scaling_policy")
     if subject is not None:
         rows = rows.filter(subject=subject)
     if since is not None:
@@ -145,27 +145,53 @@ def events(
     return list(rows.order_by("-at", "-id")[:limit])
 
 
+def events_around(*, at: datetime, since: datetime, until: datetime, limit: int) -> list[Decision]:
+    """The `limit` decisions of the scaler in [since, until) that are nearest to a moment, oldest first. One query.
+
+    However many came later: what somebody asks about is among them.
+    """
+    rows = Decision.objects.filter(OF_THE_SCALER, subject_type="scaling_policy", at__gte=since, at__lt=until)
+    before = rows.filter(at__lte=at).order_by("-at", "-id")[:limit]
+    after = rows.filter(at__gt=at).order_by("at", "id")[:limit]
+    near = sorted(before.union(after, all=True), key=lambda each: abs(each.at - at))[:limit]
+    return sorted(near, key=lambda each: (each.at, each.pk))
+
+
 def starts(limit: int = STARTS_SHOWN) -> list[Start]:
-    """The newest instances. Two queries: what is known of them, and the first token of each."""
-    loads = Action.objects.filter(
-        instance=OuterRef("pk"), kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE
-    ).order_by("-id")
-    watched = Action.objects.filter(instance=OuterRef("pk"), kind=Action.Kind.FIRST_SERVED).order_by("-id")
-    rows = (
-        Instance.objects.exclude(weights=Weights.ABSENT)
-        .order_by("-created_at")
-        .annotate(
-            taken_at=Subquery(loads.values("created_at")[:1]),
-            loaded_at=Subquery(loads.values("ended_at")[:1]),
-            scale_out=Subquery(loads.values("params__scale_out")[:1]),
-            loaded=Subquery(loads.values("decision__outcome")[:1]),
-            watched=Subquery(watched.values("decision__outcome")[:1]),
-            launch=Subquery(watched.values("params__launch")[:1]),
-        )
+    """The newest instances, newest first. Two queries: what is known of them, and the first token of each."""
+    return _starts(list(_told().order_by("-created_at")[:limit]))
+
+
+def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int = STARTS_SHOWN) -> list[Start]:
+    """The wishes in [since, until) nearest to a moment, oldest first. Two queries.
+
+    An instance that was taken again since then is told as it was taken at that time.
+    """
+    span = {"created_at__gte": since, "created_at__lt": until}
+    ordered = Action.objects.filter(kind__in=(*LOADS, Action.Kind.FIRST_SERVED), **span).values("instance")
+    rows = _told(created_at__lt=until).filter(Q(**span) | Q(pk__in=ordered))
+    near = sorted((row for row in rows if since <= _wished(row) < until), key=lambda row: abs(_wished(row) - at))
+    return sorted(_starts(near[:limit]), key=lambda each: (each.wished_at, each.id))
+
+
+def _told(**actions: datetime) -> QuerySet[Instance]:
+    """Instances with what their newest orders say. `actions`: what else those orders have to fulfil."""
+    of_it = Action.objects.filter(instance=OuterRef("pk"), **actions).order_by("-id")
+    loads = of_it.filter(kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE)
+    watched = of_it.filter(kind=Action.Kind.FIRST_SERVED)
+    return Instance.objects.exclude(weights=Weights.ABSENT).annotate(
+        taken_at=Subquery(loads.values("created_at")[:1]),
+        loaded_at=Subquery(loads.values("ended_at")[:1]),
+        scale_out=Subquery(loads.values("params__scale_out")[:1]),
+        loaded=Subquery(loads.values("decision__outcome")[:1]),
+        watched=Subquery(watched.values("decision__outcome")[:1]),
+        launch=Subquery(watched.values("params__launch")[:1]),
     )
-    found = list(rows[:limit])
-    tokens = _first_tokens({row.pk: _wished(row) for row in found})
-    return [_start(row, tokens.get(row.pk)) for row in found]
+
+
+def _starts(rows: Sequence[Any]) -> list[Start]:
+    tokens = _first_tokens({row.pk: _wished(row) for row in rows})
+    return [_start(row, tokens.get(row.pk)) for row in rows]
 
 
 def _taken(row: Any) -> bool:

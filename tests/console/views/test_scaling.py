@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from console.scaling_words import why
 from console.views import scaling as views
-from controller.models import Decision, ScalingPolicy, ScalingSample
+from controller.models import Action, Decision, Instance, ScalingPolicy, ScalingSample
 from controller.selectors import scaling
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
@@ -220,6 +220,59 @@ def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_
     assert "engine-x" in answer.content.decode()
     (now,) = viewer.get(reverse("scaling")).context["cards"]
     assert {trace["key"]: trace for trace in now["chart"]["traces"]}["load"]["y"] == [0.1]
+
+
+def done_at(at, kind="scale_hold", reason="settling"):
+    return decision_record(
+        actor=Actor.job("scaler"), kind=kind, subject_type="scaling_policy", subject="demo/collocated",
+        reason=reason, inputs={"load": 0.9, "upper": 0.8, "ready": 2}, outcome={}, at=at,
+    )  # fmt: skip
+
+
+def test_what_was_asked_about_is_listed_however_much_came_later(viewer, live_store):
+    """A busy quarter of an hour after it must not push it out."""
+    factories.scaling_policy(factories.served_model(name="demo"))
+    then = timezone.now().replace(microsecond=0) - timedelta(minutes=13)
+    asked = done_at(then + timedelta(milliseconds=400), "scale_out", "load_above_upper")
+    before = [done_at(then - timedelta(seconds=10 * number)) for number in range(1, 6)]
+    for number in range(1, 71):
+        done_at(then + timedelta(seconds=10 * number))
+    answer = viewer.get(reverse("scaling"), {"at": then.strftime("%Y-%m-%dT%H:%M:%S")})
+    shown = [decision for decision, _, _ in answer.context["events"]]
+    assert len(shown) == 40
+    assert shown == sorted(shown, key=lambda each: each.at), "in the order of time"
+    assert {asked.pk, *(each.pk for each in before)} <= {each.pk for each in shown}
+    html = answer.content.decode()
+    rows = html.split('id="events-title"')[1]
+    assert rows.index("asked about") < rows.index(reverse("decision", args=[asked.pk]))
+    assert rows.index("asked about") > rows.index(reverse("decision", args=[before[0].pk]))
+
+
+def test_the_wishes_of_that_time_are_shown_not_those_of_now(viewer, live_store):
+    model = factories.scaling_policy().model
+    then = timezone.now() - timedelta(hours=3)
+    for number in range(30):
+        factories.instance(model, id=f"new-{number}")
+    for name, ago in (("that-time", then), ("later-by-ten", then + timedelta(minutes=10))):
+        factories.instance(model, id=name)
+        Instance.objects.filter(pk=name).update(created_at=ago)
+    answer = viewer.get(reverse("scaling"), {"at": then.strftime("%Y-%m-%dT%H:%M:%S")})
+    assert [each.id for each in answer.context["starts"]] == ["that-time", "later-by-ten"]
+    assert "the 2 wishes nearest to then" in answer.content.decode()
+    empty = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
+    assert "No instance was asked for around then." in empty
+
+
+def test_an_instance_taken_at_that_time_is_a_wish_of_it_though_it_is_older_and_was_taken_again(viewer, live_store):
+    row, then = factories.instance(id="warm-1"), timezone.now() - timedelta(hours=3)
+    Instance.objects.filter(pk=row.pk).update(created_at=then - timedelta(days=1))
+    for at in (then, then + timedelta(hours=2)):
+        Action.objects.create(
+            kind=Action.Kind.WEIGHTS_LOAD, instance=row, state=Action.State.DONE, actor_type="job", actor="scaler",
+            params={"scale_out": {"warm": True}}, created_at=at, ended_at=at + timedelta(seconds=4),
+        )  # fmt: skip
+    (start,) = viewer.get(reverse("scaling"), {"at": then.isoformat()}).context["starts"]
+    assert (start.id, start.wished_at, start.ready_s) == ("warm-1", then, 4.0)
 
 
 def test_starts_tell_how_long_it_took_to_serve(db):
