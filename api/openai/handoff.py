@@ -124,7 +124,7 @@ class Handoff:
         return apart and self.prefills(send.instance_id)
 
     def _turned_away(self, send: ev.Send) -> bool:
-        """In this very pass: it waits for its instance again, and is counted when it is sent there."""
+        """In this very pass: it waits for another instance, and is counted when it is sent there."""
         flight = self._host.flights.get(send.request.id)
         return flight is not None and flight.phase == Phase.QUEUED
 

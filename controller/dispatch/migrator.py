@@ -174,7 +174,7 @@ class Migrator:
         self._queue.move_to(transfer, State.COMMITTED, now)
         transfer.assumed = event.assumed
         if not event.assumed:
-            self._arrived(transfer, event.moved)
+            self._arrived(transfer, event.moved, now)
         if event.released:
             self._queue.move_to(transfer, State.RELEASED, now)
         elif not event.assumed:  # else it may be pulled still: freed when the answer is there
@@ -234,12 +234,12 @@ class Migrator:
             return
         self.undoing.free(transfer, now, actions)
         if isinstance(event, ev.Finished):
-            self._arrived(transfer, None)
+            self._arrived(transfer, None, now)
 
-    def _arrived(self, transfer: Transfer, moved: KvMoved | None) -> None:
+    def _arrived(self, transfer: Transfer, moved: KvMoved | None, now: float) -> None:
         """Its KV, for certain: the way is good, and it is read at its end."""
         self.links.moved((transfer.source, transfer.target), moved)
-        self._strangers.read(transfer.source, transfer.target)
+        self._strangers.read(transfer.source, transfer.target, now)
 
     def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
         transfer = self.undoing.forget(event.request_id)

@@ -55,9 +55,10 @@ class Placing:
     def place_waiting(self, now: float, actions: list[ev.Action]) -> None:
         """Alg. 1's scan; the hopeless get their turn when it left nobody of their model behind: no other's instances
         would take them."""
-        stuck = Stuck(self._roster.workers, self._strangers)
+        stuck = Stuck(self._roster.workers)
         behind = self._scan(list(self._queue.waiting), stuck, now, actions)
-        last = [entry for entry in self._queue.hopeless if entry[1].request.model not in behind | stuck.competing]
+        behind |= stuck.competing
+        last = [entry for entry in self._queue.hopeless if entry[1].stage.request.model not in behind]
         if last:
             self._scan(last, stuck, now, actions)
 
@@ -65,13 +66,17 @@ class Placing:
         """Models of which somebody found no room, each until `scan_limit` were looked at; those that no room would help
         are not counted."""
         roomless: Counter[str] = Counter()
+        ended: set[str] = set()
         for _, transfer in waiting:
-            model = transfer.request.model
-            if roomless[model] >= self.config.scan_limit or transfer.not_before > now:
+            model = transfer.stage.request.model
+            over = model in ended and not transfer.target  # a choice made at the sending has its room already
+            if over or transfer.not_before > now or stuck.passes_over(transfer, now):
                 continue
-            if not stuck.passes_over(transfer, now):
-                roomless[model] += self._finds_no_room(transfer, stuck, now, actions)
-        return {model for model, count in roomless.items() if count}
+            if self._finds_no_room(transfer, stuck, now, actions):
+                roomless[model] += 1
+                if roomless[model] >= self.config.scan_limit:
+                    ended.add(model)
+        return set(roomless)
 
     def _finds_no_room(self, transfer: Transfer, stuck: Stuck, now: float, actions: list[ev.Action]) -> bool:
         """Place it, unless it has to wait."""
@@ -129,16 +134,20 @@ class Placing:
         return False
 
     def turned_away(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> bool:
-        """Its prefill was sent where nobody reads what is computed, as others found out: it begins elsewhere before it
-        is computed. Not for the second time, or one that nobody else takes would go round."""
-        if transfer.paired or transfer.source in transfer.request.avoid:
+        """Its prefill was sent where nobody reads what is computed, as others found out, or as one is finding out: it
+        begins elsewhere before it is computed. Not for the second time, or one that nobody else takes would go round.
+        Of those that stay where each decode instance is in doubt, it is the one that finds out."""
+        source = transfer.source
+        if transfer.paired or source in transfer.request.avoid:
             return False
         able = self._reach.decoders(transfer, now)
-        if able and self._reach.all_doubtful(transfer, able):
-            self._strangers.tries(transfer, [w.id for w in able], now)
-        if able or not self._reach.among_strangers(transfer, now):
+        doubted = bool(able) and self._strangers.doubted(source, [w.id for w in able])
+        if doubted and not self._strangers.tried(source):
+            self._strangers.tries(transfer)
             return False
-        avoid = self._reach.other_way(transfer, (), now)
+        if not doubted and (able or not self._reach.among_strangers(transfer, now)):
+            return False
+        avoid = self._reach.but_for(frozenset({source}), transfer.request, now)
         if avoid is None:
             return False
         self._undoing.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
@@ -193,7 +202,6 @@ class Placing:
         )
         self._queue.move_to(transfer, State.PLACED, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
-        self._strangers.tries(transfer, [worker.id], now)
         if transfer.paired and transfer.early:
             self._undoing.prefill_begins(transfer, now)
         decision = Decision("place", reason, request.id, now, figures, rejected)

@@ -23,17 +23,13 @@ class Reach:
         """Of its model, of its prefill engine's kind (others do not read its KV), and with a context that is long
         enough, or nobody's is longer; without those that said its engine's KV is another model's or layout's."""
         able = self._alike(transfer.request, self._backend(transfer.source))
-        strangers = self._strangers.of(transfer.source, now, transfer)
+        strangers = self._strangers.of(transfer.source, now)
         return [w for w in able if w.id not in strangers] if strangers else able
 
     def among_strangers(self, transfer: Transfer, now: float) -> bool:
         """Decode instances serve, but only such as said so."""
         able = self._alike(transfer.request, self._backend(transfer.source))
-        return bool(able) and self._strangers.of(transfer.source, now, transfer).issuperset(w.id for w in able)
-
-    def all_doubtful(self, transfer: Transfer, decoders: Sequence[Worker]) -> bool:
-        """Each of them said so once: whether it still holds is for one transfer to find out."""
-        return all(self._strangers.doubtful(transfer.source, w.id) for w in decoders)
+        return bool(able) and self._strangers.of(transfer.source, now).issuperset(w.id for w in able)
 
     def may_come(self, transfer: Transfer) -> bool:
         """Does one that could take it sleep, or start? Whatever it said is forgotten in its sleep."""
@@ -65,13 +61,17 @@ class Reach:
         here = frozenset({transfer.source} if candidates else ())
         if not self.elsewhere(transfer.request, here):  # asked first: dead ends take a look at every link
             return None
-        avoid = here | self.dead_ends(transfer, now)
-        return avoid if self.elsewhere(transfer.request, avoid) else None
+        return self.but_for(here, transfer.request, now)
 
-    def dead_ends(self, transfer: Transfer, now: float) -> frozenset[str]:
+    def but_for(self, here: frozenset[str], request: Request, now: float) -> frozenset[str] | None:
+        """The same where these are to be avoided whatever way leads from them."""
+        avoid = here | self.dead_ends(request, now)
+        return avoid if self.elsewhere(request, avoid) else None
+
+    def dead_ends(self, request: Request, now: float) -> frozenset[str]:
         """Prefill instances from which its KV gets to no decode instance: none is there that reads it and whose
         context will do, or no link to one is usable."""
-        request, found = transfer.request, set()
+        found = set()
         by_backend: dict[str, list[Worker]] = {}  # who could take it is asked once: fleets have many prefill instances
         for worker in self._prefillers(request.model):
             if worker.spec.role is not Role.PREFILL:
@@ -79,7 +79,7 @@ class Reach:
             backend, source = worker.spec.backend, worker.id
             if backend not in by_backend:
                 by_backend[backend] = self._alike(request, backend)
-            strangers = self._strangers.of(source, now, transfer)
+            strangers = self._strangers.of(source, now)
             ways = (w.id for w in by_backend[backend] if w.id not in strangers)
             if not any(self._links.usable((source, target), now) for target in ways):
                 found.add(source)
@@ -103,10 +103,13 @@ class Reach:
 
     def _alike(self, request: Request, backend: str | None, *, serving: bool = True) -> list[Worker]:
         """Of any backend where its prefill engine has gone. `serving` False: those too that will once they wake."""
-        able = [w for w in self._workers.values() if w.takes_decodes or (not serving and w.may_take_decodes)]
-        able = [w for w in able if w.spec.model == request.model]
-        if backend is not None:
-            able = [w for w in able if w.spec.backend == backend]
+        able = [  # the fleet may be of many models: the cheapest question first
+            w
+            for w in self._workers.values()
+            if w.spec.model == request.model
+            and (backend is None or w.spec.backend == backend)
+            and (w.takes_decodes or (not serving and w.may_take_decodes))
+        ]
         lengths = [w.spec.max_model_len for w in able]
         if not able or min(lengths) >= (need := able[0].context_need(request)):
             return able

@@ -1,7 +1,8 @@
 """Which decode instances said that the KV of which prefill instance is of another model or layout (`other_model`).
 
 That is true of what the two engines run, not of one request, so nobody else need find it out with a prefill of its own.
-A pair that was held apart for long enough is tried by one transfer; the others stay away until it has landed or failed.
+A word that is old is believed no more, and a trial asks for a new one: one prefill at that source at a time, while the
+others are sent elsewhere. What is computed already goes wherever no word is believed.
 """
 
 from __future__ import annotations
@@ -9,83 +10,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from controller.core.types import Load
-from controller.dispatch.transfers import State, Transfer
+from controller.dispatch.transfers import Transfer
 
 NOBODY: frozenset[str] = frozenset()
 
 
-class _Pair:
-    __slots__ = ("tried_by", "until")
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        self.tried_by: Transfer | None = None
-
-
 class Strangers:
-    """Times are the caller's seconds. A pair is held apart until either end begins a new run (`forget`), KV was read
-    all the same (`read`), or for `lasts_s`: a mistake heals, at the price of one prefill each time it is none.
-    `under_way`: is this transfer still what becomes of its request? It is asked each time, so that no trial is left
-    behind by one that vanished."""
+    """Times are the caller's seconds. A word is believed until either end begins a new run (`forget`), for `lasts_s` at
+    most, and remembered until KV was read all the same (`read`). `under_way`: is this transfer still what becomes of
+    its request? It is asked each time, so that no trial is left behind by one that vanished."""
 
     def __init__(self, lasts_s: float, under_way: Callable[[Transfer], bool]) -> None:
         self._lasts_s = lasts_s
         self._under_way = under_way
-        self._pairs: dict[str, dict[str, _Pair]] = {}  # by source and target
+        self._until: dict[str, dict[str, float]] = {}  # by source and target
+        self._trials: dict[str, Transfer] = {}  # by source
 
     def __len__(self) -> int:
         """Sources of which some are known."""
-        return len(self._pairs)
+        return len(self._until)
 
     def met(self, source: str, target: str, now: float) -> None:
-        pair = self._pairs.setdefault(source, {}).setdefault(target, _Pair())
-        pair.until, pair.tried_by = now + self._lasts_s, None
+        self._until.setdefault(source, {})[target] = now + self._lasts_s
+        self._trials.pop(source, None)
 
-    def of(self, source: str, now: float, by: Transfer | None = None) -> frozenset[str]:
-        """Decode instances that do not read what is computed there, and those of which another than `by` finds out."""
-        known = self._pairs.get(source)
-        if known is None:
-            return NOBODY
-        return frozenset(target for target, pair in known.items() if now < pair.until or self._tried(pair, source, by))
+    def of(self, source: str, now: float) -> frozenset[str]:
+        """Decode instances that do not read what is computed there."""
+        known = self._until.get(source)
+        return NOBODY if known is None else frozenset(target for target, until in known.items() if now < until)
 
-    def tries(self, transfer: Transfer, targets: Iterable[str], now: float) -> None:
-        """From now on it is the one that finds out about those of the targets that are open to a trial."""
-        known = self._pairs.get(transfer.source)
-        for target in targets if known else ():
-            pair = known.get(target) if known else None
-            if pair is not None and now >= pair.until and not self._tried(pair, transfer.source, transfer):
-                pair.tried_by = transfer
+    def doubted(self, source: str, targets: Iterable[str]) -> bool:
+        """Did each of them say so once?"""
+        known = self._until.get(source)
+        return known is not None and all(target in known for target in targets)
 
-    def doubtful(self, source: str, target: str) -> bool:
-        """It said so once."""
-        return target in self._pairs.get(source, ())
+    def tried(self, source: str) -> bool:
+        """Is one on its way that finds out whether it is true still?"""
+        holder = self._trials.get(source)
+        return holder is not None and holder.source == source and self._under_way(holder)
 
-    def trying(self, transfer: Transfer) -> bool:
-        """Does it find out about any? Then it may go where others of its kind may not."""
-        known = self._pairs.get(transfer.source)
-        return known is not None and any(pair.tried_by is transfer for pair in known.values())
+    def tries(self, transfer: Transfer) -> None:
+        self._trials[transfer.source] = transfer
 
-    def read(self, source: str, target: str) -> None:
-        """KV of one was taken by the other."""
-        known = self._pairs.get(source)
-        if known is not None and known.pop(target, None) is not None and not known:
-            del self._pairs[source]
+    def read(self, source: str, target: str, now: float) -> None:
+        """KV of one was taken by the other. While a word is believed nothing is sent there: it is of a run before."""
+        known = self._until.get(source)
+        if known is not None and now >= known.get(target, now):
+            self._drop(source, target)
 
     def forget(self, instance_id: str) -> None:
         """It has gone or begins a new run, maybe with the model that is wanted."""
-        if not self._pairs:
+        if not self._until:
             return
-        self._pairs.pop(instance_id, None)
-        for source in list(self._pairs):
-            self.read(source, instance_id)
+        self._until.pop(instance_id, None)
+        self._trials.pop(instance_id, None)
+        for source in list(self._until):
+            self._drop(source, instance_id)
 
-    def _tried(self, pair: _Pair, source: str, by: Transfer | None) -> bool:
-        """By another one. Who waits with all computed goes before one whose prefill may last for long still."""
-        holder = pair.tried_by
-        if holder is None or holder is by or holder.source != source or not self._under_way(holder):
-            return False
-        computed = by is not None and by.source == source and by.state is not State.PREFILLING
-        return not (computed and holder.state is State.PREFILLING)
+    def _drop(self, source: str, target: str) -> None:
+        known = self._until[source]
+        known.pop(target, None)
+        if not known:
+            del self._until[source]
+            self._trials.pop(source, None)
 
 
 def begins_anew(load: Load, before: Load | None) -> bool:

@@ -1,6 +1,6 @@
 """Waiting decode stages that no room would help: what one pass found out about one of them goes for all of its kind.
 
-A pass looks at a bounded number of requests that find no place, whatever their model. Those that wait for an instance
+A pass looks at a bounded number of requests of a model that find no place. Those that wait for an instance
 or a link, not for room, must not use that number up: behind them may be somebody whose decode instance is idle. One of
 each kind is looked at, the others are passed over, which costs little however many there are.
 """
@@ -12,23 +12,21 @@ from collections.abc import Mapping
 
 from controller.core.types import Request
 from controller.dispatch.shadow import Worker
-from controller.dispatch.strangers import Strangers
 from controller.dispatch.transfers import Transfer
 
-# Two of one kind have the same instances and links before them, if not the same room: source, model, a pair or not,
-# which contexts of the model's instances hold the prompt, and prompt and answer, and whether it finds out about a
-# stranger. Which of them failed it makes no difference: who has only such left waits for room as well.
-Kind = tuple[str, str, bool, tuple[int, int], bool]
+# Two of one kind have the same instances and links before them, if not the same room: source, model, a pair or not, and
+# which contexts of the model's instances hold the prompt, and prompt and answer. Which of them failed it makes no
+# difference: who has only such left waits for room as well.
+Kind = tuple[str, str, bool, tuple[int, int]]
 ALIKE = (0, 0)  # where all contexts are of one length
 
 
 class Stuck:
     """Of one pass, during which no instance changes. Seconds since a transfer began to wait."""
 
-    def __init__(self, workers: Mapping[str, Worker], strangers: Strangers) -> None:
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
         self.competing: set[str] = set()  # models of which some wait for an instance that others may take
         self._workers = workers
-        self._strangers = strangers
         self._found: dict[Kind, tuple[float, bool]] = {}
         self._contexts: dict[str, list[int]] = {}  # of each model's instances, sorted
 
@@ -55,7 +53,7 @@ class Stuck:
         if lengths is None:
             lengths = self._contexts[model] = self._lengths(model)
         contexts = _held_by(lengths, request) if len(lengths) > 1 else ALIKE
-        return transfer.source, model, transfer.paired, contexts, self._strangers.trying(transfer)
+        return transfer.source, model, transfer.paired, contexts
 
     def _lengths(self, model: str) -> list[int]:
         return sorted({worker.spec.max_model_len for worker in self._workers.values() if worker.spec.model == model})

@@ -135,7 +135,7 @@ class Undoing:
         """At its target: another is to be found, later where there is none."""
         transfer.excluded.add(transfer.target)
         if reason == OTHER_MODEL:  # no fault of anybody, and soon asked by nobody else: it ends with the instances
-            if transfer.source in self._roster.workers:  # one of its name that comes now may have another model
+            if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it is said of a run before
                 self._strangers.met(transfer.source, transfer.target, now)
             self.withdraw(transfer, now)
             return

@@ -8,11 +8,11 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.links import LinkState
-from controller.core.types import Role
+from controller.core.types import Request, Role
 from controller.dispatch import Migrator
 from controller.dispatch.links import LinkBook, Trial
 from controller.dispatch.reach import Reach
-from controller.dispatch.transfers import State, Transfer
+from controller.dispatch.transfers import State
 from tests.controller.dispatch.fleet import request
 from tests.controller.dispatch.test_links import done, fleet, of, on_its_way, seen, targets, up
 
@@ -209,8 +209,8 @@ def test_of_those_that_wait_for_a_trial_one_a_pass_is_looked_at_and_nobody_waits
     made, _ = tried_beside_another()
     looked, dead_ends = [], Reach.dead_ends
 
-    def counted(reach: Reach, asked: Transfer, now: float) -> frozenset[str]:
-        looked.append(asked.request.id)
+    def counted(reach: Reach, asked: Request, now: float) -> frozenset[str]:
+        looked.append(asked.id)
         return dead_ends(reach, asked, now)
 
     monkeypatch.setattr(Reach, "dead_ends", counted)

@@ -108,15 +108,16 @@ def test_what_is_no_longer_known_takes_no_room() -> None:
     strangers.met("p", "d0", 0.0)
     assert (len(strangers), strangers.of("p", 59.9), strangers.of("q", 0.0)) == (1, {"d0"}, set())
     assert (strangers.of("p", 60.0), len(strangers)) == (set(), 1), "to be tried"
-    strangers.read("p", "d0")
+    strangers.read("p", "d0", 60.0)
     assert len(strangers) == 0
 
 
-def test_one_that_has_gone_is_not_remembered_by_what_is_said_of_it_late() -> None:
+@pytest.mark.parametrize("gone", ["p", "d0"])
+def test_one_that_has_gone_is_not_remembered_by_what_is_said_of_it_late(gone: str) -> None:
     made = fleet("q", decoders=1)
     made.handle([done("a")], 0.0)
     made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0", assumed=True)], 0.0)
-    made.handle([ev.InstanceDown("p")], 1.0)
+    made.handle([ev.InstanceDown(gone)], 1.0)
     made.handle([ev.TransferFailed("a", "d0", "other_model")], 2.0)
     assert len(made._strangers) == 0
 

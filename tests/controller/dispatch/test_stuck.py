@@ -170,11 +170,31 @@ def test_those_without_room_hold_up_no_other_model() -> None:
 
 
 def test_a_link_that_is_waited_for_holds_up_the_hopeless_of_its_model_only() -> None:
+    """`mine` could go over q's link, and would take from those that wait for p's what they wait for."""
     made = links_down()
-    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE), up("q", Role.PREFILL)], 0.2)
-    made.handle([seen("q", "d0"), *(done(name, 0.2) for name in names())], 0.2)
-    mine = done("mine", -50.0, tpot=0.001)
+    made.handle([of_m2("p2", Role.PREFILL), of_m2("d2", Role.DECODE)], 0.2)
+    made.handle([done(name, 0.2) for name in names()], 0.2)
+    made.handle([up("q", Role.PREFILL), ev.InstanceDraining("q")], 0.2)
+    mine = done("mine", -50.0, source="q", tpot=0.001)
     assert targets(made.handle([hopeless("late", -50.0), mine], 0.3)) == [("late", "d2")]
+    assert targets(made.handle([ev.Cancelled(name) for name in names()], 0.4)) == [("mine", "d0")]
+
+
+def test_those_without_room_hold_up_the_hopeless_of_their_model() -> None:
+    made = fleet(decoders=0)
+    full(made)
+    made.handle([done("large", 0.1, prompt=300)], 0.1)
+    assert targets(made.handle([done("late", -50.0, prompt=50, tpot=0.001)], 0.2)) == []
+    assert targets(made.handle([ev.Cancelled("large")], 0.3)) == [("late", "d0")]
+
+
+def test_one_whose_instance_was_chosen_when_it_was_sent_is_not_behind_those_without_room() -> None:
+    """Its room is taken already."""
+    made = fleet(decoders=0, migration={"name": "one_shot"})
+    full(made)
+    made.handle([ev.PrefillSent(early := request("early", prompt=50), "p")], 0.0)
+    made.handle([done(name, 0.1, prompt=300, tpot=0.01) for name in names()], 0.1)
+    assert targets(made.handle([ev.PrefillDone(early, "p", 50)], 0.2)) == [("early", "d0")]
 
 
 def test_who_waits_for_room_behind_a_closed_link_is_no_sign_for_others() -> None:
