@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from console.decode_wait import is_given_up, never_decoded_s
 from console.templatetags.units import count, ms
 from console.timeline import due_s
 from console.words import reason_in_words
@@ -29,6 +30,9 @@ def why_missed(row: RequestRecord) -> list[str]:
 def _unserved(row: RequestRecord) -> list[str]:
     last = row.decisions[-1] if row.decisions else {}
     kind, reason = str(last.get("kind", "")), str(last.get("reason", ""))
+    prefilled = never_decoded_s(row)
+    if prefilled is not None and is_given_up(row):
+        return [_not_decoded(row, prefilled, reason)]
     if kind in ENDS and (told := UNSERVED.get(reason)) is not None:
         try:
             return told(row, last.get("figures") or {}, last.get("rejected") or {})
@@ -92,6 +96,11 @@ def _alone(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
     bound = bound if bound in figures else "deadline_s"
     alone, was = takes.format(ms(figures[name])), asked.format(ms(figures[bound]))
     return [f"It was refused: even alone on an idle instance {alone}, as predicted, and {was}."]
+
+
+def _not_decoded(row: RequestRecord, prefilled: float, code: str) -> str:
+    done = f"Its prompt was computed on {row.instance} {ms(prefilled)} after it came"
+    return f"{done}, and it was given up after {ms(row.e2e_s)} without being decoded: {reason_in_words(code)}."
 
 
 def _engine_failed(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:

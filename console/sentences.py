@@ -7,6 +7,7 @@ from itertools import zip_longest
 from string import Formatter
 from typing import Any
 
+from console.decode_wait import came_of_placing
 from console.figures import line, named, shown
 from console.words import SOURCES, reason_in_words
 from controller.core.messages import DecisionMessage
@@ -132,7 +133,6 @@ STEPS: dict[str, str] = {
     "expire": "Dropped",
     "cancel": "Cancelled",
     "prefill": "Prefilled",
-    "place": "Placed for decoding",
     "transfer": "KV cache moved",
 }
 ENDLESS = "a load without bound (requests come and none is finished)"  # a decision has no number for it
@@ -178,6 +178,8 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
     kind, reason = str(recorded.get("kind", "")), str(recorded.get("reason", ""))
     why = SOURCES.get(reason, "") if kind == "slo" else ""
     what = STEPS.get(kind) or kind.replace("_", " ")
+    if kind == "place":
+        what = came_of_placing(recorded)
     if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
         what = NOT_MOVED
     return {**recorded, "what": what, "why": why or reason_in_words(reason)}

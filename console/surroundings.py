@@ -11,6 +11,7 @@ from django.db.models import Q
 from django.urls import reverse
 from django.utils.http import urlencode
 
+from console.decode_wait import never_decoded_s
 from console.history import NO_CLASS
 from console.scaling_words import why
 from console.sentences import sentence
@@ -23,6 +24,7 @@ SECOND = timedelta(seconds=1)
 SHOWN_BEFORE, SHOWN_AFTER = 10, 5
 BATCHES = 3
 CLASSES = 5
+INSTANCES = 5
 
 
 class Scaler(NamedTuple):
@@ -48,7 +50,7 @@ class Around:
 
 def around(row: RequestRecord) -> Around:
     """At most five queries."""
-    waited_s = row.queue_s if row.queue_s is not None else row.e2e_s or 0.0
+    waited_s = row.queue_s if row.queue_s is not None and never_decoded_s(row) is None else row.e2e_s or 0.0
     moment = row.arrived_at + timedelta(seconds=waited_s)
     since = row.arrived_at - AROUND
     until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + AROUND
@@ -68,7 +70,8 @@ def around(row: RequestRecord) -> Around:
 def _scalers(model: str, moment: datetime) -> list[Scaler]:
     policies = scaling.as_of(scaling.policies(model=model), moment)
     samples = scaling.samples_at(at=moment, model=model) if policies else {}
-    seen = [(policy, samples.get(policy.pk)) for policy in policies]
+    # A policy that was off is looked after by nobody: what is on record of it is of before.
+    seen = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
     return [Scaler(policy, then, why(policy, then) if then else "") for policy, then in seen]
 
 
@@ -81,7 +84,8 @@ def _class_of(row: RequestRecord) -> SLOClass | None:
 
 def _instances(row: RequestRecord) -> list[tuple[str, str]]:
     """Where it was, else those that its last decision names as having no room for it."""
-    found = [("Its instance", row.instance), ("Prefilled by", row.prefill_instance)]
+    mine = "Its instance" if never_decoded_s(row) is None else "Prefilled by"
+    found = [(mine, row.instance), ("Prefilled by", row.prefill_instance)]
     been = [(what, name) for what, name in found if name]
     last = row.decisions[-1] if row.decisions else {}
     return been or [("Instance", name) for name in last.get("rejected") or {}]
@@ -117,10 +121,19 @@ def leads(decision: Decision) -> list[tuple[str, str]]:
     if decision.kind == "refusals":
         return _refused(decision)
     if decision.subject_type == "scaling_policy":
-        return [("Scaling at that moment", then)]
+        return [*_named_instances(decision), ("Scaling at that moment", then)]
     if decision.subject_type == "instance":
         return [("The instance", reverse("instance", args=[decision.subject])), ("Scaling at that moment", then)]
     return []
+
+
+def _named_instances(decision: Decision) -> list[tuple[str, str]]:
+    """Those that a scaler's decision started, took, stopped or tells of."""
+    outcome, one = decision.outcome, decision.inputs.get("instance")
+    lists = (outcome.get(name) or [] for name in ("started", "asleep", "stopped"))
+    switched = (outcome.get("switched") or {}).get("instance")
+    names = dict.fromkeys([*([one] if one else []), *(name for each in lists for name in each), switched or ""])
+    return [(f"Instance {name}", reverse("instance", args=[name])) for name in names if name][:INSTANCES]
 
 
 def _refused(decision: Decision) -> list[tuple[str, str]]:

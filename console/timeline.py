@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from console.decode_wait import is_given_up, never_decoded_s, prefilled_s
 from console.words import reason_in_words
 from controller.models import RequestRecord
 
@@ -131,6 +132,9 @@ def _stages(row: RequestRecord, whole: float) -> list[Track]:
 
 def _unseen(row: RequestRecord, whole: float) -> list[Track]:
     """Without a first token that anybody saw; an instance that only prefilled has said when it was through."""
+    waits_from = never_decoded_s(row)
+    if waits_from is not None:
+        return _waited_in_vain(row, waits_from, whole)
     ended = prefilled_s(row) if row.prefill_instance else None
     if ended is None:
         return [_engine(row, whole, row.queue_s or 0.0)]
@@ -139,13 +143,14 @@ def _unseen(row: RequestRecord, whole: float) -> list[Track]:
     return [_prefill(row, whole, ended), *kv, _engine(row, whole, ended)]
 
 
-def prefilled_s(row: RequestRecord) -> float | None:
-    """When the last prefill on an instance that only prefills had ended."""
-    for step in reversed(row.decisions):
-        at = step.get("at")
-        if step.get("kind") == "prefill" and isinstance(at, int | float):
-            return float(at)
-    return None
+def _waited_in_vain(row: RequestRecord, waits_from: float, whole: float) -> list[Track]:
+    """Prefilled, and ended before an instance that decodes had it: its engine had long done its part."""
+    moves, ended = kv_moves(row), row.e2e_s or 0.0
+    begins = max([waits_from, *(move.ended_s for move in moves)])
+    wait = Track("Wait to decode", ended - begins, note="given up" if is_given_up(row) else "never placed")
+    kind = "queue" if row.outcome == "cancelled" else "bad"
+    wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without an instance that decodes it"))
+    return [_prefill(row, whole, waits_from), *([_kv(moves, whole)] if moves else []), wait]
 
 
 class KvMove(NamedTuple):
@@ -197,9 +202,10 @@ def _kv(moves: list[KvMove], whole: float) -> Track:
 def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
     """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
     sent = row.queue_s or 0.0
-    where = f"on {row.prefill_instance}, its queue included" if row.prefill_instance else "engine's queue included"
+    apart = row.instance if never_decoded_s(row) is not None else row.prefill_instance
+    where = f"on {apart}, its queue included" if apart else "engine's queue included"
     track = Track("Prefill", until - sent, note=where)
-    kind = "" if row.ttft_met else "bad"
+    kind = "" if row.ttft_met or (row.ttft_s is None and until <= row.target_ttft_s) else "bad"
     said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
     track.bars.append(_bar(sent, until, whole, kind, said))
     _due(track, row.target_ttft_s, whole, "first token due")
