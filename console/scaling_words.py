@@ -21,6 +21,25 @@ WANTED = {
     "at_max": "load {load} is no longer above {upper:g}; it was, and {max} the limit",
     "settling": "load {load} lies between {lower:g} and {upper:g} again; before, the last change had not settled",
 }
+# Steps of an instance to its service, as the pages of a scale-out and of the instance name them.
+STEPS_TO_SERVICE = {
+    "decision": "Decided",
+    "order": "Ordered",
+    "process": "Process up",
+    "weights": "Weights",
+    "ready": "Ready",
+    "first_token": "First token",
+}
+# What is said where no decision says it.
+WAITED_FOR = {
+    "started": "a new process was asked for",
+    "weights_ordered": "it was warm: its weights were ordered",
+    "wake_ordered": "it slept: it was told to wake up",
+    "weights": "on their way",
+    "ready": "not ready yet",
+    "takes_requests": "its weights are there: requests are sent to it",
+    "first_token": "no request has been served by it yet",
+}
 
 
 def why(policy: ScalingPolicy, sample: ScalingSample) -> str:

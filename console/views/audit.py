@@ -15,12 +15,13 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from console.access import allows
+from console.decision_links import linked_figures
 from console.differences import changed_fields
 from console.exports import FORMATS, export
-from console.figures import figure
 from console.forms import AuditSearch
 from console.history import NO_CLASS
 from console.paging import page_of
+from console.scale_outs import ways_of
 from console.sentences import sentence
 from console.surroundings import leads, told_of
 from console.templatetags.units import alternatives
@@ -130,13 +131,15 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     decision = get_object_or_404(Decision, pk=decision_id)
     changed = changed_fields(decision.inputs)
     inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in ("before", "after"))}
+    made_on, outcome = linked_figures(decision, inputs, decision.outcome)
     sections = [
-        ("Figures it was made on", [figure(key, value) for key, value in inputs.items()]),
-        ("Outcome", [figure(key, value) for key, value in decision.outcome.items()]),
+        ("Figures it was made on", made_on),
+        ("Outcome", outcome),
         ("Rejected", alternatives(decision.rejected)),
     ]
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
     context |= {"undo": undo_address(decision), "leads": leads(decision), "policy": policy_of(decision)}
+    context |= {"ways": ways_of(decision)}
     return render(request, "console/decision.html", context)
 
 

@@ -20,6 +20,7 @@ from console.kept import Kept
 from console.live_view import merge_instances
 from console.numbers import number_of
 from console.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
+from console.scale_outs import way_of
 from console.sentences import sentence
 from console.views.instance_links import links_in_trouble, links_of
 from controller.models import Action, Instance
@@ -156,6 +157,7 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": wishes(row),
         "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
+        "way": way_of(row),
         **links_of(row.pk),
     }
 
