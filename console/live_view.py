@@ -15,7 +15,7 @@ from controller.core import freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
 
-CAPACITY = ("up", "coming", "none")  # from best to worst
+CAPACITY = ("up", "undecoded", "coming", "none")  # from best to worst
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
 
 
@@ -232,7 +232,7 @@ def open_by_tenant(fleets: Iterable[FleetMessage]) -> dict[str, int]:
 
 
 def capacity(fleets: Iterable[FleetMessage]) -> dict[str, str]:
-    """What becomes of requests by model (`up`, `coming`, `none`), as the best placed gateway says: they see the same
+    """What becomes of requests by model (CAPACITY), as the best placed gateway says: they see the same
     engines, each a moment sooner or later. Empty where none says it."""
     best: dict[str, str] = {}
     for fleet in fleets:

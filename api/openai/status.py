@@ -106,12 +106,18 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
 
 
 def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Container[str]) -> dict[str, str]:
-    """Of each model, what becomes of a request for it, as the dispatcher decides it (`Lane.unserved`)."""
-    states = {(each["model"], each["state"]) for each in known if each["role"] != Role.DECODE}
+    """Of each model, what becomes of a request for it, as the dispatcher decides it (`Lane.unserved`), and the migrator
+    of one that is prefilled."""
+    up = {(each["model"], each["role"]) for each in known if each["state"] == "up"}
+    asleep = {each["model"] for each in known if each["state"] == "asleep" and each["role"] != Role.DECODE}
     found = {}
     for model in models:
-        waits = (model, "asleep") in states or model in coming
-        found[model] = "up" if (model, "up") in states else "coming" if waits else "none"
+        if (model, Role.COLLOCATED) in up or {(model, Role.PREFILL), (model, Role.DECODE)} <= up:
+            found[model] = "up"
+        elif (model, Role.PREFILL) in up:
+            found[model] = "undecoded"
+        else:
+            found[model] = "coming" if model in asleep or model in coming else "none"
     return found
 
 

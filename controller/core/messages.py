@@ -128,7 +128,8 @@ class FleetMessage(TypedDict):
     policy: str
     links: NotRequired[list[LinkMessage]]  # between prefill and decode instances
     decisions: NotRequired[list[DecisionCount]]
-    # What becomes of a request, by model: `up`, an engine takes it; `coming`, it waits for one; `none`, it is refused.
+    # What becomes of a request, by model: `up`, an engine takes it; `undecoded`, one prefills it and none decodes it;
+    # `coming`, it waits for one; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
 
 

@@ -119,11 +119,10 @@ class Placing:
             return self._cut_off(transfer, rest, self.config.link_patience_s, stuck)
         if transfer.strange and self._reach.may_come(transfer):
             transfer.strange = False  # somebody may come who reads it, as where nobody is there at all
-        hold_s = self._holds[not transfer.strange]
-        if now - transfer.since >= hold_s:
+        if now - transfer.since >= self._hold_s(transfer):
             self._undoing.give_up(transfer, without_decoder(transfer), now, actions)
         else:
-            stuck.add(transfer, hold_s, competes=False)
+            stuck.add(transfer, self._most_s(transfer), competes=False)
         return False
 
     def _cut_off(self, transfer: Transfer, full: Sequence[Worker], for_s: float, stuck: Stuck) -> bool:
@@ -153,10 +152,13 @@ class Placing:
         self._undoing.prefill_again(transfer, OTHER_MODEL, now, actions, avoid)
         return True
 
-    @property
-    def _holds(self) -> tuple[float, float]:
-        """Seconds until who waits for an instance is given up: where only strangers are there, and otherwise."""
-        return min(self.config.strangers_hold_s, self.config.hold_s), self.config.hold_s
+    def _most_s(self, transfer: Transfer) -> float:
+        """Seconds until anybody is given up who waits for an instance: fewer where only strangers are there."""
+        return min(self.config.strangers_hold_s, self.config.hold_s) if transfer.strange else self.config.hold_s
+
+    def _hold_s(self, transfer: Transfer) -> float:
+        """And this one: for no longer than it would have waited for a prefill instance."""
+        return min(self._most_s(transfer), transfer.request.targets.waiting_time_s)
 
     def _waits_for_trial(self, transfer: Transfer, candidates: Sequence[Worker], now: float) -> bool:
         """While another transfer tries a link from here it does not begin anew, for a while: its KV would be thrown
@@ -232,9 +234,8 @@ class Placing:
             # Pace falls while they wait: a request becomes hopeless by time alone.
             steps = (w.decode_s() for w in self._roster.workers.values() if w.takes_decodes and w.outstanding)
             at = min(at, now + max(self.config.retry_s, min(steps, default=math.inf)))
-            of_strangers, hold_s = self._holds
-            turns = ((t.not_before, t.since + (of_strangers if t.strange else hold_s)) for t in waiting)
-            at = min(at, min((turn for pair in turns for turn in pair if turn > now), default=math.inf))
+            turns = ((t.not_before, t.since + self._hold_s(t), t.since + self._most_s(t)) for t in waiting)
+            at = min(at, min((turn for each in turns for turn in each if turn > now), default=math.inf))
         return at
 
 

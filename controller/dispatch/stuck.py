@@ -27,12 +27,13 @@ class Stuck:
     def __init__(self, workers: Mapping[str, Worker]) -> None:
         self.competing: set[str] = set()  # models of which some wait for an instance that others may take
         self._workers = workers
-        self._found: dict[Kind, tuple[float, bool]] = {}
+        self._found: dict[Kind, tuple[float, bool, bool]] = {}
         self._contexts: dict[str, list[int]] = {}  # of each model's instances, sorted
 
     def add(self, transfer: Transfer, for_s: float, *, competes: bool) -> None:
-        """Its kind is passed over from now on; who has waited for `for_s` is looked at for itself."""
-        self._found[self._kind(transfer)] = (for_s, transfer.strange)
+        """Its kind is passed over from now on; who has waited for `for_s` is looked at for itself, and where nobody
+        competes, which ends in giving up, who has waited for as long as it may."""
+        self._found[self._kind(transfer)] = (for_s, competes, transfer.strange)
         if competes:
             self.competing.add(transfer.request.model)
 
@@ -41,9 +42,12 @@ class Stuck:
         if not self._found or transfer.target:
             return False
         found = self._found.get(self._kind(transfer))
-        if found is None or now - transfer.since >= found[0]:
+        if found is None:
             return False
-        transfer.strange = found[1]
+        for_s, competes, strange = found
+        if now - transfer.since >= (for_s if competes else min(for_s, transfer.request.targets.waiting_time_s)):
+            return False
+        transfer.strange = strange
         return True
 
     def _kind(self, transfer: Transfer) -> Kind:

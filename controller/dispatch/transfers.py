@@ -22,11 +22,11 @@ class MigratorConfig:
     instance is asked again to free KV, `release_tries` times in all. `retry_s`: before a request that found no room at
     an engine is placed again, and doubled with each failure where all instances failed it. `max_failures`: broken
     transfers of one request before it is given up. `hold_s`: a request that no placement wants for that long is given
-    up where there is no decode instance at all, else it goes where there is room, whatever its TPOT; less than the
-    lease for which engines keep KV (30 s). `strangers_hold_s`: the same where all that are there are of another model
-    or layout, which time does not mend: only long enough for one that is just being started. `strangers_s`: how long
-    that word of a decode instance is believed, before one transfer tries it. `scan_limit`: requests of one model looked
-    at that find no room before a pass leaves the rest of them.
+    up where there is no decode instance at all (after its waiting time, if that is less), else it goes where there is
+    room, whatever its TPOT; less than the lease for which engines keep KV (30 s). `strangers_hold_s`: the same where
+    all that are there are of another model or layout, which time does not mend: only long enough for one that is just
+    being started. `strangers_s`: how long that word of a decode instance is believed, before one prefill tries it.
+    `scan_limit`: requests of one model looked at that find no room before a pass leaves the rest of them.
     `engine_rank`: what the engine is told about urgency. `link_failures`: transfers failing in a row that close a link,
     for `link_closed_s` at first.
     `link_patience_s`: a request all whose links are down, with nowhere else to prefill it again, waits so long for one

@@ -69,7 +69,7 @@ def observe(
         arrival_rate=sum(t["arrival_rate"] for t in traffic),
         queued=sum(t["queued"] for t in traffic),
         startable=startable,
-        taken=any(m.get("capacity", {}).get(model) == "up" for m in current),
+        taken=any(m.get("capacity", {}).get(model) in ("up", "undecoded") for m in current),
     )
     finished = sum(t["service_rate"] for t in traffic)
     return look.with_processing_rate(processing_rate(finished, look.mean_utilisation, look.queued, look.arrival_rate))

@@ -9,17 +9,20 @@ function names(models) {
 }
 
 /**
- * `capacity`: by model up, coming or none (console/queue_view.py), empty where it is not known. `text`: what is wrong, ""
+ * `capacity`: by model up, undecoded, coming or none (console/queue_view.py), empty where it is not known. `text`: what is wrong, ""
  * for nothing; `nobody`: no model has an engine; `idle`: what is true of an empty queue.
  */
 export function capacityWords(capacity) {
   const models = Object.keys(capacity);
   const of = (state) => models.filter((model) => capacity[model] === state);
-  const [up, coming, none] = ["up", "coming", "none"].map(of);
+  const [up, undecoded, coming, none] = ["up", "undecoded", "coming", "none"].map(of);
   const said = [];
   if (none.length) said.push(`No engine of ${names(none)} is up or on its way: what arrives for ${none.length > 1 ? "them" : "it"} is refused at once (503, no_capacity).`);
   if (coming.length) {
     said.push(`No engine of ${names(coming)} is up, but one is asleep or on its way: what arrives waits here for it, or is refused where it may not wait so long.`);
+  }
+  if (undecoded.length) {
+    said.push(`Of ${names(undecoded)} engines that prefill are up, but none that decodes: what arrives is computed, waits for one (not here: its prompt is sent) and is refused after its waiting time, or half a minute.`);
   }
   const some = up.length < models.length ? ` of ${names(up)}` : "";
   const idle = up.length ? `Requests${some} go to an engine as soon as they arrive while the fleet has room.` : "";

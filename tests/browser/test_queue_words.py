@@ -145,6 +145,13 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
             False,
             "Requests of a go to an engine as soon as they arrive while the fleet has room.",
         ),
+        (
+            {"a": "undecoded"},
+            "Of a engines that prefill are up, but none that decodes: what arrives is computed, waits for one "
+            "(not here: its prompt is sent) and is refused after its waiting time, or half a minute.",
+            True,
+            "",
+        ),
     ],
 )
 def test_whether_engines_take_what_comes_in_words(tab, capacity, text, nobody, idle):

@@ -161,11 +161,11 @@ def test_requests_at_once_of_a_tenant_add_up_over_gateways():
 
 
 def test_whether_engines_take_what_comes_is_what_the_best_placed_gateway_says():
-    one = fleet(capacity={"a": "none", "b": "coming", "c": "none", "d": "moon"})
-    two = fleet(gateway="gateway-2", capacity={"a": "up", "b": "none", "c": "none"})
+    one = fleet(capacity={"a": "none", "b": "coming", "c": "none", "d": "moon", "e": "undecoded"})
+    two = fleet(gateway="gateway-2", capacity={"a": "up", "b": "none", "c": "none", "e": "coming"})
     older = fleet(gateway="gateway-3")
     del older["capacity"]
-    assert live_view.capacity([one, two, older]) == {"a": "up", "b": "coming", "c": "none"}
+    assert live_view.capacity([one, two, older]) == {"a": "up", "b": "coming", "c": "none", "e": "undecoded"}
     assert live_view.capacity([older]) == {}
 
 

@@ -197,6 +197,10 @@ async def test_up_is_said_of_those_that_take_requests() -> None:
         (with_instances(spec()), False, "coming", 504),
         (with_instances(spec(), draining=("e1",)), True, "none", 503),
         (with_instances(spec("e2", role=Role.DECODE)), True, "none", 503),
+        (with_instances(spec(role=Role.PREFILL)), True, "undecoded", 503),
+        (with_instances(spec(role=Role.PREFILL)), False, "coming", 504),
+        (with_instances(spec(role=Role.PREFILL), spec("e2", role=Role.DECODE)), True, "up", None),
+        (with_instances(spec(role=Role.PREFILL), spec("e2")), True, "up", None),
         (with_instances(), True, "none", 503),
     ],
 )

@@ -99,6 +99,29 @@ def test_without_any_decode_instance_it_is_held_then_given_up():
     assert [a.decision.reason for a in of(made.handle([ev.Woke()], 5.0), ev.GiveUp)] == ["no_decode_instance"]
 
 
+def may_wait(name, waiting_s, now=0.0):
+    event = done(name, now)
+    event.request.targets = event.request.targets._replace(waiting_time_s=waiting_s)
+    return event
+
+
+def test_without_any_decode_instance_nobody_waits_longer_than_it_may():
+    """Also behind another one of its kind, which may wait for longer."""
+    made = migrator(decoders=0)
+    reply = made.handle([may_wait("patient", 60.0), may_wait("a", 2.0), may_wait("never", 0.0)], 0.0)
+    assert ([a.request.id for a in of(reply, ev.GiveUp)], reply.wake_at) == (["never"], 2.0)
+    assert of(made.handle([ev.Woke()], 1.9), ev.GiveUp) == []
+    assert [a.request.id for a in of(made.handle([ev.Woke()], 2.0), ev.GiveUp)] == ["a"]
+    assert [a.request.id for a in of(made.handle([ev.Woke()], made.config.hold_s), ev.GiveUp)] == ["patient"]
+
+
+def test_who_waits_for_room_waits_for_as_long_as_before():
+    """It was sent to an engine in time, and there is one that takes it."""
+    made = migrator(slots=1)
+    made.handle([may_wait("first", 1.0), may_wait("a", 1.0)], 0.0)
+    assert of(made.handle([ev.Woke()], 5.0), ev.GiveUp) == []
+
+
 def test_what_no_placement_wants_is_held_no_longer_than_told():
     made = migrator(migrator={"hold_s": 5.0})
     made.handle([done("tight", tpot=0.0215, output=1000)], 0.0)

@@ -96,7 +96,9 @@ def test_an_instance_on_its_way_is_waited_for():
     assert look_at([STARTING], [message(arrival_rate=2.0)]).load == 0.0
 
 
-@pytest.mark.parametrize(("capacity", "load"), [("up", 0.0), ("coming", math.inf), ("none", math.inf)])
+@pytest.mark.parametrize(
+    ("capacity", "load"), [("up", 0.0), ("undecoded", 0.0), ("coming", math.inf), ("none", math.inf)]
+)
 def test_what_instances_of_another_role_serve_asks_for_none_of_this(capacity, load):
     look = observe([], [message(arrival_rate=2.0, capacity={"m": capacity, "n": "up"})], NOW, "m", role="prefill")
     assert look.load == load
