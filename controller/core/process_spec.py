@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from controller.core.steps import BOUNDARIES
+
+BLOCK_SIZE = 16  # the engine's default
 # Options of `python -m workers.engine`, as the engine names them but for the hyphens.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
@@ -27,6 +34,122 @@ NOTES = (
     "start_after",  # epoch seconds before which a replacement does not start
 )
 SAYABLE = tuple(sorted({*OPTIONS, *FLAGS, *NOTES} - OWN_FIELDS.keys()))
+PROFILES = (  # shipped; also one constant time, or a file
+    *("aic/Llama-3.1-8B/A100-SXM-80GB/tp1", "llama-3.1-8b-a100", "aic/Llama-3.1-8B/H100-SXM-80GB/tp1"),
+    *("llama-3.1-8b-h100", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", "qwen2.5-7b-a100"),
+    *("aic/Qwen2.5-14B/A100-SXM-80GB/tp1", "qwen2.5-14b-a100", "aic/Qwen3-32B/A100-SXM-80GB/tp2"),
+    *("qwen3-32b-a100-tp2", "aic/Qwen3-32B/H100-SXM-80GB/tp2", "qwen3-32b-h100-tp2"),
+    *("aic/Llama-3.1-70B/A100-SXM-80GB/tp4", "llama-3.1-70b-a100-tp4", "aic/Llama-3.1-70B/H100-SXM-80GB/tp4"),
+    *("llama-3.1-70b-h100-tp4", "vidur/Llama-2-70B/A100-SXM-80GB/tp2", "llama-2-70b-a100-tp2"),
+)
+CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
+PREEMPTIVE_BATCHING = "slo_aware_batching"
+SOURCES = ("engine", "host", "disk")  # of weights
+DAY_S = 86_400.0
+MOST = (1 << 31) - 1
+MOST_BYTES = 1 << 50
+
+
+class Rule(NamedTuple):
+    """What a value may be, in words and as a test. `choices`: all there are, where they can be counted."""
+
+    allowed: str
+    fits: Callable[[object], bool]
+    choices: tuple[str, ...] = ()
+
+
+def _whole(least: int, most: int = MOST) -> Rule:
+    def fits(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+    return Rule(f"a whole number from {least} to {most}", fits)
+
+
+def _real(allowed: str, within: Callable[[float], bool]) -> Rule:
+    def fits(value: object) -> bool:
+        number = _number(value)
+        return number is not None and within(number)
+
+    return Rule(allowed, fits)
+
+
+def _number(value: object) -> float | None:
+    """JSON as Python reads it knows NaN, Infinity, and whole numbers that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
+
+
+def _one_of(*names: str) -> Rule:
+    return Rule(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names, names)
+
+
+def _is_profile(value: object) -> bool:
+    return isinstance(value, str) and (
+        value in PROFILES or CONSTANT.fullmatch(value) is not None or (value.endswith(".json") and "\0" not in value)
+    )
+
+
+def _is_folder(value: object) -> bool:
+    """Of the engine's host, which may be another: whether it is there only the engine can tell."""
+    return isinstance(value, str) and value.startswith("/") and "\0" not in value
+
+
+def _are_load_times(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    return all(_is_load_time(*item.split("=", 1)) for item in value.split(",") if item)
+
+
+def _is_load_time(source: str, seconds: str = "") -> bool:
+    try:
+        return source in SOURCES and 0 <= float(seconds) < DAY_S
+    except ValueError:
+        return False
+
+
+_FOLDER = Rule("the absolute path of a folder on its engine's host", _is_folder)
+_TRUTH = Rule("true or false", lambda value: isinstance(value, bool))
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "profile": Rule(f"one of {', '.join(PROFILES)}, constant:<number><us|ms|s>, or a .json file", _is_profile),
+        "seed": _whole(-MOST),
+        "max_num_batched_tokens": _whole(1),
+        "max_model_len": _whole(1),
+        "kv_blocks": _whole(1),
+        "kv_capacity_tokens": _whole(1),
+        "block_size": _whole(1, 1 << 20),
+        "scheduling_policy": _one_of("priority", "fcfs"),
+        "batching": _one_of(
+            *("calm", "chunked_prefill", "credit_based", "earliest_deadline_first", "iteration_level"),
+            *("kairos_decode", "kairos_urgency", "kairos_urgency_printed", "learned_rank", "least_attained_service"),
+            *("ordered_chunks", "shortest_job_first", "simulated_annealing", "slo_aware_batching", "vllm_v1"),
+        ),
+        "batching_options": Rule(
+            "an object of the batching policy's settings", lambda value: isinstance(value, Mapping)
+        ),
+        "startup_delay": _real(f"a number of seconds from 0 to below {DAY_S:.0f}", lambda value: 0 <= value < DAY_S),
+        "scheduler": _one_of("continuous", "preemptive", "slackline"),
+        "boundary": _one_of(*BOUNDARIES),
+        "chunk_tokens": _whole(1),
+        "executor": _one_of("emulated", "torch"),
+        "device": _one_of("cpu", "cuda"),
+        "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
+        "threads": _whole(1, 4096),
+        "kv_cache_gib": _real("a number above 0 and at most 1048576", lambda value: 0 < value <= 1 << 20),
+        "weights": _one_of("present", "absent"),
+        "host_copy": _FOLDER,
+        "folder": _FOLDER,
+        "emulated_load_s": Rule(
+            "seconds from 0 by source of the weights, as in engine=0.9,host=2.7,disk=4.1", _are_load_times
+        ),
+        "emulated_weight_bytes": _whole(0, MOST_BYTES),
+        "deadlines": _TRUTH,
+        "keep_room": _TRUTH,
+    }
+)
+# By gateways and services, of endpoints that somebody else runs too.
+READ_OF_ALL = ("kv_capacity_tokens", "max_model_len", "weights", "batching_options")
 
 
 def refusal(names: Iterable[str]) -> str:
@@ -37,3 +160,77 @@ def refusal(names: Iterable[str]) -> str:
     if unknown := sorted(said - set(SAYABLE)):
         return f"unknown: {', '.join(unknown)}; an engine started here can be told {', '.join(SAYABLE)}."
     return ""
+
+
+def values_refused(spec: Mapping[str, Any], now: float) -> dict[str, str]:
+    """By the name of each value of a `spec` that no engine started here would take, what it may be. None says nothing.
+
+    `now`: epoch seconds.
+    """
+    wrong = _unfit(spec, RULES) | start_refused(spec, now)
+    return wrong or _at_odds(spec)
+
+
+def values_refused_of_all(spec: Mapping[str, Any], now: float) -> dict[str, str]:
+    """The same, of an endpoint that somebody else runs: what else its `spec` says is a note."""
+    return _unfit(spec, {name: RULES[name] for name in READ_OF_ALL}) | start_refused(spec, now)
+
+
+def start_refused(spec: Mapping[str, Any], now: float) -> dict[str, str]:
+    """A start later than a day ahead is a slip: nobody would remember what the instance waits for."""
+    value = spec.get("start_after")
+    at = _number(value)
+    if value is None or (at is not None and 0 <= at <= now + DAY_S):
+        return {}
+    return {"start_after": "must be a time in epoch seconds, at most a day ahead."}
+
+
+def start_after(spec: Mapping[str, Any]) -> float | None:
+    """Epoch seconds before which it does not start, 0 where nothing is said; None: what is said is no time."""
+    value = spec.get("start_after")
+    return _number(value) if value else 0.0
+
+
+def whole_number(spec: Mapping[str, Any], name: str) -> int | None:
+    """None: it is not said, or what is said is no such number (a row from before values were checked)."""
+    value = spec.get(name)
+    return value if isinstance(value, int) and RULES[name].fits(value) else None
+
+
+def _unfit(spec: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, str]:
+    said = {name: value for name, value in spec.items() if name in rules and value is not None}
+    return {name: f"must be {rules[name].allowed}." for name, value in said.items() if not rules[name].fits(value)}
+
+
+def _at_odds(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Values that are well by themselves, and that the engine refuses together."""
+    wrong = {}
+    torch, scheduler = spec.get("executor") == "torch", spec.get("scheduler") or "continuous"
+    if torch and not spec.get("folder"):
+        wrong["folder"] = "executor torch needs it: where the model's config and safetensors lie."
+    for name in ("host_copy", "keep_room"):
+        if spec.get(name) and not torch:
+            wrong[name] = "needs executor torch."
+    if spec.get("deadlines") and scheduler != "slackline":
+        wrong["deadlines"] = "needs scheduler slackline."
+    batching = spec.get("batching")
+    if batching and scheduler == "slackline":
+        wrong["batching"] = "scheduler slackline chooses it by the role."
+    if batching not in (None, PREEMPTIVE_BATCHING) and scheduler == "preemptive":
+        wrong["batching"] = f"the preemptive scheduler batches by {PREEMPTIVE_BATCHING}."
+    for name in ("boundary", "chunk_tokens"):
+        if spec.get(name) is not None and scheduler == "continuous":
+            wrong[name] = "needs scheduler preemptive."
+    held, longest = None if torch else _held(spec), spec.get("max_model_len")
+    if held is not None and longest is not None and longest > held:
+        wrong["max_model_len"] = f"must fit into the KV cache of {held} tokens that this says."
+    return wrong
+
+
+def _held(spec: Mapping[str, Any]) -> int | None:
+    """Tokens of the KV cache; None: its profile says."""
+    size: int = spec.get("block_size") or BLOCK_SIZE
+    blocks: int | None = spec.get("kv_blocks")
+    if blocks is None and spec.get("kv_capacity_tokens") is not None:
+        blocks = max(1, spec["kv_capacity_tokens"] // size)
+    return None if blocks is None else blocks * size

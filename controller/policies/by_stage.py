@@ -85,5 +85,6 @@ def told_batching(told: Mapping[str, Any], role: Role) -> str | None:
     do not say. A role given later leaves an engine's scheduler as it is: `role` is that of its start."""
     if told.get("scheduler") == BY_STAGE:
         return engine_part(role, told.get("deadlines") is True).batching
-    name: str | None = told.get("batching") or None
+    said = told.get("batching")
+    name = said if isinstance(said, str) and said else None  # an endpoint of somebody else may say anything
     return _PREFILL.batching if name is None and told.get("scheduler") == "preemptive" else name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.process_spec import BLOCK_SIZE, PREEMPTIVE_BATCHING, whole_number
 from controller.core.types import LatencyCoefficients, Role
 from controller.models import Instance, ServedModel
 from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
@@ -14,9 +15,7 @@ from controller.selectors.latency_fits import Fits, active_fits
 # How an engine of this kind batches, as its own defaults say (workers.engine.config, vLLM's V1 scheduler).
 BATCHING: Mapping[str, str] = {"reference": "chunked_prefill", "vllm": "vllm_v1"}
 USUAL_BATCHING = "vllm_v1"
-PREEMPTIVE_BATCHING = "slo_aware_batching"
 STEP_TOKENS = 2048
-BLOCK_SIZE = 16  # the reference engine's, unless it was told
 TOLD = ("scheduling_policy", "block_size", "max_num_batched_tokens")  # options the simulator calls the same
 MOST_CHANGED = 64
 MOST_INSTANCES = 256
@@ -105,7 +104,7 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
         )
     told = row.spec if row.backend == "reference" else {}
     kv_tokens = _kv_tokens(row.spec)
-    longest = row.spec.get("max_model_len") or row.model.context_tokens
+    longest = whole_number(row.spec, "max_model_len") or row.model.context_tokens
     found: dict[str, Any] = {
         "profile": dict(fit.coefficients),
         "max_num_seqs": row.max_num_seqs,
@@ -130,10 +129,10 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
 
 def _kv_tokens(spec: Mapping[str, Any]) -> int | None:
     """None: it was not told."""
-    blocks = spec.get("kv_blocks")
+    blocks = whole_number(spec, "kv_blocks")
     if blocks is not None:
-        return int(blocks) * int(spec.get("block_size") or BLOCK_SIZE)
-    return spec.get("kv_capacity_tokens")
+        return blocks * (whole_number(spec, "block_size") or BLOCK_SIZE)
+    return whole_number(spec, "kv_capacity_tokens")
 
 
 def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, Any]:

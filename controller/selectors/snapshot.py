@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
+from controller.core.process_spec import start_after, whole_number
 from controller.core.snapshot import (
     ClassConfig,
     ComingConfig,
@@ -82,7 +83,7 @@ def _on_its_way() -> Q:
 
 
 def _coming(row: Instance) -> ComingConfig:
-    return ComingConfig(row.pk, row.model.name, float(row.spec.get("start_after") or 0.0))
+    return ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0)
 
 
 def _usable_keys() -> list[ApiKey]:
@@ -156,8 +157,8 @@ def _instance(row: Instance, fits: Fits) -> InstanceSpec:
         backend=row.backend,
         role=Role(row.role),
         max_num_seqs=row.said_seqs,
-        kv_capacity_tokens=row.spec.get("kv_capacity_tokens"),
-        max_model_len=row.spec.get("max_model_len") or row.model.context_tokens,
+        kv_capacity_tokens=whole_number(row.spec, "kv_capacity_tokens"),
+        max_model_len=whole_number(row.spec, "max_model_len") or row.model.context_tokens,
         unit_cost=row.unit_cost,
         latency=LatencyCoefficients(**fit.coefficients) if fit else None,
         selects=batching is not None and batching in BATCHINGS and selects(batching),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
+from controller.core.process_spec import start_after, start_refused
 from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
 from controller.scale.lifecycle import FoundAwake, Mark, Replace, StopWanted, Wanted, pause_before_start
@@ -181,12 +183,31 @@ def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] 
         id=row.pk,
         desired=row.desired_state,
         state=row.observed_state,
-        since=max(row.desired_at.timestamp(), float(row.spec.get("start_after") or 0.0)),
+        since=_since(row),
         url=row.url,
         run=run.timestamp() if run else None,
         replaceable=row.provisioner in STARTABLE,
         outstanding=None if outstanding is None else outstanding.get(row.pk, 0),
     )
+
+
+def _since(row: Instance) -> float:
+    """When its wish began, or will. One whose `start_after` is no time never starts, and says why; whatever else is
+    wished for it happens all the same."""
+    at = row.desired_at.timestamp()
+    if row.provisioner not in STARTABLE or row.desired_state != Instance.Desired.RUNNING:
+        return at
+    later = start_after(row.spec)
+    if later is None:
+        wrong = start_refused(row.spec, at)["start_after"]
+        instance_trouble(instance_id=row.pk, error=f"does not start: spec.start_after {wrong}")
+        return math.inf
+    return max(at, later)
+
+
+def instance_trouble(*, instance_id: str, error: str) -> None:
+    """What keeps it from what is wished, said on its row; what is observed next takes it away."""
+    Instance.objects.filter(pk=instance_id).exclude(error=error).update(error=error, updated_at=timezone.now())
 
 
 def _close_former_run(row: Instance, step: Mark) -> bool:

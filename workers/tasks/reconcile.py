@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from celery import shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import Error
@@ -68,10 +69,22 @@ def look_and_act(by_name: dict[str, Provisioner], now: float) -> list[Step]:
     for step in steps:
         try:
             take(step, by_name)
-        except (Error, ConfigError, ValidationError):  # the other instances must not wait for this one
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # whatever it is: the other instances must not wait for this one
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
+            _tell(step, error)
     lifecycle.instances_seen(ids=_running(seen.values()))
     return steps
+
+
+def _tell(step: Step, error: Exception) -> None:
+    """On its row, where an operator looks. That the database is away every page says, and nothing could be written."""
+    if isinstance(error, Error):
+        return
+    told = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+    ours = isinstance(error, ConfigError | ValidationError)
+    lifecycle.instance_trouble(instance_id=step.id, error=told if ours else f"{type(error).__name__}: {told}")
 
 
 def take(step: Step, by_name: dict[str, Provisioner]) -> None:

@@ -116,6 +116,7 @@ def test_it_names_what_is_on_its_way():
         ({}, "collocated", False),
         ({"batching": "calm"}, "collocated", True),
         ({"batching": "nobody's"}, "collocated", False),
+        ({"batching": ["calm"]}, "collocated", False),
         ({"scheduler": "slackline"}, "collocated", False),
         ({"scheduler": "slackline", "deadlines": True}, "collocated", True),
         ({"scheduler": "slackline"}, "prefill", True),
@@ -145,3 +146,11 @@ def test_one_that_becomes_ready_meanwhile_is_in_it():
         snapshot = gateway_snapshot()
     assert [each.id for each in (*snapshot.instances, *snapshot.coming)] == [row.pk]
     assert [each.id for each in gateway_snapshot().instances] == [row.pk]
+
+
+@pytest.mark.parametrize("value", ["many", [1], -3, 0, 1.5, True])
+def test_lengths_of_a_row_from_before_values_were_checked_are_not_told_to_gateways(value):
+    model = factories.served_model(context_tokens=2048)
+    factories.instance(model, spec={"kv_capacity_tokens": value, "max_model_len": value})
+    (instance,) = gateway_snapshot().instances
+    assert (instance.kv_capacity_tokens, instance.max_model_len) == (None, 2048)

@@ -32,7 +32,7 @@ Observed = Instance.Observed
 
 
 def test_a_wished_instance_serves_once_it_was_seen_ready():
-    row = instance_wish(actor=ACTOR, model=factories.served_model(), spec={"profile": "x"})
+    row = instance_wish(actor=ACTOR, model=factories.served_model(), spec={"profile": "constant:5ms"})
     assert (row.desired_state, row.observed_state) == ("running", "pending")
     assert gateway_snapshot().instances == ()
     before = config_version()

@@ -50,7 +50,9 @@ def policy(db):
 def two(policy):
     """Ids of two instances that are ready."""
     for number in (1, 2):
-        row = instance_wish(actor=SYSTEM, id=f"e{number}", model=policy.model, spec={"profile": "p", "seed": number})
+        row = instance_wish(
+            actor=SYSTEM, id=f"e{number}", model=policy.model, spec={"profile": "constant:5ms", "seed": number}
+        )
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.READY, url=f"http://h:{number}")
     return ["e1", "e2"]
 

@@ -44,7 +44,7 @@ def look(fake, monkeypatch):
 
 @pytest.fixture
 def one(policy):
-    return instance_wish(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "p"})
+    return instance_wish(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "constant:5ms"})
 
 
 def message(**running):
@@ -58,7 +58,7 @@ def kinds():
 
 def test_from_wish_to_ready(look, fake, one):
     look()
-    wished = {"profile": "p", "model": "mid", "role": "collocated", "max_num_seqs": 5}
+    wished = {"profile": "constant:5ms", "model": "mid", "role": "collocated", "max_num_seqs": 5}
     assert wished.items() <= fake.started["e1"].items()
     fake.becomes("e1", "starting")
     look(3)
@@ -100,6 +100,30 @@ def test_a_replacement_waits_out_its_pause(look, fake, one):
     Instance.objects.filter(pk="e1").update(spec={"start_after": time.time() + 60})
     look(2)
     assert fake.started == {}
+
+
+@pytest.mark.parametrize("bad", ["x", [1], {"a": 1}, True])
+def test_one_whose_start_is_no_time_waits_and_says_so_and_the_others_go_on(look, fake, one, policy, bad):
+    """A row from before values were checked, of whatever provisioner."""
+    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    instance_register(actor=SYSTEM, id="s1", model=policy.model, url="http://h:1")
+    Instance.objects.filter(pk__in=("a0", "s1")).update(spec={"start_after": bad})
+    look(2)
+    row = Instance.objects.get(pk="a0")
+    assert set(fake.started) == {"e1"}
+    assert row.error == "does not start: spec.start_after must be a time in epoch seconds, at most a day ahead."
+    assert [each.not_before for each in gateway_snapshot().coming if each.id == "a0"] == [0.0]
+    instance_stop(actor=SYSTEM, instance_id="a0")
+    look(2)
+    assert Instance.objects.get(pk="a0").observed_state == "stopped"
+
+
+def test_a_spec_that_cannot_be_told_is_said_on_its_row_and_the_others_go_on(look, fake, one, policy):
+    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    Instance.objects.filter(pk="a0").update(spec={"executor": "torch"})  # without its folder
+    look(2)
+    assert set(fake.started) == {"e1"}
+    assert Instance.objects.get(pk="a0").error == "KeyError: 'folder'"
 
 
 def test_a_drain_ends_when_the_gateways_say_it_is_empty(look, fake, one):

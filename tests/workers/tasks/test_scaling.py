@@ -36,7 +36,7 @@ def test_overload_wishes_for_an_instance_like_the_others(policy, two):
     assert (decision.kind, decision.reason, decision.actor) == ("scale_out", "load_above_upper", "scaler")
     assert decision.inputs["utilisation"] == 0.95
     new = Instance.objects.get(pk=decision.outcome["started"][0])
-    assert (new.desired_state, new.observed_state, new.spec["profile"]) == ("running", "pending", "p")
+    assert (new.desired_state, new.observed_state, new.spec["profile"]) == ("running", "pending", "constant:5ms")
 
 
 def test_low_load_drains_the_one_with_least_to_do(policy, two):

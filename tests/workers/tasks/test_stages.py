@@ -33,7 +33,7 @@ def stages(db):
         for role in ("prefill", "decode")
     ]
     for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode"), ("d3", "decode")):
-        instance_wish(actor=SYSTEM, id=name, model=model, role=role, spec={"profile": "p"})
+        instance_wish(actor=SYSTEM, id=name, model=model, role=role, spec={"profile": "constant:5ms"})
         instance_observe(instance_id=name, observed_state=Instance.Observed.READY, url=f"http://{name}:1")
     return policies
 

@@ -66,7 +66,9 @@ def test_the_pool_is_filled_up_and_cut(policy, two):
         "scale_warm", "pool_below_target", {"warm": 0, "wanted": 2},
     )  # fmt: skip
     rows = Instance.objects.filter(pk__in=decision.outcome["started"])
-    assert [(row.weights, row.spec["weights"], row.spec["profile"]) for row in rows] == [("absent", "absent", "p")] * 2
+    assert [(row.weights, row.spec["weights"], row.spec["profile"]) for row in rows] == [
+        ("absent", "absent", "constant:5ms")
+    ] * 2
     assert tick(policy, fleet(0.5, *two)) is None
     wanting(policy, 1)
     decision = tick(policy, fleet(0.5, *two))
@@ -217,7 +219,7 @@ def test_one_that_is_started_again_while_it_wakes_has_no_copy_of_its_weights_any
 
 
 def test_a_warm_engine_opens_its_port_at_once():
-    options = {"profile": "p", "startup_delay": 4, "emulated_load_s": "disk=4"}
+    options = {"profile": "constant:5ms", "startup_delay": 4, "emulated_load_s": "disk=4"}
     assert "--startup-delay" in engine_argv(1, options)
     warm = engine_argv(1, {**options, "weights": "absent"})
     assert "--startup-delay" not in warm
