@@ -59,11 +59,13 @@ def _prospect(
         return Prospect(role, refused=refused)
     effects = [STAGES[role], TOLD if row.backend in SWITCHED else ROUTED]
     if role == Role.PREFILL:
-        effects.append(f"{_instances(counts[Role.DECODE])} of {row.model.name} would take what it has prefilled.")
+        effects.append(
+            f"{counted_instances(counts[Role.DECODE])} of {row.model.name} would take what it has prefilled."
+        )
     if role == Role.DECODE:
         feeding = counts[Role.PREFILL]
         effects.append(
-            f"{_instances(feeding)} of {row.model.name} would hand requests over to it."
+            f"{counted_instances(feeding)} of {row.model.name} would hand requests over to it."
             if feeding
             else f"No instance of {row.model.name} only prefills yet: nothing comes to it until one does."
         )
@@ -99,7 +101,7 @@ def _stranded(row: Instance, after: Counter[Role]) -> str:
     if after[Role.DECODE] or not after[Role.PREFILL]:
         return ""
     if row.role == Role.DECODE:
-        apart = _instances(after[Role.PREFILL])
+        apart = counted_instances(after[Role.PREFILL])
         return f"It is the last that decodes for {apart} of {model} that only prefill: change those first."
     return f"No instance of {model} decodes for others: what it prefilled could not go on. Make one decode first."
 
@@ -119,5 +121,5 @@ def _scaling(row: Instance, role: Role, counts: Counter[Role], policies: Mapping
     return said
 
 
-def _instances(count: int) -> str:
+def counted_instances(count: int) -> str:
     return "1 instance" if count == 1 else f"{count} instances"

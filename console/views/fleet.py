@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ from console.numbers import number_of
 from console.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
 from console.scale_outs import way_of
 from console.sentences import sentence
+from console.sleep_warning import sleep_choices
 from console.views.instance_links import links_in_trouble, links_of
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
@@ -49,14 +51,15 @@ BADGES = {
     "stopped": "idle",
 }
 ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
-# What an operator may wish: the service, and what is said of it afterwards.
+# What an operator may wish: the service, and what is said of it afterwards, which stays true when it is done.
 ACTIONS = {
-    "drain": (instance_drain, "finishes what it has; nothing new is sent there"),
-    "undrain": (instance_undrain, "takes requests again"),
-    "stop": (instance_stop, "is stopped, whatever runs there"),
-    "load": (weights_load_order, "loads its weights and serves then"),
-    "sleep": (sleep_order, "falls asleep once what runs there has ended; its weights stay in host memory"),
-    "wake": (wake_order, "wakes up and serves once its weights are back"),
+    "drain": (instance_drain, "was told to finish what it has; nothing new is sent there"),
+    "undrain": (instance_undrain, "was told to take requests again"),
+    "stop": (instance_stop, "was told to stop, whatever runs there"),
+    "load": (weights_load_order, "was told to load its weights; it serves once they are there"),
+    "sleep": (sleep_order, "was told to sleep once what ran there had ended, its weights kept in host memory"),
+    "sleep_2": (partial(sleep_order, level=2), "was told to sleep once what ran there had ended, no weights kept"),
+    "wake": (wake_order, "was told to wake up; it serves once its weights are back"),
 }
 DECISIONS = 25
 LOADS = 10
@@ -151,11 +154,13 @@ def instance_live(request: HttpRequest, instance_id: str) -> JsonResponse:
 def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     seen = next((each for each in merge_instances(now.fleets) if each["id"] == row.pk), None)
     rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
+    wished = wishes(row)
     return {
         "each": row_of(row, seen),
         "row": row,
         "decisions": [(decision, sentence(decision)) for decision in rows],
-        "actions": wishes(row),
+        "actions": wished,
+        "sleep_choices": partial(sleep_choices, row) if "sleep" in wished else [],  # only who may choose asks
         "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
         "way": way_of(row),
         **links_of(row.pk),
@@ -220,7 +225,7 @@ def instance_act(request: HttpRequest) -> HttpResponse:
     service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
     version = number_of(request.POST.get("version", ""))
     if service is None or version is None:
-        raise BadRequest("action: drain, undrain, stop, load, sleep or wake; version: the one you saw")
+        raise BadRequest("action: drain, undrain, stop, load, sleep, sleep_2 or wake; version: the one you saw")
     try:
         service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
     except VersionConflict:

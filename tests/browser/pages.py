@@ -117,6 +117,7 @@ ACTIONS = (
     Action("/keys/{key}/revoke/", "admin", "tenant", ("button", re.compile("^Revoke "))),
     Action("/fleet/instances/{instance}/role/", "operator", "instance", ("link", "Set role"), DECODE),
     _act("sleep", ("button", "Put to sleep")),
+    _act("sleep_2", ("button", "Sleep at level 2")),
     _act("wake", None),
     _act("load", None),
     _act("drain", ("button", "Drain")),

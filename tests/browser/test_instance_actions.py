@@ -31,21 +31,21 @@ class Step(NamedTuple):
 
 AWAKE = ("weights", "present")
 STEPS = (
-    Step("Load weights", "Load the weights of", "Load them", "loads its weights", "load_ordered", AWAKE, "ready"),
-    Step("Put to sleep", "Put {id} to sleep?", "Put it to sleep", "falls asleep once", "sleep_ordered",
+    Step("Load weights", "Load the weights of", "Load them", "told to load its", "load_ordered", AWAKE, "ready"),
+    Step("Put to sleep", "Put {id} to sleep?", "Put it to sleep", "told to sleep once", "sleep_ordered",
          ("weights", "asleep"), "asleep"),
-    Step("Wake up", "Wake {id} up?", "Wake it up", "wakes up", "load_ordered", AWAKE, "ready"),
+    Step("Wake up", "Wake {id} up?", "Wake it up", "told to wake up", "load_ordered", AWAKE, "ready"),
     Step("Drain", "Drain {id}?", "Drain", "nothing new is sent there", "drained", ("observed_state", "draining"),
          "draining"),
-    Step("Take the drain back", "take requests again?", "Take the drain back", "takes requests again", "undrained",
-         ("observed_state", "ready"), "ready"),
-    Step("Stop", "Stop {id} now?", "Stop it", "is stopped", "stopped", ("observed_state", "stopped"), "stopped"),
+    Step("Take the drain back", "take requests again?", "Take the drain back", "told to take requests again",
+         "undrained", ("observed_state", "ready"), "ready"),
+    Step("Stop", "Stop {id} now?", "Stop it", "told to stop", "stopped", ("observed_state", "stopped"), "stopped"),
 )  # fmt: skip
-BUTTONS = {step.button for step in STEPS}
+BUTTONS = {*(step.button for step in STEPS), "Sleep at level 2"}
 POSSIBLE = {
     "warm": {"Load weights", "Drain", "Stop"},
     "asleep": {"Wake up", "Drain", "Stop"},
-    "ready": {"Put to sleep", "Drain", "Stop"},
+    "ready": {"Put to sleep", "Sleep at level 2", "Drain", "Stop"},
     "draining": {"Take the drain back", "Stop"},
     "stopped": set(),
 }

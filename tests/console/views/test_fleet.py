@@ -192,7 +192,7 @@ def test_a_warm_instance_is_shown_and_given_its_weights(operator, live_store):
     assert b"Load weights" in page
     act = {"instance": row.pk, "version": row.version, "action": "load"}
     said = operator.post(reverse("instance-act"), act, follow=True).content
-    assert b"loads its weights and serves then" in said
+    assert b"was told to load its weights; it serves once they are there" in said
     assert b"How its weights came" in said
     assert b">loading</span>" in said
     assert b"Load weights" not in said
