@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.models import ScalingPolicy, ScalingSample
+from controller.selectors.warm_pool import WarmPool
 
 # Wants to, but may not: the scaler's own word for it, and ours.
 HELD = {
@@ -40,6 +41,23 @@ WAITED_FOR = {
     "takes_requests": "its weights are there: requests are sent to it",
     "first_token": "no request has been served by it yet",
 }
+# Why the warm pool is smaller than the policy wants it.
+POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no instance to make it like"}
+
+
+def warm_in_words(policy: ScalingPolicy, pool: WarmPool | None) -> str:
+    """What stands by of what is wanted; `pool` None: how it was then is not on record."""
+    if pool is None:
+        return "as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
+    starting = f", {pool.starting} starting" if pool.starting else ""
+    if policy.warm is None:
+        return f"{pool.ready}{starting}; as free devices allow"
+    if not policy.warm and not pool.ready and not pool.starting:
+        return "none wanted"
+    if not policy.enabled:
+        return f"{pool.ready} of {policy.warm}{starting}: the policy is switched off"
+    held = f": {POOL_HELD[pool.held_by]}" if pool.held_by else ""
+    return f"{pool.ready} of {policy.warm}{starting}{held}"
 
 
 def why(policy: ScalingPolicy, sample: ScalingSample) -> str:

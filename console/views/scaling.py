@@ -23,7 +23,7 @@ from console.kept import Kept
 from console.polled import SHARED_S, AsOf, Part, charts_due
 from console.removed import says_if_removed
 from console.scaling_forms import ScalingForm
-from console.scaling_words import why
+from console.scaling_words import warm_in_words, why
 from console.sentences import figures_line, sentence
 from console.typed import data_of
 from console.views.changes import before_of
@@ -33,9 +33,11 @@ from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import Role, role_of
 from controller.selectors.scaling import Counts, Start
+from controller.selectors.warm_pool import warm_pools
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
+from controller.services.scaling_stages import patterns
 
 WINDOW = timedelta(hours=1)
 AROUND = WINDOW / 2  # a moment that somebody asks about
@@ -84,12 +86,14 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     then = scaling.samples_at(at=at) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
     there = {} if at else scaling.instances_now()
+    pools = {} if at else warm_pools(shown, patterns())
     shown_events = nearest(events, at)
     cards, drawn = [], [event for event in events if event.at >= since]
     for policy in shown:
         looks = seen.get(policy.pk, [])
         state = as_asked(policy, then.get(policy.pk)) if at else as_now(policy, looks, there, now)
-        cards.append(card(policy, looks, drawn, until, at) | state)
+        warm = {"warm": warm_in_words(policy, pools.get(policy.pk))}
+        cards.append(card(policy, looks, drawn, until, at) | state | warm)
     return {
         "asked": at,
         "cards": cards,

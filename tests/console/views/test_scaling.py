@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from console.scaling_words import why
 from console.views import scaling as views
-from controller.models import Action, Decision, Instance, ScalingPolicy, ScalingSample
+from controller.models import Action, Decision, Device, Instance, InstanceDevice, ScalingPolicy, ScalingSample
 from controller.selectors import scaling
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
@@ -310,6 +310,63 @@ def test_how_many_are_kept_warm_may_be_left_to_the_devices(operator, live_store)
     policy.refresh_from_db()
     assert policy.warm is None
     assert b"as free devices allow" in operator.get(reverse("scaling")).content
+
+
+def warm_beside(viewer):
+    return shown_of(viewer.get(reverse("scaling")).content.decode())["Warm beside"]
+
+
+def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_store):
+    policy, host = factories.scaling_policy(warm=1), factories.host()
+    assert warm_beside(viewer) == "0 of 1: there is no instance to make it like"
+    serving = factories.instance(policy.model, host=host, device_kind="gpu")
+    assert warm_beside(viewer) == "0 of 1", "nobody knows of devices there: nothing stands in the way"
+    first, second = (
+        Device.objects.create(host=host, index=index, kind="gpu", memory_bytes=2**30) for index in range(2)
+    )
+    Device.objects.create(host=host, index=2, kind="cpu", memory_bytes=2**30)
+    InstanceDevice.objects.create(instance=serving, device=first)
+    assert warm_beside(viewer) == "0 of 1", "one is free: it is about to start"
+    InstanceDevice.objects.create(instance=factories.instance(), device=second)
+    assert warm_beside(viewer) == "0 of 1: no device is free"
+    warm = factories.instance(policy.model, weights="absent", observed_state="starting")
+    assert warm_beside(viewer) == "0 of 1, 1 starting"
+    Instance.objects.filter(pk=warm.pk).update(observed_state="ready")
+    assert warm_beside(viewer) == "1 of 1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"warm": 0}, "none wanted"),
+        ({"warm": None}, "0; as free devices allow"),
+        ({"warm": 2, "enabled": False}, "0 of 2: the policy is switched off"),
+    ],
+)
+def test_a_pool_that_is_not_wanted_or_not_kept_up_says_so(viewer, live_store, fields, said):
+    factories.scaling_policy(**fields)
+    assert warm_beside(viewer) == said
+
+
+def test_of_a_moment_only_the_wish_for_a_pool_is_known(viewer, live_store):
+    factories.scaling_policy(warm=1)
+    html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
+    assert html.split("<dt>Warm beside</dt><dd>")[1].split("</dd>")[0] == "1 wanted"
+
+
+def test_policies_without_a_pool_cost_no_more_queries_with_more_of_them(
+    viewer, live_store, django_assert_max_num_queries
+):
+    host = factories.host()
+    device = Device.objects.create(host=host, index=0, kind="gpu", memory_bytes=2**30)
+    for number in range(6):
+        policy = factories.scaling_policy(warm=1)
+        row = factories.instance(policy.model, host=host, device_kind="gpu")
+        if not number:
+            InstanceDevice.objects.create(instance=row, device=device)
+    with django_assert_max_num_queries(13):
+        html = viewer.get(reverse("scaling")).content.decode()
+    assert html.count("0 of 1: no device is free") == 6
 
 
 def test_a_policy_is_made_and_changed(operator, live_store):
