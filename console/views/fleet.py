@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from console import charts
 from console.access import allows
+from console.engine_spec import engine_spec
 from console.kept import Kept
 from console.live_view import merge_instances
 from console.numbers import number_of
@@ -163,6 +164,7 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "sleep_choices": partial(sleep_choices, row) if "sleep" in wished else [],  # only who may choose asks
         "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
         "way": way_of(row),
+        "settings": engine_spec(row.spec),
         **links_of(row.pk),
     }
 
