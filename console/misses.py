@@ -9,14 +9,15 @@ from console.decode_wait import is_given_up, never_decoded_s
 from console.templatetags.units import count, ms
 from console.timeline import due_s
 from console.words import reason_in_words
+from controller.core.records import ENGINE_REJECTED
 from controller.models import RequestRecord
 
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 
 
 def why_missed(row: RequestRecord) -> list[str]:
-    """Empty where it attained, or where its client left."""
-    if row.attained:
+    """Empty where it attained, or where it is counted as no miss: its client left, or the engine refused it."""
+    if row.attained or row.error_code == ENGINE_REJECTED:
         return []
     if row.outcome in ("refused", "expired", "failed"):
         return _unserved(row)

@@ -10,6 +10,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from console.figures import Figure, figure, shown
+from console.verdict import verdict as judged
 from console.words import DASH, MINUS, reason_in_words
 
 register = template.Library()
@@ -28,6 +29,9 @@ def ms(seconds: float | None) -> str:
     if size < 10:
         return f"{sign}{size:.2f} s"
     return f"{sign}{size:.1f} s" if size < 120 else f"{sign}{size / 60:.0f} min"
+
+
+register.filter("verdict", judged)
 
 
 @register.filter

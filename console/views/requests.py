@@ -18,6 +18,8 @@ from console.paging import page_of
 from console.sentences import sentence, step
 from console.surroundings import around
 from console.timeline import span_s, timeline
+from console.verdict import APART
+from controller.core.records import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
@@ -84,6 +86,8 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
         since=data["since"],
         until=until,
     )
+    if data["attained"] == "no":
+        rows = rows.exclude(APART)
     return rows.defer("decisions", "token_times")
 
 
@@ -93,7 +97,8 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     row = records.request_record(id=request_id)
     if row is None:
         return render(request, "console/request_missing.html", {"id": request_id}, status=404)
-    whole = described(row) | {"around": around(row), "missed": why_missed(row)}
+    rejected = row.error_code == ENGINE_REJECTED
+    whole = described(row) | {"around": around(row), "missed": why_missed(row), "rejected": rejected}
     return render(request, "console/request.html", {"whole": whole})
 
 

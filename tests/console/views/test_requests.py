@@ -165,3 +165,31 @@ def test_a_command_on_many_is_found_from_each_of_them(viewer, records):
     touched = viewer.get("/requests/req-many/").context["whole"]["touched"]
     assert [decision.kind for decision, _ in touched] == ["queue_cancel", "queue_pause"]
     assert touched[0][1] == "olga cancelled 5000 requests"
+
+
+@pytest.fixture
+def rejected(records):
+    refused = {"outcome": "refused", "error_code": "engine_rejected", "http_status": 400, "attained": False}
+    stored([
+        factories.record(id="req-asks", arrived_at=factories.NOON + 4, ttft_met=False, ttft_s=None, **refused),
+        factories.record(id="req-left", arrived_at=factories.NOON + 5, outcome="cancelled", attained=False),
+    ])  # fmt: skip
+
+
+def test_what_an_engine_refused_is_no_miss(viewer, rejected):
+    """As the roll-up counts: apart, like one that its client gave up."""
+    html = viewer.get("/requests/?id=req-asks").content.decode()
+    assert '<span class="badge ">refused, not counted</span><span class="sub">by the engine, HTTP 400</span>' in html
+    assert "missed</span>" not in html
+    page = viewer.get("/requests/req-asks/").content.decode()
+    assert "Why it was refused" in page
+    assert "That is no miss of its class" in page
+    assert "Why it missed" not in page
+    assert 'class="badge bad"' not in page
+    pair = viewer.get("/requests/compare/?id=req-asks&id=req-dead").content.decode()
+    assert [pair.count(word) for word in ("refused, not counted", ">missed<")] == [1, 1]
+
+
+def test_the_misses_are_those_that_are_counted(viewer, rejected):
+    html = viewer.get("/requests/?attained=no").content.decode()
+    assert [name in html for name in ("req-slow", "req-dead", "req-asks", "req-left")] == [True, True, False, False]

@@ -1,0 +1,32 @@
+"""What the windows and the roll-up made of a request: attained, missed, or neither, and counted apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django.db.models import Q
+
+from controller.core.records import ENGINE_REJECTED
+from controller.core.types import Outcome
+from controller.models import RequestRecord
+
+# As `core.records.RequestRecord.counted_as` has it: what a client gave up, and what the engine itself refused.
+APART = Q(outcome=Outcome.CANCELLED.value) | Q(error_code=ENGINE_REJECTED)
+
+
+class Verdict(NamedTuple):
+    """`badge`: its colour; `more`: what the word leaves open, "" where it says all."""
+
+    badge: str
+    word: str
+    more: str = ""
+
+
+def verdict(row: RequestRecord) -> Verdict:
+    if row.attained:
+        return Verdict("ok", "attained")
+    if row.outcome == Outcome.CANCELLED.value:
+        return Verdict("", "cancelled")
+    if row.error_code == ENGINE_REJECTED:
+        return Verdict("", "refused, not counted", f"by the engine, HTTP {row.http_status}")
+    return Verdict("bad", "missed", "" if row.outcome == Outcome.OK.value else f"{row.outcome} {row.error_code}")
