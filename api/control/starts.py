@@ -39,6 +39,9 @@ class StartRow(serializers.Serializer):
     load_s = serializers.FloatField(allow_null=True, help_text="The weights' own way.")
     ready_s = serializers.FloatField(allow_null=True)
     served_s = serializers.FloatField(allow_null=True, help_text="First token of its first request.")
+    idle_s = serializers.FloatField(help_text="Of that, the time that it was ready and this request had not come.")
+    state = serializers.CharField(help_text="Now, as pages name it.")
+    error = serializers.CharField(help_text="What it failed of; empty: nothing is known to be wrong.")
 
 
 class WayTimesRow(serializers.Serializer):
@@ -49,7 +52,10 @@ class WayTimesRow(serializers.Serializer):
     served = serializers.IntegerField(help_text="Of them, those that have given a first token.")
     load_s = serializers.FloatField(allow_null=True)
     ready_s = serializers.FloatField(allow_null=True)
-    served_s = serializers.FloatField(allow_null=True)
+    served_s = serializers.FloatField(
+        allow_null=True, help_text="Without the time that a ready instance waited for its first request."
+    )
+    idle = serializers.IntegerField(help_text="Of those that served, the ones that waited for a request.")
 
 
 class StartsOutput(serializers.Serializer):

@@ -41,6 +41,9 @@ class Start:
     weights: str = ""  # engine, host or disk, where an action brought them
     load_s: float | None = None
     cold: bool = False  # a process of its own, started for this wish
+    idle_s: float = 0.0  # of `served_s`: it was ready, and the request that it served first had not come
+    state: str = ""  # as pages name it, now
+    error: str = ""
 
     @property
     def way(self) -> str:
@@ -51,7 +54,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class WayTimes:
-    """Medians over the starts of one way, seconds after the wish; `served` of `count` have given a first token."""
+    """Medians over the starts of one way, seconds after the wish; `served` of `count` have given a first token.
+
+    In `served_s` the wait for a request does not count, which says nothing of the start: `idle` of them had to wait.
+    """
 
     way: str
     count: int
@@ -59,6 +65,14 @@ class WayTimes:
     ready_s: float | None
     served_s: float | None
     load_s: float | None
+    idle: int = 0
+
+
+class First(NamedTuple):
+    """The request that an instance served first."""
+
+    token_at: datetime
+    arrived_at: datetime
 
 
 class Counts(NamedTuple):
@@ -207,28 +221,32 @@ def _wished(row: Any) -> datetime:
     return wished
 
 
-def _start(row: Any, first_token: datetime | None) -> Start:
+def _start(row: Any, first: First | None) -> Start:
     """`row`: an Instance as annotated above."""
     asked, wished = row.scale_out or {}, _wished(row)
     ready = row.loaded_at or row.ready_at
     served = None
     if asked.get("woken"):  # what it served before it slept does not count
         served = (row.watched or {}).get("first_served_s")
-    elif first_token is not None:
-        served = max(0.0, (first_token - wished).total_seconds())
+    elif first is not None:
+        served = max(0.0, (first.token_at - wished).total_seconds())
     loaded = row.loaded or {}
     if row.loaded_at is not None and "ready_s" in loaded:
         ready = row.taken_at + timedelta(seconds=loaded["ready_s"])
     ready_s = None if ready is None else max(0.0, (ready - wished).total_seconds())
+    idle_s = 0.0
+    if ready is not None and served is not None and first is not None:
+        idle_s = min(served, max(0.0, (first.arrived_at - max(ready, wished)).total_seconds()))
     if ready_s is not None and served is not None:
         ready_s = min(ready_s, served)
     how = ", woken" if asked.get("woken") else ", warm" if asked.get("warm") else ", seeded" if row.launch else ""
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
     cold = not _taken(row) and row.provisioner != "static"
-    return Start(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold)
+    now = {"state": row.shown_state, "error": row.error}
+    return Start(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold, idle_s, **now)
 
 
-def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
+def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
     """When a client first got a token, or a whole answer, of each instance's, decoded or prefilled there, by id.
 
     One query of short ones with the ids and times written out: an instance without requests is then known to have none,
@@ -237,9 +255,9 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, datetime]:
     looks = [look for id, at in wished.items() for look in _looks(id, at)]
     if not looks:
         return {}
-    found: dict[str, datetime] = {}
-    for id, at in looks[0].union(*looks[1:], all=True):
-        found[id] = min(at, found.get(id, at))
+    found: dict[str, First] = {}
+    for id, *times in looks[0].union(*looks[1:], all=True):
+        found[id] = min(First(*times), found.get(id, First(*times)))
     return found
 
 
@@ -255,7 +273,7 @@ def _earliest(rows: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
     """Only those that arrived before the first arrival had its answer can have theirs earlier: an hour is not read."""
     first_arrival = rows.order_by("arrived_at").values("first_at")[:1]
     near = rows.filter(arrived_at__lte=Subquery(first_arrival))
-    return near.order_by("first_at").values_list("whose", "first_at")[:1]
+    return near.order_by("first_at").values_list("whose", "first_at", "arrived_at")[:1]
 
 
 def times_by_way(started: Sequence[Start]) -> list[WayTimes]:
@@ -263,9 +281,10 @@ def times_by_way(started: Sequence[Start]) -> list[WayTimes]:
     found = []
     for way in sorted({each.way for each in started}):
         mine = [each for each in started if each.way == way]
-        served = [each.served_s for each in mine if each.served_s is not None]
+        served = [each.served_s - each.idle_s for each in mine if each.served_s is not None]
         ready = [each.ready_s for each in mine if each.ready_s is not None]
         load = [each.load_s for each in mine if each.load_s is not None]
         medians = (median(values) if values else None for values in (ready, served, load))
-        found.append(WayTimes(way, len(mine), len(served), *medians))
+        idle = sum(each.idle_s > 0 for each in mine)
+        found.append(WayTimes(way, len(mine), len(served), *medians, idle=idle))
     return found
