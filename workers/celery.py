@@ -11,10 +11,11 @@ import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
-from celery import Celery
-from celery.signals import after_setup_logger, before_task_publish
+from celery import Celery, Task
+from celery.signals import after_setup_logger, before_task_publish, task_failure, task_success
 from django.conf import settings
 
+from workers.failures import task_done, task_failed
 from workers.tasks.consuming import TakesMessages
 from workers.tasks.heartbeat import AnalysisLives
 from workers.tasks.logs import quieten
@@ -92,3 +93,15 @@ def _beat_lives(sender: str = "", **kwargs: object) -> None:
         from workers.tasks.heartbeat import sign_of_life
 
         sign_of_life("beat")
+
+
+@task_failure.connect
+def _failed(sender: Task | None = None, exception: BaseException | None = None, **kwargs: object) -> None:
+    if sender is not None:
+        task_failed(sender.name, exception)
+
+
+@task_success.connect
+def _done(sender: Task | None = None, **kwargs: object) -> None:
+    if sender is not None:
+        task_done(sender.name)

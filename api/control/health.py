@@ -14,6 +14,7 @@ from api.control.documented import operation
 from controller.core.freshness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
+from workers.failures import failing_told, read_failing
 
 PROCESSES = ("worker", "analysis", "beat")
 HEARTBEAT_OLD_S = 10.0  # a sign of life comes every 2 s
@@ -56,15 +57,18 @@ def _postgres() -> dict[str, Any]:
 def _live_components(now: float) -> list[dict[str, Any]]:
     try:
         fleets, seen = live.read_fleet(), live.read_heartbeats(PROCESSES)
+        failing = failing_told(read_failing())
     except live.LiveUnavailable as error:
-        unknown = [_component(name, "unknown", "Redis is away") for name in ("gateway", *PROCESSES)]
+        unknown = [_component(name, "unknown", "Redis is away") for name in ("gateway", *PROCESSES, "jobs")]
         return [_component("redis", "down", str(error)), *unknown]
     gateways = [
         _aged(f"gateway {fleet['gateway']}", now - fleet["at"], is_fresh(fleet["at"], fleet["period_s"], now))
         for fleet in fleets
     ]
     processes = [_process(name, seen.get(name), now) for name in PROCESSES]
-    return [_component("redis", "ok"), *(gateways or [_component("gateway", "down", "none publishes")]), *processes]
+    jobs = _component("jobs", "down" if failing else "ok", failing)
+    gateways = gateways or [_component("gateway", "down", "none publishes")]
+    return [_component("redis", "ok"), *gateways, *processes, jobs]
 
 
 def _process(name: str, last: float | None, now: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -82,6 +82,7 @@ class Gateway:
         self._ids = random.Random(secrets.randbits(256))  # unique, not secret: no system call for each
         self.used_keys: set[int] = set()  # since the database was last told
         self.closing = False
+        self.config_age_s: Callable[[], float | None] = lambda: None  # since the database confirmed it; None: never
 
     def configure(self, snapshot: GatewaySnapshot) -> None:
         """A new configuration, effective for the next request. What is learned and counted stays."""

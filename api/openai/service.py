@@ -51,6 +51,7 @@ class Service:
         gateway.instruments.watch(lambda: [*status.gauges(gateway), *self._backlog()])
         file = SnapshotFile(self._data_dir / f"{self._options.name}.snapshot.json")
         self._config = SnapshotSource(self._store, file, gateway.configure)
+        gateway.config_age_s = self._config.age_s
         await self._config.start()
         await gateway.monitor.settle(FIRST_POLL_S)
         self._keep("recorder", self._recorder.run)

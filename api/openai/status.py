@@ -26,11 +26,13 @@ Gauge = tuple[str, str, dict[str, str], float]
 def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
     """503 until there is a configuration, and while shutting down. `up` is an instance that takes requests."""
     ready = gateway.snapshot is not None and not gateway.closing
+    age_s = gateway.config_age_s()
     body = {
         "status": "ok" if ready else "unavailable",
         "gateway": gateway.options.name,
         "policy": gateway.dispatcher.name,
         "config_version": gateway.snapshot.version if gateway.snapshot else None,
+        "config_age_s": None if age_s is None else round(age_s, 1),
         "instances": {each["id"]: each["state"] for each in instances(gateway, gateway.clock())},
         "queued": len(gateway.dispatcher.queue()),
         "open": len(gateway.runtime.flights),

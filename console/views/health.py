@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -20,10 +20,12 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from controller.core.messages import HEARTBEAT_KEY
+from controller.core.messages import FAILING_KEY, HEARTBEAT_KEY
 from controller.postgres.params import server_params
+from workers.failures import EACH_SECOND, failing_told
 
 CHECK_TIMEOUT_S = 2.0
+CONFIG_OLD_S = 10.0  # a gateway asks twice a second
 HEARTBEAT_OLD_S = 10.0  # one comes each 2 s; five lost are an outage
 PROCESSES = ("worker", "analysis", "beat")
 ENGINES = """
@@ -50,6 +52,7 @@ async def healthz(request: HttpRequest) -> JsonResponse:
         "redis": {"state": redis["state"], "detail": redis.get("detail", "")},
         "gateway": {"state": gateway["state"], "detail": gateway.get("detail", "")},
         **{name: heartbeat_state(redis, name) for name in PROCESSES},
+        "jobs": jobs_state(redis),
         "engines": engines_state(postgres, gateway),
     }
     ok = all(component["state"] == "ok" for component in components.values())
@@ -79,9 +82,13 @@ async def check_redis() -> Component:
     )
     try:
         seen = await client.mget([HEARTBEAT_KEY.format(process=name) for name in PROCESSES])
+        async with client.pipeline(transaction=False) as pipe:
+            for task in EACH_SECOND:
+                pipe.hgetall(FAILING_KEY.format(task=task))
+            failing = await pipe.execute()
     finally:
         await client.aclose()
-    return {"state": "ok", **dict(zip(PROCESSES, seen, strict=True))}
+    return {"state": "ok", **dict(zip(PROCESSES, seen, strict=True)), "failing": failing}
 
 
 async def check_gateway() -> Component:
@@ -93,7 +100,19 @@ async def check_gateway() -> Component:
         body = await answer.json()
     if answer.status != 200:
         return {"state": "down", "detail": f"answers {answer.status}"}
-    return {"state": "ok", "serving": {name for name, state in body["instances"].items() if state == "up"}}
+    serving = {name for name, state in body["instances"].items() if state == "up"}
+    old = config_old(body)
+    return {"state": "down" if old else "ok", "detail": old, "serving": serving}
+
+
+def config_old(body: Mapping[str, Any]) -> str:
+    """What is wrong with the configuration of a gateway that answers so: a revoked key may still work there."""
+    if "config_age_s" not in body:  # of an older release
+        return ""
+    age_s = body["config_age_s"]
+    if age_s is None:
+        return "has not read its configuration from the database yet"
+    return f"has not read its configuration for {age_s:.0f} s" if age_s > CONFIG_OLD_S else ""
 
 
 def heartbeat_state(redis: Component, process: str) -> Component:
@@ -107,13 +126,21 @@ def heartbeat_state(redis: Component, process: str) -> Component:
     return {"state": "down" if old else "ok", "age_s": age_s, "detail": f"last seen {age_s} s ago" if old else ""}
 
 
+def jobs_state(redis: Component) -> Component:
+    """Tasks that run each second, and fail each time."""
+    if redis["state"] != "ok":
+        return {"state": "unknown", "detail": "Redis is away"}
+    told = failing_told(redis["failing"])
+    return {"state": "down" if told else "ok", "detail": told}
+
+
 def engines_state(postgres: Component, gateway: Component) -> Component:
     """Ready: those the gateway can send to. Enough: of each model and role its policy's lower bound, one at least.
 
     Not all that are wanted: an instance that the scaler has just asked for must not turn a serving fleet unready. Many
     of one role do not make up for none of another.
     """
-    if postgres["state"] != "ok" or gateway["state"] != "ok":
+    if postgres["state"] != "ok" or "serving" not in gateway:
         return {"state": "unknown", "detail": "PostgreSQL or gateway is away"}
     ready = Counter((model, role) for id, model, role, well in postgres["engines"] if well and id in gateway["serving"])
     missing = [

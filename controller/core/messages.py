@@ -14,6 +14,7 @@ LEASE_KEY = "slackline:lease:{what}"  # telemetry leader: SET NX PX
 WATCHED_KEY = "slackline:watched:{topic}"  # refreshed by consumers while a browser watches, TTL 10 s
 CONFIG_CHANNEL = "slackline:config"  # pub/sub: the new config version; only makes polling faster
 HEARTBEAT_KEY = "slackline:heartbeat:{process}"  # epoch seconds when worker or beat last acted, TTL 30 s
+FAILING_KEY = "slackline:failing:{task}"  # hash: `count` of failures in a row and the last `error`, TTL 60 s
 COMMAND_CHANNEL = "slackline:command:{gateway}"  # pub/sub: CommandMessage
 COMMAND_ANSWER_KEY = "slackline:command-answer:{command}"  # list, BLPOP by the asker, TTL 30 s
 

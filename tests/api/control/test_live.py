@@ -299,7 +299,7 @@ def test_health_is_ok_when_all_is_well(viewer, board):
         board.set(HEARTBEAT_KEY.format(process=process), time.time())
     answer = viewer.get("/health")
     assert answer.data["status"] == "ok", answer.data
-    assert set(states(answer)) == {"postgres", "redis", "gateway g1", "worker", "analysis", "beat"}
+    assert set(states(answer)) == {"postgres", "redis", "gateway g1", "worker", "analysis", "beat", "jobs"}
 
 
 def test_health_says_what_is_old_and_what_is_missing(viewer, board):
@@ -314,7 +314,7 @@ def test_health_says_what_is_old_and_what_is_missing(viewer, board):
 @pytest.mark.usefixtures("no_redis")
 def test_without_redis_the_rest_is_unknown(viewer):
     found = states(viewer.get("/health"))
-    unknown = dict.fromkeys(("gateway", "worker", "analysis", "beat"), "unknown")
+    unknown = dict.fromkeys(("gateway", "worker", "analysis", "beat", "jobs"), "unknown")
     assert found == {"postgres": "ok", "redis": "down", **unknown}
 
 

@@ -124,6 +124,7 @@ def test_a_stop_ends_a_queued_request_and_a_long_stream_with_their_records(hasty
 
     with ThreadPoolExecutor(8) as pool, unfinished(hasty) as cut_short:
         eventually(lambda: health().json()["config_version"] >= config_version())
+        assert health().json()["config_age_s"] < 10
         queued = pool.submit(hasty.ask, model="later")
         eventually(lambda: health().json()["queued"] == 1)
         stream, whole = pool.submit(hasty.ask, stream=True, max_tokens=LONG), pool.submit(hasty.ask, max_tokens=LONG)

@@ -11,6 +11,7 @@ from django.test import Client
 from console.views import health
 from controller.core.messages import HEARTBEAT_KEY
 from tests.factories import instance, scaling_policy, served_model
+from workers.failures import EACH_SECOND
 
 OK = {"state": "ok"}
 
@@ -59,6 +60,47 @@ def test_a_heartbeat_that_stopped_is_down(age_s, state):
     assert health.heartbeat_state({**OK, "beat": raw}, "beat")["state"] == state
 
 
+def failing(**counts):
+    return [{b"count": b"%d" % counts[task], b"error": b"ValueError"} if task in counts else {} for task in TASKS]
+
+
+TASKS = [name.replace(".", "_") for name in EACH_SECOND]
+
+
+@pytest.mark.parametrize(
+    ("counts", "state", "detail"),
+    [
+        ({}, "ok", ""),
+        ({"instances_reconcile": 2}, "ok", ""),  # a hiccup
+        ({"instances_reconcile": 3}, "down", "instances.reconcile failed 3 times in a row (ValueError)"),
+    ],
+)
+def test_a_job_that_fails_each_time_is_down_although_its_worker_lives(counts, state, detail):
+    assert health.jobs_state({**OK, "failing": failing(**counts)}) == {"state": state, "detail": detail}
+
+
+def test_of_jobs_nothing_is_known_without_redis():
+    assert health.jobs_state({"state": "down"})["state"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({}, ""),
+        ({"config_age_s": 0.5}, ""),
+        ({"config_age_s": 31.2}, "has not read its configuration for 31 s"),
+        ({"config_age_s": None}, "has not read its configuration from the database yet"),
+    ],
+)
+def test_a_gateway_that_cannot_read_its_configuration_is_down(body, told):
+    assert health.config_old(body) == told
+
+
+async def test_its_engines_are_still_counted():
+    ready = {"state": "ok", "engines": [("0", 1, "c", True)], "least": []}
+    assert health.engines_state(ready, {"state": "down", "serving": {"0"}})["state"] == "ok"
+
+
 async def test_a_check_that_hangs_is_cut_off(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never says a word
         monkeypatch.setattr(settings, "GATEWAY_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -84,4 +126,5 @@ def test_503_names_what_is_missing_and_tells_no_secret(monkeypatch):
     assert components["postgres"]["state"] == components["redis"]["state"] == components["worker"]["state"] == "ok"
     assert components["gateway"] == {"state": "down", "detail": "ClientConnectorError"}
     assert components["engines"]["state"] == "unknown"
+    assert components["jobs"] == {"state": "ok", "detail": ""}
     assert settings.REDIS_URL not in answer.text

@@ -141,7 +141,7 @@ def test_it_says_where_to_go_and_serves(system):
 
 def test_every_component_reports_itself(system):
     components = requests.get(f"{system.console}/healthz", timeout=10).json()["components"]
-    assert set(components) == {"postgres", "redis", "gateway", "worker", "analysis", "beat", "engines"}
+    assert set(components) == {"postgres", "redis", "gateway", "worker", "analysis", "beat", "jobs", "engines"}
     assert components["engines"]["ready"] == components["engines"]["total"] == 2
 
 

@@ -8,7 +8,9 @@ from django.conf import settings
 
 from controller.core.messages import HEARTBEAT_KEY
 from tests.workers.tasks.consumers import Consumer
-from workers.tasks import heartbeat
+from workers.celery import app
+from workers.failures import failing_told, read_failing
+from workers.tasks import heartbeat, reconcile
 
 pytestmark = pytest.mark.db
 
@@ -54,3 +56,21 @@ def test_a_worker_of_other_queues_does_not_speak_for_it():
     step.stop(consumer)
     assert consumer.calls == []
     assert not client.exists(HEARTBEAT_KEY.format(process="analysis"))
+
+
+@pytest.mark.django_db
+def test_a_task_that_fails_again_and_again_is_told_until_it_succeeds(monkeypatch):
+    """Through the signals of Celery, as in a worker."""
+
+    def look(*args):
+        raise ValueError("secret")
+
+    redis.Redis.from_url(settings.REDIS_URL).flushdb()
+    monkeypatch.setattr(reconcile, "look_and_act", look)
+    for _ in range(3):
+        assert failing_told(read_failing()) == ""
+        app.tasks[reconcile.RECONCILE].apply()
+    assert failing_told(read_failing()) == "instances.reconcile failed 3 times in a row (ValueError)"
+    monkeypatch.setattr(reconcile, "look_and_act", lambda *args: None)
+    app.tasks[reconcile.RECONCILE].apply()
+    assert failing_told(read_failing()) == ""
