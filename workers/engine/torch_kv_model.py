@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class ModelIdentity:
     them do that says it here, and asks `now` before they go."""
 
     def __init__(self, model: Model) -> None:
-        config = {key: value for key, value in dataclasses.asdict(model.config).items() if key not in NO_MATTER}
+        config = {key: value for key, value in said(model.config).items() if key not in NO_MATTER}
         self._config = json.dumps(config, sort_keys=True).encode()
         slots = model.slots()
         chosen = sorted(slots, key=_scattered)[:TENSORS]
@@ -51,6 +52,17 @@ class ModelIdentity:
         seen = hashlib.sha256(self._config)
         seen.update(places.view(torch.uint8).numpy().tobytes())
         return seen.hexdigest()[:32]
+
+
+def said(config: Any) -> dict[str, Any]:
+    """What a config says beyond its defaults: engines of two versions are of one model still where the newer one knows
+    a field more, which says by its default what was meant before."""
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.default is dataclasses.MISSING or value != field.default:
+            found[field.name] = said(value) if dataclasses.is_dataclass(value) else value
+    return found
 
 
 def _scattered(name: str) -> bytes:
