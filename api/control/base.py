@@ -19,6 +19,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from api.auth import BearerKeyAuthentication, PeopleSessionAuthentication, TenantPrincipal
+from api.control.fields import name_choices
 from api.control.pagination import CURSOR_LENGTH_MAX, LIMIT_DEFAULT, LIMIT_MAX, paginate
 from api.errors import ApiError, exception_handler
 from api.permissions import IsAdmin, IsTenantKey, IsViewer
@@ -218,5 +219,6 @@ def _valid(
     unknown = {name: [why_not(name)] for name in raw if name not in bound.fields}
     if unknown:
         raise serializers.ValidationError(unknown)
+    name_choices(bound)
     bound.is_valid(raise_exception=True)
     return dict(bound.validated_data)

@@ -97,6 +97,17 @@ class LabelsField(JsonObjectField):
     child = serializers.CharField(max_length=200, allow_blank=True)
 
 
+def name_choices(field: serializers.Field) -> None:
+    """Have every choice below a field say what would have been valid, where something else was given."""
+    if isinstance(field, serializers.ChoiceField):
+        valid = ", ".join(str(each) for each in field.choices if each != "").replace("{", "{{").replace("}", "}}")
+        field.error_messages["invalid_choice"] = f'"{{input}}" is not a valid choice; valid: {valid}.'
+    inner = field.fields.values() if isinstance(field, serializers.Serializer) else [getattr(field, "child", None)]
+    for each in inner:
+        if each is not None:
+            name_choices(each)
+
+
 def _texts(value: Any, depth: int) -> Iterable[str]:
     """Every key and value as text, depth first; at most `depth` levels below this one."""
     if depth < 0:

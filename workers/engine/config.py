@@ -29,6 +29,7 @@ from workers.environment import given
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
 DEFAULT_BATCHING = "chunked_prefill"
 DEFAULT_MAX_MODEL_LEN = 8192
+PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= PORT_MAX):
+        raise argparse.ArgumentTypeError(f"{text} is not a port: 0 (any that is free) to {PORT_MAX}")
+    return int(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workers.engine",
@@ -246,7 +253,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1")
-    add("--port", type=int, required=True, help="0 takes a free port")
+    add("--port", type=_port, required=True, help="0 takes a free port")
     add("--profile", help=f"a shipped profile, constant:5ms, or a .json file ({DEFAULT_PROFILE}; torch: measured)")
     add("--role", default="collocated", choices=[role.value for role in Role])
     add("--model", default="", help="served model name (the profile's); torch: the model's folder")
@@ -263,7 +270,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", type=int, help="refuse with 503 beyond that many waiting requests (no bound)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--advertise-host", default="", help="where other engines reach this one (--host, or this host's name)")
-    add("--kv-port", type=int, default=0, help="where other engines fetch KV; 0 takes a free port")
+    add("--kv-port", type=_port, default=0, help="where other engines fetch KV; 0 takes a free port")
     add("--kv-layers", type=int, default=32, help="layers of the emulated KV (%(default)s)")
     add("--kv-token-bytes", type=int, default=4096, help="emulated KV, bytes a token and layer (%(default)s)")
     add("--kv-lease", type=_seconds, default=30.0, help="seconds KV is kept for a decode engine (%(default)s)")

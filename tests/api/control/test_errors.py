@@ -45,6 +45,31 @@ def test_what_may_come_back_says_when():
     assert exception_handler(exceptions.Throttled(wait=3), {})["Retry-After"] == "4"
 
 
+@pytest.mark.db
+@pytest.mark.parametrize(
+    ("path", "body", "field", "valid"),
+    [
+        ("set-role", {"role": "both"}, "role", "collocated, prefill, decode"),
+        ("sleep", {"level": 3}, "level", "1, 2"),
+        ("load", {"sources": [{"kind": "tape"}]}, "sources.0.kind", "engine, host, disk"),
+        ("desired-state", {"desired_state": "{gone}"}, "desired_state", "running, draining, stopped"),
+    ],
+)
+def test_a_choice_that_is_none_is_told_what_would_have_been_one(operator, path, body, field, valid):
+    row = factories.instance(weights="absent")
+    answer = operator.post(f"/instances/{row.pk}/{path}", body)
+    assert shape(answer) == (400, "validation_failed")
+    [said] = answer.data["error"]["fields"][field]
+    assert said.endswith(f"is not a valid choice; valid: {valid}.")
+    assert answer.data["error"]["message"].endswith(said)
+
+
+@pytest.mark.db
+def test_so_is_a_filter(viewer):
+    fields = viewer.get("/instances", role="both").data["error"]["fields"]
+    assert fields == {"role": ['"both" is not a valid choice; valid: collocated, prefill, decode.']}
+
+
 def test_nested_details_become_dotted_names():
     detail = {"levels": [{}, {"ttft_s": ["Too small."]}], "non_field_errors": ["Odd."]}
     fields = exception_handler(serializers.ValidationError(detail), {}).data["error"]["fields"]
