@@ -53,7 +53,9 @@ def attend(p: Pass, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         )
         out[rows] = attended[0].transpose(0, 1)
     if p.decode_rows is not None:
-        q = p.query[p.decode_rows][:, :, None]
+        q = p.query[p.decode_rows]
         k, v = keys[p.decode_context].transpose(1, 2), values[p.decode_context].transpose(1, 2)
-        out[p.decode_rows] = F.scaled_dot_product_attention(q, k, v, attn_mask=p.decode_mask, enable_gqa=True)[:, :, 0]
+        # The heads of one query are the rows of their group: nothing is repeated, as enable_gqa may with a mask.
+        grouped = q.unflatten(1, (k.shape[1], -1))
+        out[p.decode_rows] = F.scaled_dot_product_attention(grouped, k, v, attn_mask=p.decode_mask).flatten(1, 2)
     return out.flatten(1)
