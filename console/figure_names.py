@@ -101,6 +101,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "url": ("address", ""),
     "since_wish_s": ("since it was asked for", "s"),
     "drained_for_s": ("drained for", "s"),
+    "never_ready": ("in a row that never became ready", ""),
     "failures_5min": ("such failures in five minutes", ""),
     "pause_s": ("waits before it starts", "s"),
     "held": ("held because", "code"),

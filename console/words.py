@@ -92,6 +92,8 @@ REASONS: dict[str, str] = {
     "no_answer": "nothing answers there",
     "exited": "its process ended",
     "start_timeout": "it was not ready in time",
+    "settings_refused": "the engine does not start with its settings",
+    "never_ready": "none that took its place became ready either",
     "drained": "it had nothing left to do",
     "drain_timeout": "it was still busy when its time to drain was over",
     "ended_while_draining": "it ended while it drained",

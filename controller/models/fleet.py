@@ -202,6 +202,7 @@ class Instance(Versioned):
         STOPPED = "stopped", "Stopped"
 
     GONE = (Observed.STOPPED, Observed.FAILED)
+    SETTINGS_REFUSED = "given up: its settings are refused"  # how the error of such a one begins
 
     id = models.CharField(primary_key=True, max_length=64, validators=[NAME])
     model = models.ForeignKey(ServedModel, on_delete=models.PROTECT, related_name="instances")
@@ -287,6 +288,11 @@ class Instance(Versioned):
         """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
         `tp` its latencies are of, and what other engines do with theirs is their own business."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
+
+    @property
+    def settings_refused(self) -> bool:
+        """Another one like it would fail as well."""
+        return self.error.startswith(self.SETTINGS_REFUSED)
 
     @property
     def said_seqs(self) -> int | None:

@@ -17,6 +17,7 @@ START_TIMEOUT_S = 180.0  # from the wish to ready
 DRAIN_TIMEOUT_S = 120.0  # then what still runs is cut
 SETTLE_S = 2.0  # a gateway polls its configuration twice a second: before that a drain may be unknown to it
 STOP_GRACE_S = 15.0
+SETTINGS_REFUSED = 2  # exit code of a command line that cannot be followed
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
@@ -70,11 +71,13 @@ class FoundAwake(NamedTuple):
 
 
 class Replace(NamedTuple):
-    """The instance failed; put another with the same specification in its place."""
+    """The instance failed; put another with the same specification in its place. `refused`: what its process said
+    against its settings, if that is why it ended."""
 
     id: str
     reason: str
     error: str
+    refused: str = ""
 
 
 class StopWanted(NamedTuple):
@@ -138,11 +141,11 @@ def _up(row: Wanted, seen: Seen, state: str) -> list[Step]:
 def _lost(row: Wanted, seen: Seen) -> list[Step]:
     if not row.replaceable:
         return [] if row.state == "unreachable" else [_mark(row, seen, "unreachable", "no_answer")]
-    how = "" if seen.exit_code is None else f"exit code {seen.exit_code}"
-    return [
-        Replace(row.id, "exited", ": ".join(part for part in (how, seen.error) if part)),
-        CallStop(row.id, 0.0),
-    ]
+    code = seen.exit_code
+    how = "" if code is None else f"was killed by signal {-code}" if code < 0 else f"exit code {code}"
+    refused = (seen.error or how) if code == SETTINGS_REFUSED else ""
+    error = ": ".join(part for part in (how, seen.error) if part)
+    return [Replace(row.id, "exited", error, refused), CallStop(row.id, 0.0)]
 
 
 def _draining(row: Wanted, seen: Seen | None, now: float) -> list[Step]:

@@ -20,6 +20,7 @@ from controller.selectors.topology import free_among, usable_devices
 from controller.services.actions import Kind, sleep_ended, weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
+from controller.services.giving_up import GivenUp, given_up, never_ready_in_a_row
 from controller.services.instances import instance_observe, instance_stop, instance_wish
 from controller.services.scaling_stages import NO_DEVICE, STARTABLE, like
 
@@ -97,13 +98,17 @@ def _away_since_asleep(row: Instance) -> bool:
 
 
 def instance_replace(*, step: Replace) -> Decision | None:
-    """The instance has failed for good: another of its kind is wished for, later the more failed lately."""
+    """The instance has failed for good: another of its kind is wished for, later the more failed lately, unless that
+    would fail as well."""
     with transaction.atomic():
         row = Instance.objects.select_for_update(of=("self",)).select_related("model", "host").get(pk=step.id)
         failures = _recent_failures(row) + 1
-        pause = pause_before_start(failures)
+        pause, never_ready = pause_before_start(failures), never_ready_in_a_row(row)
         new_id = f"{row.backend}-{secrets.token_hex(3)}"
-        inputs = {"error": step.error, "failures_5min": failures, "pause_s": pause, "was": row.observed_state}
+        inputs = {"error": step.error, "failures_5min": failures, "was": row.observed_state, "never_ready": never_ready}
+        if (end := given_up(row, step, never_ready)) is not None:
+            return _give_up(row, end, inputs)
+        inputs["pause_s"] = pause
         blocked = _without_device(row)
         outcome = {"held": NO_DEVICE} if blocked else {"replacement": new_id}
         decision = _decide(row, "instance_replaced", step.reason, "replaced", inputs, outcome)
@@ -118,6 +123,14 @@ def instance_replace(*, step: Replace) -> Decision | None:
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
         instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)
+    return decision
+
+
+def _give_up(row: Instance, end: GivenUp, inputs: Mapping[str, Any]) -> Decision | None:
+    decision = _decide(row, "instance_given_up", end.reason, "given_up", inputs)
+    if decision is not None:
+        instance_observe(instance_id=row.pk, observed_state=Instance.Observed.FAILED, error=end.error)
+        instance_stop(actor=RECONCILER, instance_id=row.pk)
     return decision
 
 

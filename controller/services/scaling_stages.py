@@ -103,7 +103,7 @@ def _sharers(stage: Stage, pattern: Instance) -> dict[int, tuple[int, str]]:
     """Policies that would start their next instance on the pattern's devices, by id with model and role; this one among
     them, and whatever pool they keep: each is left its part."""
     policies = {each.pk: (each.model_id, each.role) for each in ScalingPolicy.objects.filter(enabled=True)}
-    next_to = {(row.model_id, row.role): row for row in patterns()}
+    next_to = {(row.model_id, row.role): row for row in patterns() if not row.settings_refused}
     found = {id: kind for id, kind in policies.items() if kind in next_to and _same_devices(next_to[kind], pattern)}
     return {**found, stage.policy.pk: (stage.policy.model_id, stage.policy.role)}
 
@@ -157,12 +157,14 @@ def takeable(stage: Stage) -> list[WarmInstance]:
 
 
 def _pattern(policy: ScalingPolicy, rows: Sequence[Instance]) -> Instance | None:
-    """What another instance is made like: the newest of ours, if need be one that is gone."""
+    """What another instance is made like: the newest of ours, if need be one that is gone. None where its settings were
+    refused: another one would fail the same way, until somebody starts one with other settings."""
     ours = [row for row in rows if row.provisioner in STARTABLE]
     if ours:
         return max(ours, key=lambda row: row.created_at)
     past = Instance.objects.filter(model=policy.model, role=policy.role, provisioner__in=STARTABLE)
-    return past.order_by("-created_at").first()
+    newest = past.order_by("-created_at").first()
+    return None if newest is None or newest.settings_refused else newest
 
 
 def loads_apart(pattern: Instance | None) -> bool:

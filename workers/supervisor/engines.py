@@ -8,6 +8,7 @@ sees `exited`, and decides. Files, because an engine must outlive the worker tha
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -17,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.core.process_spec import FLAGS, OPTIONS
+from controller.core.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
 from workers.engine.host_copy import sweep
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.ports import HOST, free_port, write_json
 
 WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
-BLOCK_SIZE = 16  # the engine's default
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ (?P<level>[A-Z]+) \S+ (?P<message>.*)")
 GRACE_S = 15.0
 HEALTH_TIMEOUT_S = 0.3
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -82,7 +83,7 @@ class Engine:
             "url": self.url,
             "started_at": self.child.started_at,
             "exit_code": code,
-            "error": "" if code is None else _last_line(self.child.spec.log),
+            "error": "" if code is None else last_error(self.child.spec.log),
             "at": time.time(),
         }
 
@@ -186,11 +187,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _last_line(log: Path) -> str:
+def last_error(log: Path) -> str:
+    """What it wrote last, unless that is a line of its log that tells of no error: then nobody said why it ended."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 2000))
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    line = LOGGED.match(lines[-1]) if lines else None
+    if line is None:
+        return lines[-1][:300] if lines else ""
+    return line["message"][:300] if line["level"] in ("ERROR", "CRITICAL") else ""
 
 
 def _healthy(url: str) -> bool:

@@ -41,8 +41,25 @@ def test_a_new_run_over_the_same_id_is_a_new_interval():
 def test_a_crashed_process_is_replaced_and_cleared():
     row = replace(RUNNING, state="ready", url=URL)
     failed, call = steps(row, Seen("exited", URL, exit_code=-9))
-    assert failed == Replace("a", "exited", "exit code -9")
+    assert failed == Replace("a", "exited", "was killed by signal 9")
     assert call == CallStop("a", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "error", "refused"),
+    [
+        (1, "", "exit code 1", ""),
+        (1, "ValueError: x", "exit code 1: ValueError: x", ""),
+        (-9, "Killed", "was killed by signal 9: Killed", ""),
+        (None, "device 2 is not there", "device 2 is not there", ""),
+        (2, "error: --threads: must be at least 1", "exit code 2: error: --threads: must be at least 1",
+         "error: --threads: must be at least 1"),
+        (2, "", "exit code 2", "exit code 2"),
+    ],
+)  # fmt: skip
+def test_how_a_process_ended_is_said_and_whether_its_settings_were_refused(code, line, error, refused):
+    step = steps(RUNNING, Seen("exited", URL, exit_code=code, error=line))[0]
+    assert (step.error, step.refused) == (error, refused)
 
 
 def test_a_start_that_takes_too_long_is_replaced():

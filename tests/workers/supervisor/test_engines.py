@@ -9,7 +9,7 @@ import pytest
 from controller.core.process_spec import FLAGS, OPTIONS, SAYABLE, refusal
 from workers.engine.config import build_parser, parse
 from workers.provisioners import ProcessProvisioner
-from workers.supervisor.engines import EngineFolder, engine_argv, engine_env
+from workers.supervisor.engines import EngineFolder, engine_argv, engine_env, last_error
 
 FAST = {"profile": "constant:1ms", "model": "m", "max_num_seqs": 2, "note": "for the reader"}
 
@@ -109,9 +109,25 @@ def test_a_killed_engine_stays_down_until_its_wish_is_taken_back(folder):
     settle(folder, lambda: states(folder) == {"a": "exited"})
     folder.sync()
     [seen] = provisioner.observe()
-    assert (seen.state, seen.exit_code) == ("exited", -9)
+    assert (seen.state, seen.exit_code, seen.error) == ("exited", -9, "")  # its last line says how it began
     provisioner.stop("a", 0.0)
     settle(folder, lambda: states(folder) == {})
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("", ""),
+        ("2026-11-23 22:34:47,667 INFO workers.engine listening on 8101\n", ""),
+        ("ValueError: x\n2026-11-23 22:34:47,667 WARNING workers.engine slow\n", ""),  # who knows how long ago
+        ("2026-11-23 22:34:47,667 ERROR workers.engine rank 1 was killed\n", "rank 1 was killed"),
+        ("Traceback (most recent call last):\n  x\nMemoryError\n", "MemoryError"),
+    ],
+)
+def test_an_error_is_the_last_line_that_is_one(tmp_path, log, said):
+    path = tmp_path / "engine.log"
+    path.write_text(log)
+    assert last_error(path) == said
 
 
 def test_a_wish_that_cannot_be_met_tells_why(folder):

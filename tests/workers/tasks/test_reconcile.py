@@ -20,6 +20,7 @@ from controller.services.instances import (
     instance_stop,
     instance_wish,
 )
+from controller.services.scaling_stages import stage_of
 from workers.engine.config import parse
 from workers.supervisor.engines import engine_argv
 from workers.tasks import reconcile
@@ -76,7 +77,11 @@ def test_a_crashed_instance_is_replaced_once(look, fake, one):
     fake.becomes("e1", "exited", exit_code=-9)
     look(3)
     failed = Instance.objects.get(pk="e1")
-    assert (failed.observed_state, failed.desired_state, failed.error) == ("failed", "stopped", "exit code -9")
+    assert (failed.observed_state, failed.desired_state, failed.error) == (
+        "failed",
+        "stopped",
+        "was killed by signal 9",
+    )
     assert not failed.intervals.filter(ended_at=None).exists()
     [decision] = Decision.objects.filter(kind="instance_replaced")
     [other] = Instance.objects.exclude(pk="e1")
@@ -94,6 +99,67 @@ def test_one_that_keeps_crashing_is_started_later_and_later(look, fake, one):
         Instance.objects.filter(desired_state="running").update(spec={"start_after": 0})
     pauses = [d.inputs["pause_s"] for d in Decision.objects.filter(kind="instance_replaced").order_by("pk")]
     assert pauses == [0.0, 1.0, 2.0, 4.0]
+
+
+def crash(fake, look, **how):
+    """What runs ends, and so does what comes in its place, until nothing is started any more. How many ended."""
+    ended = 0
+    for _ in range(30):
+        Instance.objects.filter(desired_state="running").update(spec={"profile": "constant:5ms"})
+        look(2)
+        if not Instance.objects.filter(desired_state="running").exists():
+            return ended
+        for id in list(fake.seen):
+            fake.becomes(id, "exited", **how)
+            ended += 1
+    raise AssertionError("it goes on for ever")
+
+
+def test_settings_that_the_engine_refuses_are_given_up_after_three(look, fake, one):
+    assert crash(fake, look, exit_code=2, error="error: --threads: must be at least 1") == 3
+    last = Instance.objects.order_by("created_at").last()
+    assert last.error == "given up: its settings are refused by the engine: error: --threads: must be at least 1"
+    assert (last.desired_state, last.observed_state) == ("stopped", "failed")
+    decision = Decision.objects.get(kind="instance_given_up")
+    assert (decision.subject, decision.reason, decision.inputs["never_ready"]) == (last.pk, "settings_refused", 3)
+    assert not Instance.objects.filter(desired_state="running").exists()
+
+
+def test_a_chain_in_which_none_became_ready_is_given_up(look, fake, one):
+    assert crash(fake, look, exit_code=1, error="ValueError: x") == 8
+    last = Instance.objects.order_by("created_at").last()
+    assert last.error == "given up: 8 in a row never became ready, the last: exit code 1: ValueError: x"
+    assert Decision.objects.get(kind="instance_given_up").reason == "never_ready"
+
+
+def test_one_that_was_ready_begins_a_new_count(look, fake, one):
+    for _ in range(2):
+        look(2)
+        fake.becomes(next(iter(fake.seen)), "exited", exit_code=2)
+        look()
+        Instance.objects.filter(desired_state="running").update(spec={})
+    look()
+    fake.becomes(next(iter(fake.seen)), "ready")
+    look()
+    assert crash(fake, look, exit_code=2) == 4  # itself, and three in its place
+
+
+def test_a_row_whose_settings_would_be_refused_is_not_copied(look, fake, one):
+    """From before values were checked."""
+    fake.becomes("e1", "ready")
+    look()
+    Instance.objects.filter(pk="e1").update(spec={"threads": 0})
+    fake.becomes("e1", "exited", exit_code=1)
+    look(2)
+    row = Instance.objects.get()
+    assert row.error == "given up: its settings are refused: spec.threads must be a whole number from 1 to 4096."
+    assert Decision.objects.get(kind="instance_given_up").reason == "settings_refused"
+
+
+def test_the_scaler_copies_none_whose_settings_were_refused(look, fake, one, policy):
+    crash(fake, look, exit_code=2, error="error: no")
+    stage = stage_of(policy, [], time.time())
+    assert (stage.pattern, stage.seen.startable) == (None, False)
 
 
 def test_a_replacement_waits_out_its_pause(look, fake, one):
