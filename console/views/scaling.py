@@ -41,6 +41,7 @@ from controller.services.scaling_stages import patterns
 
 WINDOW = timedelta(hours=1)
 AROUND = WINDOW / 2  # a moment that somebody asks about
+SECOND = timedelta(seconds=1)
 EVENTS = 40  # in the table
 MARKS = 400  # on the charts
 PATIENCE_S = 20.0  # the scaler leaves a sample each five seconds, or each look where its looks are further apart
@@ -83,7 +84,7 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
     since, until = (at - AROUND, min(now, at + AROUND)) if at else (now - WINDOW, now)
     seen = scaling.samples(since=since, until=until)
     policies, events, started = scaling.policies(), *done_and_started(at, since, until)
-    then = scaling.samples_at(at=at) if at else {}
+    then = scaling.samples_at(at=to_its_end(at)) if at else {}
     shown = scaling.as_of(policies, at) if at else policies
     there = {} if at else scaling.instances_now()
     pools = {} if at else warm_pools(shown, patterns())
@@ -104,6 +105,11 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
         "ways": scaling.times_by_way(started),
         "as_of": looked(policies, seen, now),
     }
+
+
+def to_its_end(at: datetime) -> datetime:
+    """A moment that was said to the second is all of that second: the look that scaled lies within it."""
+    return at if at.microsecond else at + SECOND - timedelta(microseconds=1)
 
 
 def done_and_started(at: datetime | None, since: datetime, until: datetime) -> tuple[list[Decision], list[Start]]:

@@ -168,6 +168,17 @@ def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
     assert viewer.get(reverse("scaling"), {"at": "noon"}).status_code == 422
 
 
+def test_the_look_that_scaled_lies_within_the_second_that_the_address_names(viewer, live_store):
+    policy = factories.scaling_policy()
+    second = timezone.now().replace(microsecond=0) - timedelta(minutes=5)
+    for after, load in ((timedelta(seconds=-4), 0.4), (timedelta(milliseconds=400), 1.2)):
+        ScalingSample.objects.create(
+            policy=policy, at=second + after, load=load, ready=2, starting=0, draining=0, mind="steady"
+        )
+    (card,) = viewer.get(reverse("scaling"), {"at": second.strftime("%Y-%m-%dT%H:%M:%S")}).context["cards"]
+    assert card["why_then"] == "load 1.20 is above 0.8: it acted in this look"
+
+
 def test_a_moment_without_a_record_shows_dashes_and_no_empty_figures(viewer, live_store):
     factories.scaling_policy()
     html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()

@@ -1,0 +1,74 @@
+"""A scale-out followed by clicking: scaling at that moment, the decision, the instance, its first token, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.caller import Caller, engine_of_its_own, within
+from tests.browser.stack import Stack
+
+pytestmark = pytest.mark.browser
+
+MODEL = "followed"
+LOADS = "engine=0.9,host=2.7,disk=4.1"  # emulated, so that a warm engine is told where to get its weights
+POLICY = {
+    "min_instances": 1, "max_instances": 2, "upper": 0.8, "lower": 0.01, "sustain_s": 600, "cooldown_s": 1,
+    "interval_s": 1, "warm": 1,
+}  # fmt: skip
+WARM_S, SERVED_S = 90.0, 120.0
+
+
+@pytest.fixture(scope="module")
+def scaled_out(stack: Stack, caller: Caller) -> Iterator[dict[str, Any]]:
+    """The scale-out that took the one warm engine, once that has served."""
+    engine_of_its_own(caller, MODEL, emulated_load_s=LOADS, scheduler="slackline")
+    caller.post("scaling-policies", {"model": MODEL, **POLICY})
+    within(WARM_S, lambda: warm_and_ready(caller))
+    sent = stack.send(40, model=MODEL, slo_class="batch", waiting_time=60, max_tokens=100)
+    within(SERVED_S, lambda: caller.recorded("scale_out_served", subject=f"{MODEL}/collocated"))
+    yield caller.recorded("scale_out", subject=f"{MODEL}/collocated")[-1]
+    for each in sent:
+        each.result()
+
+
+def warm_and_ready(caller: Caller) -> bool:
+    rows = caller.get("instances", model=MODEL, observed_state="ready")["items"]
+    return any(each["weights"] == "absent" for each in rows)
+
+
+def steps(page: Page, name: str = "From wish to first token") -> Locator:
+    return page.get_by_role("region", name=name).first.locator("tbody th")
+
+
+def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
+    (name,) = scaled_out["outcome"]["started"]
+    page = visit("viewer", f"/scaling/?at={scaled_out['at'][:19]}")
+    events = page.get_by_role("region", name="What the scaler did around").first
+    expect(events.get_by_text("asked about")).to_be_visible()
+    expect(page.get_by_role("region", name="From wish to service around").first.get_by_text(name)).to_be_visible()
+    events.get_by_role("link", name=f"scaled {MODEL}/collocated out").first.click()
+    expect(steps(page, f"{name}, from wish to first token")).to_have_text(
+        ["Decided", "Ordered", "Weights", "Ready", "First token"]
+    )
+    page.get_by_role("link", name=f"Instance {name}").click()
+    expect(steps(page)).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
+    settings = page.get_by_role("region", name="What its engine was started with")
+    expect(settings).to_contain_text("slackline")
+    page.get_by_role("link", name=f"{name} of {MODEL}/collocated gave its first token").click()
+    page.get_by_role("definition").get_by_role("link", name=str(scaled_out["id"]), exact=True).click()
+    expect(page).to_have_url(re.compile(rf"/audit/{scaled_out['id']}/$"))
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_its_pages_fit_their_width(visit, scaled_out, width):
+    (name,) = scaled_out["outcome"]["started"]
+    moment, decision = f"/scaling/?at={scaled_out['at'][:19]}", f"/audit/{scaled_out['id']}/"
+    for path in ("/scaling/", moment, decision, f"/fleet/instances/{name}/"):
+        page = visit("viewer", path, width=width)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
