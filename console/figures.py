@@ -93,7 +93,7 @@ def _digits(size: float) -> str:
 def _bytes(size: float, per: str) -> str:
     """Decimal, as networks count."""
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= step:
+        if size >= 0.9995 * step:  # else three digits of the smaller unit would be 1e+03
             return f"{size / step:.3g} {unit}{per}"
     return f"{size:.3g} B{per}"
 

@@ -92,6 +92,10 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("instance_awake", "level_2"): "{subject} is awake after {awake_s:.1f} s, its weights read from the disk again",
     ("instance_awake", "new_run"): "{subject} was started again and no longer sleeps, its weights {weights}",
     ("instance_awake", "found_awake"): "{subject} sleeps no more: somebody else woke it or started it again",
+    # Whoever ordered it; the reason says no more than that.
+    ("instance_load_ordered", ""): "{actor} ordered instance {subject} to load its weights",
+    ("instance_sleep_ordered", ""): "{actor} ordered instance {subject} to sleep, at level {level}",
+    ("instance_wake_ordered", ""): "{actor} ordered instance {subject} to wake up",
 }
 # Verbs of other kinds; an unknown kind reads as its own words.
 VERBS: dict[str, str] = {
@@ -107,12 +111,11 @@ VERBS: dict[str, str] = {
     "instance_stopped": "stopped instance",
     "instance_gone": "saw instance go:",
     "instance_failed": "saw instance fail:",
-    "instance_load_ordered": "ordered the weights of instance",
     "instance_sleep_ordered": "ordered to sleep instance",
-    "instance_wake_ordered": "ordered to wake up instance",
     "instance_sleep_failed": "could not put to sleep instance",
     "instance_wake_failed": "could not wake up instance",
     "instance_role_switch_ordered": "ordered another role for instance",
+    "instance_role_set": "changed instance",
     "role_switch_failed": "could not switch the role of instance",
     "weights_load_failed": "got no weights into instance",
     "audit_trimmed": "forgot old",
@@ -125,6 +128,7 @@ VERBS: dict[str, str] = {
     "access_refused": "was refused",
     "experiment_cancelled": "cancelled experiment",
 }
+TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # of these the verb does not say it all
 # Steps of one request, as the gateway records them with it.
 STEPS: dict[str, str] = {
     "slo": "Targets",
@@ -162,14 +166,17 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
         return _refusals(actor, known)
     if kind.startswith("queue_") and (partly := _partly_done(kind, actor, subject, known)):
         return partly
-    whole = _whole(SENTENCES.get((kind, reason), ""), {**known, "actor": actor, "subject": subject})
+    pattern = SENTENCES.get((kind, reason)) or SENTENCES.get((kind, ""), "")
+    whole = _whole(pattern, {**known, "actor": actor, "subject": subject})
     if whole:
         return whole
     what = f"{actor} {_verb(kind, subject_type)} {subject or 'all tenants'}"
-    changed = [] if kind in VERBS else changes(known)  # "stopped" needs no "desired_state running to stopped"
+    # "stopped" needs no "desired_state running to stopped".
+    changed = [] if kind in VERBS and kind not in TELL_CHANGES else changes(known)
     if changed:
         return f"{what}: {'; '.join(changed)}"
-    nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked"))  # "person_created" beside "created ..."
+    # "person_created" beside "created ...".
+    nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked", "ordered"))
     return what if nothing_new or not reason else f"{what}: {reason_in_words(reason)}"
 
 
@@ -196,9 +203,12 @@ def _whole(pattern: str, known: Mapping[str, Any]) -> str:
 
 
 def _refusals(actor: str, known: Mapping[str, Any]) -> str:
-    by_code = known.get("by_code")
-    codes = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in by_code.items()) if by_code else ""
-    return f"{actor} refused {known.get('requests', 'some')} requests in {known.get('seconds', 10):g} s: {codes}"
+    """Why is said of each code, and how many it were where there are several."""
+    requests, by_code = known.get("requests", "some"), known.get("by_code") or {}
+    words = {code: reason_in_words(code).removeprefix("refused: ") for code in by_code}
+    why = "; ".join(f"{words[code]} ({count})" if len(by_code) > 1 else words[code] for code, count in by_code.items())
+    what = f"{actor} refused {requests} request{'' if requests == 1 else 's'} in {known.get('seconds', 10):g} s"
+    return f"{what}: {why}" if why else what
 
 
 # What became of requests that a command was not applied to.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from console.decode_wait import is_given_up, never_decoded_s, prefilled_s
+from console.figures import number
 from console.words import reason_in_words
 from controller.models import RequestRecord
 
@@ -100,8 +101,8 @@ def _due(track: Track, at_s: float, whole: float, what: str) -> None:
 def _decisions(row: RequestRecord, whole: float) -> Track | None:
     """When each recorded step was taken, by its number in the list below the picture."""
     bars = [
-        _mark(at, whole, f"{number} {step.get('kind', '')} after {at:.3f} s", "decision")
-        for number, step in enumerate(row.decisions, 1)
+        _mark(at, whole, f"{place} {step.get('kind', '')} after {at:.3f} s", "decision")
+        for place, step in enumerate(row.decisions, 1)
         if isinstance(at := step.get("at"), int | float)
     ]
     return Track("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
@@ -175,11 +176,11 @@ def kv_moves(row: RequestRecord) -> list[KvMove]:
         began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
         words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
         if figures.get("early_bytes"):
-            early = f"{figures['early_bytes'] / 1e6:.3g} of them while the prompt was computed"
-            words.append(f"{figures['bytes'] / 1e6:.3g} MB, {early}")
+            early = f"{number(figures['early_bytes'], 'bytes')} of them while the prompt was computed"
+            words.append(f"{number(figures['bytes'], 'bytes')}, {early}")
         elif figures.get("bytes") and figures.get("seconds"):
-            rate = figures["bytes"] / figures["seconds"]
-            words.append(f"{figures['bytes'] / 1e6:.3g} MB in {figures['seconds']:.4f} s, {rate / 1e6:.3g} MB/s")
+            rate = number(figures["bytes"] / figures["seconds"], "bytes/s")
+            words.append(f"{number(figures['bytes'], 'bytes')} in {figures['seconds']:.4f} s, {rate}")
         if not arrived:
             words.append(reason_in_words(str(step.get("reason", ""))))
         elif figures.get("undo"):  # of what it left at its source
@@ -219,10 +220,10 @@ def _decode(row: RequestRecord, whole: float) -> Track:
     kind = "decode" if row.tpot_met else "bad"
     track.bars.append(_bar(first, last, whole, kind, f"{row.output_tokens} tokens until {last:.3f} s"))
     times = _times(row.token_times)
-    for number, at in zip(token_numbers(len(times), row.output_tokens), times, strict=True):
-        due = due_s(row, number)
+    for token, at in zip(token_numbers(len(times), row.output_tokens), times, strict=True):
+        due = due_s(row, token)
         late = at > due
-        title = f"token {number} after {at:.3f} s, due {due:.3f} s"
+        title = f"token {token} after {at:.3f} s, due {due:.3f} s"
         track.bars.append(_mark(at, whole, title, "late" if late else "tick"))
     _due(track, due_s(row, row.output_tokens), whole, "last token due")
     return track

@@ -9,7 +9,7 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.figures import Figure, figure, shown
+from console.figures import Figure, figure, number, shown
 from console.verdict import verdict as judged
 from console.words import DASH, MINUS, reason_in_words
 
@@ -70,12 +70,13 @@ def money(value: float | None) -> str:
 @register.filter
 def bytes_per_s(value: float | None) -> str:
     """Bandwidth in decimal units, as networks count: 1.25e10 is "12.5 GB/s"."""
-    if value is None or value == "":
-        return DASH
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} B/s"
+    return DASH if value is None or value == "" else number(value, "bytes/s")
+
+
+@register.filter
+def size(value: float | None) -> str:
+    """Bytes in decimal units, on every page: 20480 is "20.5 kB"."""
+    return DASH if value is None or value == "" else number(value, "bytes")
 
 
 @register.filter

@@ -176,8 +176,16 @@ def fit_context(row: Instance) -> dict[str, Any]:
         "shipped": profile is not None and not profile.samples and profile.source in shipped_profiles(),
         "emulated": emulated(row),
         "points": len(points),
+        "stages": stages_of(row, points),
         "charts": charts_of(row, profile, points),
     }
+
+
+def stages_of(row: Instance, points: list[measured.Measured]) -> list[str]:
+    """Those that it can have measurements of: of another role's only what it measured while it had that."""
+    prefills = row.role != "decode" or any(point.prefill_s is not None for point in points)
+    decodes = row.role != "prefill" or any(point.tpot_s is not None for point in points)
+    return [stage for stage, there in (("prefill", prefills), ("decode", decodes)) if there]
 
 
 def emulated(row: Instance) -> str:

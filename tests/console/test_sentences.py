@@ -100,7 +100,32 @@ def test_values_cut_before_they_differ_are_not_shown_as_the_same():
 def test_refusals_are_counted_by_code():
     known = {"requests": 5, "seconds": 10.0, "by_code": {"no_capacity": 3, "rate_limit_exceeded": 2}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "no_capacity", known)
-    assert said == "gateway-1 refused 5 requests in 10 s: 3 no capacity, 2 rate limit exceeded"
+    assert said == ("gateway-1 refused 5 requests in 10 s: no instance was up (3); the tenant's quota was used up (2)")
+
+
+def test_one_refusal_is_one_request():
+    known = {"requests": 1, "seconds": 10.1, "by_code": {"slo_infeasible": 1}}
+    said = say("refusals", "gateway-1", "gateway", "gateway-1", "slo_infeasible", known)
+    assert said == "gateway-1 refused 1 request in 10.1 s: no instance could have made it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "said"),
+    [
+        ("instance_sleep_ordered", {"level": 2, "action": 7}, "ordered instance d2 to sleep, at level 2"),
+        ("instance_sleep_ordered", {}, "ordered to sleep instance d2"),
+        ("instance_wake_ordered", {"level": 1, "action": 7}, "ordered instance d2 to wake up"),
+        ("instance_load_ordered", {"sources": "chosen when it is told"}, "ordered instance d2 to load its weights"),
+        ("instance_role_set", {"before": {"role": "collocated"}, "after": {"role": "decode"}},
+         "changed instance d2: role decode (was collocated)"),
+        ("instance_role_switch_ordered", {"before": {"role": "prefill"}, "after": {"role": "decode"}},
+         "ordered another role for instance d2: role decode (was prefill)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("actor", "by"), [("olga", "person"), ("scaler", "job")])
+def test_orders_to_an_instance_are_sentences(kind, inputs, said, actor, by):
+    reason = f"{by}_{kind.removeprefix('instance_')}"
+    assert say(kind, actor, "instance", "d2", reason, inputs) == f"{actor} {said}"
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():

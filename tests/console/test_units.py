@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from console import figures
 from console.templatetags import units
 
 
@@ -52,3 +53,10 @@ def test_figures_of_a_decision_on_one_line():
 
 def test_a_share_for_a_meter_is_bounded():
     assert (units.share_of(3, 2), units.share_of(1, 4), units.share_of(1, 0)) == ("1.0000", "0.2500", "0")
+
+
+@pytest.mark.parametrize(("value", "shown"), [(20480, "20.5 kB"), (999_999, "1 MB"), (0, "0 B"), (None, "–")])
+def test_a_size_reads_as_it_does_among_figures(value, shown):
+    assert units.size(value) == shown
+    if value is not None:
+        assert figures.shown("bytes", value) == shown

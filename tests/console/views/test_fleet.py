@@ -198,3 +198,19 @@ def test_a_warm_instance_is_shown_and_given_its_weights(operator, live_store):
     assert b"Load weights" not in said
     assert Decision.objects.filter(kind="instance_load_ordered", subject=row.pk).count() == 1
     assert b"loading" in operator.get(reverse("fleet")).content
+
+
+def test_a_chart_that_can_have_no_points_is_not_drawn(viewer, live_store):
+    """Of an instance whose role was another before, what it measured then is shown."""
+    model = factories.served_model()
+    for id, role in (("p", "prefill"), ("d", "decode"), ("both", "collocated"), ("was", "decode")):
+        factories.instance(model, id=id, role=role)
+    connection.ensure_connection()
+    records_write(connection=connection.connection, records=[factories.record(instance="was", ttft_s=0.9)])
+    pages = {id: viewer.get(reverse("instance", args=[id])).content.decode() for id in ("p", "d", "both", "was")}
+    drawn = {id: [name for name in ("prefill", "decode") if f'data-chart="{name}"' in pages[id]] for id in pages}
+    assert drawn == {
+        "p": ["prefill"], "d": ["decode"], "both": ["prefill", "decode"], "was": ["prefill", "decode"]
+    }  # fmt: skip
+    assert "It only prefills: there is no decode of its own to show." in pages["p"]
+    assert "It only decodes: there is no prefill of its own to show." in pages["d"]

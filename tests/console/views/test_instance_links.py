@@ -43,7 +43,7 @@ def page(client, name="decode-1"):
 def test_an_instance_shows_its_links_with_what_moved_and_what_failed(viewer, live_store, pair):
     _, html = page(viewer)
     assert "2.5 GB/s" in html
-    assert "114.4" in html  # MiB
+    assert "120 MB" in html
     assert "&lt;b&gt;connection reset" in html
     assert "No KV transfer is recorded" in html
 
