@@ -124,7 +124,11 @@ def _from_service(exc: Any) -> Response:
     """What a service refused. A name that is taken is a conflict, whatever else is also wrong is not."""
     details = exc.error_dict if hasattr(exc, "error_dict") else {"": exc.error_list}
     fields = _flat({name: [str(text) for one in errors for text in one.messages] for name, errors in details.items()})
-    response = error_response(400, "validation_failed", _first(fields), _named(fields))
+    message = _first(fields)
+    for one in (one for errors in details.values() for one in errors):
+        together = (one.params or {}).get("unique_check", ()) if one.code == "unique_together" else ()
+        fields = {name: [str(text) for text in one.messages] for name in together} | fields
+    response = error_response(400, "validation_failed", message, _named(fields))
     taken = all(one.code in TAKEN for errors in details.values() for one in errors)
     return _as_conflict(response) if taken else response
 

@@ -219,11 +219,16 @@ def instance_observe(
 
 
 def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
-    """Forget a stopped or failed instance, and its cost history with it."""
+    """Forget a stopped or failed instance, and its cost history with it. One that somebody else runs is forgotten as
+    soon as it was stopped."""
     with transaction.atomic():
         row = _locked(instance_id, version)
-        if row.desired_state != Desired.STOPPED or row.observed_state not in Instance.GONE:
-            raise ValidationError({"desired_state": f"{row} is {row.observed_state}: stop it first."})
+        seen = row.observed_state
+        if row.desired_state != Desired.STOPPED:
+            raise ValidationError({"desired_state": f"{row} is {seen}: stop it first."})
+        if seen not in Instance.GONE and row.provisioner != "static":  # nothing of ours runs at somebody else's
+            told = f"{row} was stopped and is still {seen}: it can be forgotten once it has ended, in a few seconds."
+            raise ValidationError({"desired_state": told})
         change.remove(Instance, instance_id, actor=actor, kind="instance")
 
 

@@ -14,6 +14,8 @@ from controller.services.actors import SYSTEM
 from controller.services.launches import instance_join
 from controller.services.served_models import served_model_create
 
+OPTIONS = ("backend", "role", "kv_role", "context_tokens", "max_num_seqs", "device_kind")
+
 
 class Command(BaseCommand):
     """Idempotent: a name that is registered already stays as it is. They serve once they answer."""
@@ -46,7 +48,7 @@ class Command(BaseCommand):
             try:
                 instance_join(actor=SYSTEM, id=name, model=served, url=url, spec=spec, **given)
             except ValidationError as error:
-                raise CommandError(f"{name}: {' '.join(error.messages)}") from error
+                raise CommandError(f"{name}: {options_told(error)}") from error
             self.stdout.write(f"registered {name} at {url}")
 
 
@@ -59,4 +61,11 @@ def _model(name: str, context_tokens: int | None) -> ServedModel:
     try:
         return served_model_create(actor=SYSTEM, name=name, context_tokens=context_tokens)
     except ValidationError as error:
-        raise CommandError(f"model {name!r}: {' '.join(error.messages)}") from error
+        raise CommandError(f"model {name!r}: {options_told(error)}") from error
+
+
+def options_told(error: ValidationError) -> str:
+    """Each option that is wrong, with the first thing that is: others say the same again in other words."""
+    fields = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
+    named = {name: f"--{name.replace('_', '-')}: " if name in OPTIONS else "" for name in fields}
+    return " ".join(f"{named[name]}{messages[0]}" for name, messages in fields.items())

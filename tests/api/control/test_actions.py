@@ -81,7 +81,7 @@ def test_a_policy_that_does_not_say_leaves_it_to_the_devices(operator):
 def test_a_spec_says_present_or_absent(operator):
     body = {"model": factories.served_model().name, "backend": "reference", "provisioner": "process"}
     assert operator.post("/instances", {**body, "spec": {"weights": "absent"}}).data["weights"] == "absent"
-    assert "spec" in operator.post("/instances", {**body, "spec": {"weights": "some"}}).data["error"]["fields"]
+    assert "spec.weights" in operator.post("/instances", {**body, "spec": {"weights": "some"}}).data["error"]["fields"]
 
 
 def test_what_moved_over_which_link_and_how_fast(viewer, admin, warm):

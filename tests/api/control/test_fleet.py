@@ -95,7 +95,19 @@ def test_a_device_twice_is_a_conflict(admin):
     factories.host(name="here")
     body = {"host": "here", "index": 0, "kind": "cpu", "memory_bytes": 1}
     assert admin.post("/devices", body).status_code == 201
-    assert admin.post("/devices", body).status_code == 409
+    answer = admin.post("/devices", body)
+    assert (answer.status_code, set(answer.data["error"]["fields"])) == (409, {"host", "index"})
+
+
+def test_a_second_scaling_policy_names_the_model_and_the_role(operator):
+    body = {"model": factories.served_model(name="m").name}
+    assert operator.post("/scaling-policies", body).status_code == 201
+    answer = operator.post("/scaling-policies", body)
+    assert answer.status_code == 409
+    told = "Scaling policy with this Model and Role already exists."
+    assert answer.data["error"] == {
+        "code": "conflict", "message": told, "fields": {"model": [told], "role": [told]},
+    }  # fmt: skip
 
 
 def test_an_operator_sets_a_scaling_policy(operator):

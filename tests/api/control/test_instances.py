@@ -208,6 +208,22 @@ def test_what_is_started_here_is_told_how_many_at_once(operator):
     assert "max_num_seqs" in answer.data["error"]["fields"]
 
 
+def test_a_registered_one_can_be_forgotten_as_soon_as_it_was_stopped(operator):
+    """No process of ours has to end first, whatever was last seen of it."""
+    row = factories.instance(provisioner="static", observed_state="unreachable")
+    assert operator.post(f"/instances/{row.pk}/stop").status_code == 200
+    assert operator.delete(f"/instances/{row.pk}").status_code == 204
+
+
+def test_one_that_is_started_here_is_still_ending_after_its_stop(operator):
+    row = factories.instance(provisioner="process", observed_state="ready")
+    operator.post(f"/instances/{row.pk}/stop")
+    answer = operator.delete(f"/instances/{row.pk}")
+    assert answer.status_code == 409
+    told = f"{row.pk} was stopped and is still ready: it can be forgotten once it has ended, in a few seconds."
+    assert answer.data["error"]["fields"]["desired_state"] == [told]
+
+
 def test_only_a_stopped_instance_is_forgotten(operator):
     row = factories.instance()
     assert operator.delete(f"/instances/{row.pk}").status_code == 409

@@ -66,5 +66,15 @@ def test_a_vllm_server_is_registered_with_the_sides_it_was_started_for():
     served_model(name="demo")
     register("v-1=http://v-1:8000", model="demo", role="prefill", kv_role="kv_both")
     assert Instance.objects.get(pk="v-1").kv_role == "kv_both"
-    with pytest.raises(CommandError, match="v-2: v-2 was started with kv_role kv_producer and cannot decode"):
+    with pytest.raises(CommandError, match="v-2: --role: v-2 was started with kv_role kv_producer and cannot decode"):
         register("v-2=http://v-2:8000", model="demo", role="decode", kv_role="kv_producer")
+
+
+@pytest.mark.parametrize(("option", "name"), [("max_num_seqs", "--max-num-seqs"), ("device_kind", "--device-kind")])
+def test_what_is_wrong_names_its_option_and_says_one_thing(option, name):
+    served_model(name="demo")
+    with pytest.raises(CommandError) as caught:
+        register("v-1=http://v-1:8000", model="demo", **{option: -1 if option == "max_num_seqs" else "x" * 65})
+    said = str(caught.value)
+    assert said.startswith(f"v-1: {name}: ")
+    assert said.count(".") == 1
