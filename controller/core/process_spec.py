@@ -14,6 +14,7 @@ BLOCK_SIZE = 16  # the engine's default
 # Options of `python -m workers.engine`, as the engine names them but for the hyphens.
 OPTIONS = (
     *("profile", "role", "model", "seed", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"),
+    "context_tokens",
     *("block_size", "scheduling_policy", "batching", "batching_options", "startup_delay", "scheduler", "boundary"),
     *("chunk_tokens", "executor", "served_model_name", "device", "dtype", "threads", "kv_cache_gib", "tensor_parallel"),
     *("weights", "host_copy", "emulated_load_s", "emulated_weight_bytes"),
@@ -23,6 +24,7 @@ OWN_FIELDS = {  # what the instance itself says: here it would be overruled with
     "model": "model",
     "served_model_name": "model",
     "role": "role",
+    "context_tokens": "model",
     "max_num_seqs": "max_num_seqs",
     "tensor_parallel": "tp",
     "url": "url",

@@ -181,6 +181,7 @@ def instance_spec(row: Instance) -> dict[str, Any]:
         "model": row.model.name,
         "role": row.role_at_start,
         "max_num_seqs": row.max_num_seqs,
+        "context_tokens": row.model.context_tokens,
         "url": row.url,
     }
     if row.spec.get("executor") == "torch":

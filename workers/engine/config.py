@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,16 +218,19 @@ def _engine_config(args: argparse.Namespace, model: ModelOptions | None, profile
         blocks, longest = model.kv_blocks, model.config.max_positions
     else:
         held = profile.kv_capacity_tokens if profile else 0
-        blocks, longest = args.kv_blocks or max(1, held // max(1, args.block_size)), DEFAULT_MAX_MODEL_LEN
+        blocks, longest = args.kv_blocks or max(1, held // max(1, args.block_size)), sys.maxsize
     if model is not None and args.max_model_len is not None and args.max_model_len > longest:
         raise ConfigError(f"{args.max_model_len} is beyond the model's {longest} positions", "max_model_len")
+    if args.context_tokens is not None and args.context_tokens < 1:
+        raise ConfigError(f"must be at least 1, got {args.context_tokens}", "context_tokens")
+    wanted = args.context_tokens or DEFAULT_MAX_MODEL_LEN
     capacity = blocks * args.block_size
     return EngineConfig(
         kv_blocks=blocks,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens or max(2048, args.max_num_seqs),
-        max_model_len=args.max_model_len or min(DEFAULT_MAX_MODEL_LEN, longest, capacity),
+        max_model_len=args.max_model_len or min(wanted, longest, capacity),
         scheduling_policy=args.scheduling_policy,
         max_waiting=args.max_num_queued_reqs,
         prefix_caching=args.enable_prefix_caching,
@@ -261,6 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-num-seqs", type=int, default=64, help="running sequences at a time (%(default)s)")
     add("--max-num-batched-tokens", type=int, help="token budget of a step (2048, at least --max-num-seqs)")
     add("--max-model-len", type=int, help=f"context in tokens ({DEFAULT_MAX_MODEL_LEN} or what the KV cache holds)")
+    add("--context-tokens", type=int, help="without --max-model-len: context, or less where less fits (8192)")
     add("--kv-blocks", type=int, help="KV cache size in blocks (from the profile)")
     add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
     add("--scheduling-policy", default="priority", choices=["priority", "fcfs"])

@@ -21,6 +21,7 @@ from controller.services.instances import (
     instance_wish,
 )
 from controller.services.scaling_stages import stage_of
+from controller.services.served_models import served_model_create
 from workers.engine.config import parse
 from workers.supervisor.engines import engine_argv
 from workers.tasks import reconcile
@@ -69,6 +70,28 @@ def test_from_wish_to_ready(look, fake, one):
     assert (row.observed_state, row.url, row.observed_generation) == ("ready", fake.seen["e1"].url, row.generation)
     assert kinds() == ["instance_started", "instance_ready"]
     assert InstanceInterval.objects.filter(instance=row, ended_at=None).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "longest"),
+    [
+        ({}, 2048),
+        ({"max_model_len": 512}, 512),
+        ({"kv_capacity_tokens": 1024}, 1024),  # no more than its KV cache holds
+    ],
+)
+def test_an_engine_is_told_the_context_that_its_model_promises(look, fake, spec, longest):
+    model = served_model_create(actor=SYSTEM, name="short", context_tokens=2048)
+    instance_wish(actor=SYSTEM, id="e1", model=model, spec=spec)
+    look()
+    assert parse(engine_argv(1, fake.started["e1"])[3:]).engine.max_model_len == longest
+
+
+def test_a_longer_context_than_the_engines_own_default_is_told_too(look, fake):
+    model = served_model_create(actor=SYSTEM, name="long", context_tokens=32_768)
+    instance_wish(actor=SYSTEM, id="e1", model=model)
+    look()
+    assert parse(engine_argv(1, fake.started["e1"])[3:]).engine.max_model_len == 32_768
 
 
 def test_a_crashed_instance_is_replaced_once(look, fake, one):
