@@ -44,6 +44,7 @@ PROFILES = (  # shipped; also one constant time, or a file
     *("aic/Llama-3.1-70B/A100-SXM-80GB/tp4", "llama-3.1-70b-a100-tp4", "aic/Llama-3.1-70B/H100-SXM-80GB/tp4"),
     *("llama-3.1-70b-h100-tp4", "vidur/Llama-2-70B/A100-SXM-80GB/tp2", "llama-2-70b-a100-tp2"),
 )
+# A profile's name under which each step takes that long.
 CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
 PREEMPTIVE_BATCHING = "slo_aware_batching"
 SOURCES = ("engine", "host", "disk")  # of weights

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError, UnknownName
+from controller.core.process_spec import CONSTANT
 from controller.core.steps import Step
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
 
 SHIPPED = Path(__file__).with_name("profiles.json")
-CONSTANT = re.compile(r"constant:(?P<number>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 DEFAULT_CAPACITY_TOKENS = 262_144  # for profiles that do not say
 
