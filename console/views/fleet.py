@@ -64,6 +64,8 @@ ACTIONS = {
 }
 DECISIONS = 25
 LOADS = 10
+TO_SERVICE = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE, Action.Kind.FIRST_SERVED)
+ORDERS = 3 * LOADS  # of these kinds, that are looked at
 LENGTHS = 40  # points of a model's line
 POLLED: Kept[Part] = Kept(SHARED_S)
 
@@ -155,6 +157,7 @@ def instance_live(request: HttpRequest, instance_id: str) -> JsonResponse:
 def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     seen = next((each for each in merge_instances(now.fleets) if each["id"] == row.pk), None)
     rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
+    orders = list(catalogue.actions().filter(instance=row, kind__in=TO_SERVICE)[:ORDERS])
     wished = wishes(row)
     return {
         "each": row_of(row, seen),
@@ -162,8 +165,8 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
         "decisions": [(decision, sentence(decision)) for decision in rows],
         "actions": wished,
         "sleep_choices": partial(sleep_choices, row) if "sleep" in wished else [],  # only who may choose asks
-        "loads": catalogue.actions().filter(instance=row, kind=Action.Kind.WEIGHTS_LOAD)[:LOADS],
-        "way": way_of(row),
+        "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
+        "way": way_of(row, orders),
         "settings": engine_spec(row.spec),
         **links_of(row.pk),
     }

@@ -76,7 +76,7 @@ def test_each_page_of_a_scale_out_links_to_the_others(viewer, live_store, taken)
 def test_its_steps_stand_in_the_order_of_time_with_seconds_after_the_decision(taken):
     row, out, loaded, served = taken
     (way,) = ways_of(out)
-    assert way == way_of(row)
+    assert way == way_of(row, row.actions.all())
     assert ways_of(served) == ways_of(loaded) == [way]
     assert [(each.what, each.after_s) for each in way.steps] == [
         ("Decided", 0.0), ("Ordered", 0.0), ("Weights", 1.5), ("Ready", 1.5), ("First token", 2.5),
@@ -87,11 +87,11 @@ def test_of_a_new_process_what_has_not_come_is_said(viewer, live_store):
     row = factories.instance(factories.served_model(name="demo"), id="new-1", observed_state="starting")
     out = scaled_out("new-1")
     order("first_served", row, out, warm=False, state="running")
-    steps = {each.what: each for each in way_of(row).steps}
+    steps = {each.what: each for each in way_of(row, row.actions.all()).steps}
     assert (steps["Ordered"].text, steps["Ready"].text) == ("a new process was asked for", "not ready yet")
     assert (steps["First token"].at, steps["First token"].text) == (None, "no request has been served by it yet")
     up = decide("instance_ready", "healthy", subject=("instance", "new-1"), at=after(8), inputs={"since_wish_s": 8.0})
-    ready = {each.what: each for each in way_of(row).steps}["Ready"]
+    ready = {each.what: each for each in way_of(row, row.actions.all()).steps}["Ready"]
     assert (ready.after_s, ready.url) == (8.0, address(up))
     assert "new-1 is ready, 8.0 s after" in viewer.get(address(out)).content.decode()
 
@@ -125,7 +125,7 @@ def test_a_scale_out_that_is_forgotten_breaks_no_page(viewer, live_store):
 
 def test_an_instance_of_no_scale_out_has_no_such_section(viewer, live_store):
     row = factories.instance()
-    assert way_of(row) is None
+    assert way_of(row, row.actions.all()) is None
     assert "From wish to first token" not in viewer.get(address(row)).content.decode()
 
 

@@ -328,7 +328,7 @@ def test_the_wait_for_a_request_moves_no_median(viewer, live_store):
 
 
 def test_a_start_that_failed_says_so_with_its_error(viewer, live_store):
-    factories.instance(id="gone-1", observed_state="failed", error="exit code 1: <no> such folder " + "x" * 100)
+    factories.instance(id="gone-1", observed_state="failed", error="exit code 1: <no> such folder " + "x" * 200)
     html = viewer.get(reverse("scaling")).content.decode()
     row = html.split('<tr data-key="gone-1">')[1].split("</tr>")[0]
     assert '<span class="badge bad">failed</span>' in row
