@@ -24,6 +24,11 @@ def is_given_up(row: RequestRecord) -> bool:
     return last.get("kind") == "place" and came_of_placing(last) == GIVEN_UP
 
 
+def end_code(row: RequestRecord) -> str:
+    """Why it was not served. What its client was told says less of one that was given up: no capacity."""
+    return str(row.decisions[-1].get("reason", "")) if is_given_up(row) else row.error_code
+
+
 def prefilled_s(row: RequestRecord) -> float | None:
     """When the last prefill on an instance that only prefills had ended."""
     found = _prefill_step(row)

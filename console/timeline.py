@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from console.decode_wait import is_given_up, never_decoded_s, prefilled_s
 from console.figures import number
+from console.verdict import verdict
 from console.words import reason_in_words
 from controller.models import RequestRecord
 
@@ -149,7 +150,7 @@ def _waited_in_vain(row: RequestRecord, waits_from: float, whole: float) -> list
     moves, ended = kv_moves(row), row.e2e_s or 0.0
     begins = max([waits_from, *(move.ended_s for move in moves)])
     wait = Track("Wait to decode", ended - begins, note="given up" if is_given_up(row) else "never placed")
-    kind = "queue" if row.outcome == "cancelled" else "bad"
+    kind = "bad" if verdict(row).badge == "bad" else "queue"
     wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without an instance that decodes it"))
     return [_prefill(row, whole, waits_from), *([_kv(moves, whole)] if moves else []), wait]
 
@@ -234,7 +235,8 @@ def _engine(row: RequestRecord, whole: float, sent: float) -> Track:
     ended = row.e2e_s or 0.0
     what = f"KV cache and decode on {row.instance}, " if row.prefill_instance else ""
     track = Track("Engine", ended - sent, note=f"{what}first token not seen")
-    track.bars.append(_bar(sent, ended, whole, "" if row.attained else "bad", f"{ended - sent:.3f} s in the engine"))
+    kind = "bad" if verdict(row).badge == "bad" else ""
+    track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s in the engine"))
     _due(track, due_s(row, row.output_tokens), whole, "answer due by TTFT and TPOT")
     return track
 
@@ -246,7 +248,7 @@ def _times(summary: Sequence[Any]) -> list[float]:
 def _answer(row: RequestRecord, whole: float) -> Track:
     track = Track("Whole answer", row.e2e_s)
     if row.e2e_s is not None:
-        kind = "engine" if row.attained else "bad"
+        kind = "bad" if verdict(row).badge == "bad" else "engine"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
     if row.target_deadline_s is not None:
         _due(track, row.target_deadline_s, whole, "deadline")

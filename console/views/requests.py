@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from console.access import allows
+from console.decode_wait import end_code
 from console.forms import RequestSearch
 from console.history import NO_CLASS
 from console.misses import why_missed
@@ -98,7 +99,12 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     if row is None:
         return render(request, "console/request_missing.html", {"id": request_id}, status=404)
     rejected = row.error_code == ENGINE_REJECTED
-    whole = described(row) | {"around": around(row), "missed": why_missed(row), "rejected": rejected}
+    whole = described(row) | {
+        "around": around(row),
+        "missed": why_missed(row),
+        "rejected": rejected,
+        "ended": end_code(row),
+    }
     return render(request, "console/request.html", {"whole": whole})
 
 

@@ -105,13 +105,16 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
             policy=policy, at=at + timedelta(seconds=seconds), load=0.1, ready=seconds, starting=0, draining=0, mind=""
         )
     connection.ensure_connection()
-    records_write(connection=connection.connection, records=[given_up(id="req-left", arrived_at=at.timestamp())])
+    records_write(
+        connection=connection.connection, records=[given_up(id="req-left", arrived_at=at.timestamp(), http_status=503)]
+    )
     shown = html.unescape(operator.get(reverse("request", args=["req-left"])).content.decode())
     assert "24 ready, 0 starting" in shown, "what was seen last before it was given up"
     assert "The scaling policy of demo, decode, was switched off." in shown
     assert "1 ready" not in shown
     assert "Prefilled by p-1" in shown
     assert "Given up" in shown
+    assert "failed, no instance that decodes was up (HTTP 503)" in " ".join(shown.split())
     scaling_policy_update(
         actor=factories.ACTOR, policy_id=off.pk, version=off.version, changes={"enabled": True, "min_instances": 1}
     )

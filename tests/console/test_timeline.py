@@ -139,3 +139,11 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
     assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
     assert kv.bars[1].title.endswith("never said that it had freed the KV cache: its lease will")
     assert kv.note == "prefill-1 to decode-2, 2 attempts"
+
+
+def test_what_is_counted_as_no_miss_has_no_bar_of_a_fault():
+    unseen = {"ttft_s": None, "token_times": [], "attained": False, "ttft_met": False, "e2e_s": 0.5, "queue_s": 0.1}
+    refused = {"outcome": "refused", "error_code": "engine_rejected"}
+    for fields, kinds in ((refused, ["", "engine"]), ({"outcome": "cancelled"}, ["", "engine"]), ({}, ["bad", "bad"])):
+        shown = tracks(row(**unseen, **fields))
+        assert [shown[name].bars[0].kind for name in ("Engine", "Whole answer")] == kinds

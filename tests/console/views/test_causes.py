@@ -108,7 +108,7 @@ def test_the_decisions_of_a_class_are_those_that_explain_its_misses(viewer, burs
         ("slo_class_updated", "interactive"),
     ]
     shown = html.unescape(answer.content.decode())
-    assert "332 waiting time exceeded" in shown
+    assert "refused 332 requests in 10 s: its waiting time ran out in the queue" in shown
     assert "330 of them interactive" in shown
     assert "cannot scale demo/collocated out: load 2.00, but 4 is the limit" in shown
     assert [decision.kind for decision, _ in answer.context["in_force"]] == ["scale_in"], "held on from before"
