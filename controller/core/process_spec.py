@@ -165,13 +165,13 @@ def refusal(names: Iterable[str]) -> str:
     return ""
 
 
-def values_refused(spec: Mapping[str, Any], now: float) -> dict[str, str]:
+def values_refused(spec: Mapping[str, Any], now: float, max_num_seqs: int = 1) -> dict[str, str]:
     """By the name of each value of a `spec` that no engine started here would take, what it may be. None says nothing.
 
-    `now`: epoch seconds.
+    `now`: epoch seconds. `max_num_seqs`: of the instance itself.
     """
     wrong = _unfit(spec, RULES) | start_refused(spec, now)
-    return wrong or _at_odds(spec)
+    return wrong or _at_odds(spec, max_num_seqs)
 
 
 def values_refused_of_all(spec: Mapping[str, Any], now: float) -> dict[str, str]:
@@ -205,9 +205,12 @@ def _unfit(spec: Mapping[str, Any], rules: Mapping[str, Rule]) -> dict[str, str]
     return {name: f"must be {rules[name].allowed}." for name, value in said.items() if not rules[name].fits(value)}
 
 
-def _at_odds(spec: Mapping[str, Any]) -> dict[str, str]:
+def _at_odds(spec: Mapping[str, Any], max_num_seqs: int) -> dict[str, str]:
     """Values that are well by themselves, and that the engine refuses together."""
     wrong = {}
+    step = spec.get("max_num_batched_tokens")
+    if step is not None and step < max_num_seqs:
+        wrong["max_num_batched_tokens"] = f"must be at least max_num_seqs, which is {max_num_seqs}: each needs a token."
     torch, scheduler = spec.get("executor") == "torch", spec.get("scheduler") or "continuous"
     if torch and not spec.get("folder"):
         wrong["folder"] = "executor torch needs it: where the model's config and safetensors lie."

@@ -39,7 +39,7 @@ def never_ready_in_a_row(row: Instance) -> int:
 def given_up(row: Instance, step: Replace, never_ready: int) -> GivenUp | None:
     """None: another shall be put in its place."""
     told = {name: value for name, value in row.spec.items() if name in SAYABLE and name != "start_after"}
-    if row.provisioner == "process" and (wrong := values_refused(told, timezone.now().timestamp())):
+    if row.provisioner == "process" and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
         name, why = next(iter(wrong.items()))
         return GivenUp("settings_refused", f"{Instance.SETTINGS_REFUSED}: spec.{name} {why}")
     if step.refused and never_ready >= REFUSED_TRIES:

@@ -301,8 +301,9 @@ def _check_spec(row: Instance) -> None:
     own = row.provisioner == "process"
     if own and (wrong := refusal(row.spec)):
         raise ValidationError({"spec": wrong})
-    check = values_refused if own else values_refused_of_all
-    if refused := check(row.spec, timezone.now().timestamp()):
+    now = timezone.now().timestamp()
+    refused = values_refused(row.spec, now, row.max_num_seqs) if own else values_refused_of_all(row.spec, now)
+    if refused:
         raise ValidationError({f"spec.{name}": why for name, why in refused.items()})
 
 

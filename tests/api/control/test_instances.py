@@ -87,6 +87,7 @@ def test_an_sglang_server_is_registered_and_not_started(operator):
         ({"spec": {"kv_capacity_tokens": "many"}}, "spec.kv_capacity_tokens"),
         ({"spec": {"executor": ["torch"]}}, "spec.executor"),
         ({"spec": {"executor": "torch"}}, "spec.folder"),
+        ({"spec": {"max_num_batched_tokens": 3}}, "spec.max_num_batched_tokens"),  # of 32 sequences at once
         ({"spec": {"kv_blocks": -5, "threads": 0}}, "spec.threads"),
     ],
 )
