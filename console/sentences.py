@@ -166,8 +166,7 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
         return _refusals(actor, known)
     if kind.startswith("queue_") and (partly := _partly_done(kind, actor, subject, known)):
         return partly
-    pattern = SENTENCES.get((kind, reason)) or SENTENCES.get((kind, ""), "")
-    whole = _whole(pattern, {**known, "actor": actor, "subject": subject})
+    whole = _whole(sentence_pattern(kind, reason), {**known, "actor": actor, "subject": subject})
     if whole:
         return whole
     what = f"{actor} {_verb(kind, subject_type)} {subject or 'all tenants'}"
@@ -190,6 +189,11 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
         what = NOT_MOVED
     return {**recorded, "what": what, "why": why or reason_in_words(reason)}
+
+
+def sentence_pattern(kind: str, reason: str) -> str:
+    """That of the reason, else that of the kind; "" where there is none."""
+    return SENTENCES.get((kind, reason)) or SENTENCES.get((kind, ""), "")
 
 
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:
@@ -299,7 +303,9 @@ def figures_line(known: Mapping[str, Any]) -> str:
 
 def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
     """What the sentence does not say already."""
-    said = {name for _, name, _, _ in Formatter().parse(SENTENCES.get((kind, reason), "")) if name}
+    said = {name for _, name, _, _ in Formatter().parse(sentence_pattern(kind, reason)) if name}
+    if kind == "refusals":
+        said |= {"requests", "seconds"}
     return figures_line({name: value for name, value in known.items() if name not in said})
 
 

@@ -107,6 +107,9 @@ def test_one_refusal_is_one_request():
     known = {"requests": 1, "seconds": 10.1, "by_code": {"slo_infeasible": 1}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "slo_infeasible", known)
     assert said == "gateway-1 refused 1 request in 10.1 s: no instance could have made it"
+    told = Decision(kind="refusals", actor="gateway-1", subject="gateway-1", reason="slo_infeasible", inputs=known)
+    told.at = datetime(2026, 11, 22, tzinfo=UTC)
+    assert as_item(told)["figures_text"] == "", "its sentence has said it all"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,12 @@ def test_one_refusal_is_one_request():
 def test_orders_to_an_instance_are_sentences(kind, inputs, said, actor, by):
     reason = f"{by}_{kind.removeprefix('instance_')}"
     assert say(kind, actor, "instance", "d2", reason, inputs) == f"{actor} {said}"
+
+
+def test_an_orders_line_does_not_say_its_level_twice():
+    row = Decision(kind="instance_sleep_ordered", actor="olga", subject="d2", reason="person_sleep_ordered")
+    row.inputs, row.at = {"level": 2}, datetime(2026, 11, 22, tzinfo=UTC)
+    assert as_item(row)["figures_text"] == ""
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
