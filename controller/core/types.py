@@ -29,7 +29,8 @@ class Role(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a request ended. Only OK can be attained; CANCELLED (by its client) is counted apart, the rest are misses."""
+    """How a request ended. Only OK can be attained. CANCELLED (by its client) is counted apart, and so is what the
+    engine itself refused (REFUSED with records.ENGINE_REJECTED); the rest are misses."""
 
     OK = "ok"
     REFUSED = "refused"  # answered 4xx/503 at once: infeasible, over quota, queue bound, no instance
