@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from inspect import signature
+from types import ModuleType
 from typing import Any, Protocol
 
 import orjson
@@ -33,6 +35,13 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def of_pairs(cases: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The tests of a module that take a pair, and its fixture `looks_often`, for another one with a pair of its own."""
+    found = {name: each for name, each in vars(cases).items() if name.startswith("test_")}
+    taken = {name: test for name, test in found.items() if "pair" in signature(test).parameters}
+    return {"looks_often": cases.looks_often, **taken}
 
 
 async def turns() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from controller.core.steps import Seq
-from tests.workers.engine.torch_bench import CPU, Bench, Interrupting, folder, program, prompts
+from tests.workers.engine.torch_bench import CPU, Bench, folder, interrupted, program, prompts
 from tests.workers.engine.torch_meetings import memory, met
 from workers.engine.torch_cache import KVCache
 from workers.engine.torch_config import read_config
@@ -60,14 +60,9 @@ def test_tokens_are_those_of_the_cpu(device, boundary):
 @on_each_device
 @pytest.mark.parametrize("boundary", [Boundary.OPERATOR, Boundary.LAYER])
 def test_suspended_steps_end_with_the_same_bits(device, boundary):
-    bench = Bench(program(folder(), device=device), boundary=boundary)
-    bench.executor.close()
-    bench.executor = Interrupting(program(folder(), device=device), bench.events, boundary)
-    for number, prompt in enumerate(prompts(6)):
-        bench.add(str(number), prompt)
-    assert bench.run() == generated(device)
+    tokens, bench = interrupted(folder(), prompts(6), boundary, device=device)
+    assert tokens == generated(device)
     assert bench.executor.suspensions > 0
-    bench.close()
 
 
 def filled(device: torch.device) -> tuple[TorchExecutor, TorchKv, Seq]:

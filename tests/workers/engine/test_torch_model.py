@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from controller.core.steps import CacheReset, Paused, Resumed
 from controller.engine import EngineScheduler
 from controller.policies.batching import BATCHINGS
-from tests.workers.engine.torch_bench import Bench, Interrupting, engine_config, folder, program, prompts
+from tests.workers.engine.torch_bench import Bench, engine_config, folder, interrupted, program, prompts
 from workers.engine.torch_config import FAMILIES
 from workers.engine.torch_task import Boundary
 
@@ -118,13 +118,7 @@ def test_a_dropped_cache_and_a_pause_in_between_change_nothing():
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])
 def test_steps_left_at_every_boundary_generate_the_same(boundary, architecture):
     path, asked = folder(architecture), prompts(6, seed=4)
-    bench = Bench(program(path))
-    bench.executor.close()
-    bench.executor = Interrupting(program(path), bench.events, boundary)
-    for index, prompt in enumerate(asked):
-        bench.add(str(index), prompt)
-    tokens = bench.run()
-    bench.close()
+    tokens, bench = interrupted(path, asked, boundary)
     assert bench.executor.suspensions > bench.scheduler.totals.steps
     assert [tokens[str(index)] for index in range(6)] == [expected(path, prompt, 12) for prompt in asked]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from inspect import signature
 from typing import Any
 
 import pytest
 
 from tests.workers.engine import test_suspended as cases
-from tests.workers.engine.suspended import LAYERS, Pair, Part, listening
+from tests.workers.engine.suspended import LAYERS, Pair, Part, listening, of_pairs
 from tests.workers.engine.torch_bench import folder
 from workers.engine.config import parse
 from workers.engine.server import with_model
@@ -54,7 +53,4 @@ async def pair(monkeypatch) -> AsyncIterator[Pair]:
         yield pair
 
 
-looks_often = cases.looks_often
-for name, case in vars(cases).copy().items():
-    if name.startswith("test_") and "pair" in signature(case).parameters:
-        globals()[name] = case
+globals().update(of_pairs(cases))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from inspect import signature
 
 import pytest
 import torch
 
 from tests.workers.engine import test_suspended as cases
-from tests.workers.engine.suspended import Pair, listening
+from tests.workers.engine.suspended import Pair, listening, of_pairs
 from tests.workers.engine.test_torch_suspended import Gates, part
 from tests.workers.engine.torch_two_devices import EmulatedTensor, emulated
 
@@ -30,7 +29,4 @@ async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
             yield pair
 
 
-looks_often = cases.looks_often
-for name, case in vars(cases).copy().items():
-    if name.startswith("test_") and "pair" in signature(case).parameters:
-        globals()[name] = case
+globals().update(of_pairs(cases))

@@ -15,7 +15,7 @@ from controller.core.steps import Chunk, Seq, Step, StepDone
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.test_torch_cuda import filled, generated
 from tests.workers.engine.test_torch_sleep import Whole, configured
-from tests.workers.engine.torch_bench import CPU, Bench, Interrupting, folder, hot, program, prompts
+from tests.workers.engine.torch_bench import CPU, Bench, folder, hot, interrupted, program, prompts
 from tests.workers.engine.torch_meetings import memory, met
 from tests.workers.engine.torch_two_devices import DEVICES, FIRST, SECOND, EmulatedTensor, emulated
 from workers.engine.host_copy import WHOLE, HostCopy
@@ -84,14 +84,9 @@ class OnSecond(Alone):
 @on_each
 @pytest.mark.parametrize("boundary", [Boundary.OPERATOR, Boundary.LAYER])
 def test_suspended_steps_end_with_the_same_tokens(device, boundary):
-    bench = Bench(program(folder(), device=device), boundary=boundary)
-    bench.executor.close()
-    bench.executor = Interrupting(program(folder(), device=device), bench.events, boundary)
-    for number, prompt in enumerate(prompts(6)):
-        bench.add(str(number), prompt)
-    assert bench.run() == generated(CPU)
+    tokens, bench = interrupted(folder(), prompts(6), boundary, device=device)
+    assert tokens == generated(CPU)
     assert bench.executor.suspensions > 0
-    bench.close()
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 
@@ -159,6 +160,20 @@ class Interrupting(TorchExecutor):
         self.suspensions += 1
         self.resume(event.step_id)
         self.suspend(event.step_id)
+
+
+def interrupted(
+    path: Path, asked: list[list[int]], boundary: Boundary, **made: Any
+) -> tuple[dict[str, list[int]], Bench]:
+    """Tokens of these prompts where every step is left over and over. `made`: what its programs are besides."""
+    bench = Bench(program(path, **made), boundary=boundary)
+    bench.executor.close()
+    bench.executor = Interrupting(program(path, **made), bench.events, boundary)
+    for index, prompt in enumerate(asked):
+        bench.add(str(index), prompt)
+    tokens = bench.run()
+    bench.close()
+    return tokens, bench
 
 
 def prompts(count: int, seed: int = 1, longest: int = 40, shared: int = 12) -> list[list[int]]:
