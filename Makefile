@@ -80,7 +80,7 @@ reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/repro
 fidelity: $(DEV) ## the simulator against two real vLLM servers (33 minutes; FIDELITY_ARGS=--recorded needs none)
 	$(PY) -m benchmarks.fidelity $(FIDELITY_ARGS)
 
-screenshots: $(TORCH_DEV) ## pictures of the running console into docs/ (PAGES="fleet login": only those)
+screenshots: $(TORCH_DEV) ## pictures of the running console, tracked where docs/ shows them (PAGES="fleet login")
 	$(PY) -m tests.browser.screenshots $(PAGES)
 
 openapi: $(BASE) ## write the control API's schema to docs/openapi.yaml

@@ -1,9 +1,12 @@
-"""`make screenshots`: the console under load into docs/screenshots, light and dark, wide and narrow.
+"""`make screenshots`: the console under load, light and dark, wide and narrow.
 
-Everything shown is real: a stack is started, given its demo load and a burst that its engines cannot take at once, and
-photographed while it copes. Only `fleet-of-200` is not: it shows the benchmark's data (benchmarks/console_many.py).
-`scale-out` is a stack of its own, where real weights move (tests/browser/scale_out.py).
-`make screenshots PAGES="fleet login"` takes only those.
+A picture that README.md or a page of docs/ shows goes into docs/screenshots and is tracked; all others go into
+build/screenshots, which git ignores. `--shown` takes only the tracked ones.
+
+The screenshots are real: a stack is started, given its demo load and a burst that exceeds the capacity of its engines,
+and photographed meanwhile. `fleet-of-200` alone shows the benchmark's data (benchmarks/console_many.py). `scale-out`
+is a stack of its own, where real weights are loaded (tests/browser/scale_out.py).
+`make screenshots PAGES="fleet login"` takes only those pages, `PAGES=--shown` only the tracked pictures.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +32,9 @@ from tests.browser.reached import REACHED
 from tests.browser.scale_out import scaled_out
 from tests.browser.stack import ROOT, Stack, chromium, running
 
-FOLDER = ROOT / "docs" / "screenshots"
+TRACKED = ROOT / "docs" / "screenshots"
+IGNORED = ROOT / "build" / "screenshots"
+SCHEMES = ("light", "dark")
 WARM_UP_S = 150.0
 BURST = 90
 SETTLED_MS = 500
@@ -46,6 +51,36 @@ SCALED = ("scale-out", "scale-out-decided", "scale-out-served")  # the pages of 
 PERSON = "operator"  # who looks, but where a page needs somebody else
 
 Go = Callable[[Page, Places], Any]
+
+
+def shown() -> set[str]:
+    """File names of the pictures that a page shows; these alone are tracked."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return {name for page in pages for name in re.findall(r"screenshots/([\w-]+\.png)", page.read_text())}
+
+
+class Camera:
+    """Which pictures are taken, and where each goes."""
+
+    def __init__(self, only_shown: bool) -> None:
+        self._shown = shown()
+        self._only_shown = only_shown
+
+    def wants(self, name: str, kind: str) -> bool:
+        return not self._only_shown or f"{name}-{kind}.png" in self._shown
+
+    def take(self, page: Page, name: str, kind: str, *, full_page: bool = False) -> None:
+        file = (TRACKED if f"{name}-{kind}.png" in self._shown else IGNORED) / f"{name}-{kind}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=file, full_page=full_page)
+        print(file.relative_to(ROOT), flush=True)
+
+    def sizes(self, name: str) -> Iterator[tuple[str, str, int, int]]:
+        """Scheme, kind, width and height of each wanted picture of a page."""
+        for scheme in SCHEMES:
+            for size, (width, height) in SIZES.items():
+                if self.wants(name, f"{scheme}-{size}"):
+                    yield scheme, f"{scheme}-{size}", width, height
 
 
 def shots() -> dict[str, tuple[str | None, Go]]:
@@ -68,20 +103,30 @@ def main() -> None:
     names = [*known, MANY, SCALED[0]]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all but those named: {', '.join(names)}")
-    wanted = parser.parse_args().pages or names
-    if unknown := set(wanted) - set(names):
+    parser.add_argument("--shown", action="store_true", help="only the pictures that README.md or docs/ shows")
+    args = parser.parse_args()
+    if unknown := set(args.pages) - set(names):
         parser.error(f"no such page: {', '.join(sorted(unknown))}")
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    camera = Camera(args.shown)
+    wanted = [name for name in args.pages or names if any(True for _ in _sized(camera, name))]
     if MANY in wanted:
         wanted.remove(MANY)
         with many_instances() as many:
-            photograph_many(*many)
+            photograph_many(camera, *many)
     if SCALED[0] in wanted:
         wanted.remove(SCALED[0])
         with scaled_out() as (stack, paths):
-            photograph_scaled(stack, paths)
-    if not wanted:
-        return
+            photograph_scaled(camera, stack, paths)
+    if wanted:
+        photograph(camera, {name: known[name] for name in wanted})
+
+
+def _sized(camera: Camera, name: str) -> Iterator[object]:
+    for each in SCALED if name == SCALED[0] else (name,):
+        yield from camera.sizes(each)
+
+
+def photograph(camera: Camera, wanted: Mapping[str, tuple[str | None, Go]]) -> None:
     with running() as stack, sync_playwright() as playwright:
         warm_up(stack)
         browser = chromium(playwright)
@@ -89,20 +134,18 @@ def main() -> None:
         caller = Caller(stack, "admin")
         seen = worth_a_look(caller)  # before anything is asked for just to be there
         places = places_of(stack, caller, serving(caller)) | seen
-        for scheme in ("light", "dark"):
-            for size, (width, height) in SIZES.items():
-                for name in wanted:
-                    role, go = known[name]
-                    page = browser.new_context(
-                        base_url=stack.console,
-                        viewport={"width": width, "height": height},
-                        color_scheme=scheme,
-                        storage_state=people[role],
-                        device_scale_factor=1,
-                    ).new_page()
-                    go(page, places | {"instance": serving(caller)})
-                    take(page, stack, name, f"{scheme}-{size}")
-                    page.context.close()
+        for name, (role, go) in wanted.items():
+            for scheme, kind, width, height in camera.sizes(name):
+                page = browser.new_context(
+                    base_url=stack.console,
+                    viewport={"width": width, "height": height},
+                    color_scheme=scheme,
+                    storage_state=people[role],
+                    device_scale_factor=1,
+                ).new_page()
+                go(page, places | {"instance": serving(caller)})
+                take(camera, page, stack, name, kind)
+                page.context.close()
         browser.close()
 
 
@@ -120,43 +163,38 @@ def many_instances() -> Iterator[tuple[str, str, str]]:
             process.stdin.close()
 
 
-def photograph_many(url: str, name: str, password: str) -> None:
+def photograph_many(camera: Camera, url: str, name: str, password: str) -> None:
     with sync_playwright() as playwright:
         browser = chromium(playwright)
-        for scheme in ("light", "dark"):
-            for size, (width, height) in SIZES.items():
-                page = browser.new_context(
-                    base_url=url, viewport={"width": width, "height": height}, color_scheme=scheme
-                ).new_page()
-                sign_in(page, name, password, "/fleet/")
-                page.wait_for_timeout(BURST_SEEN_MS)
-                file = FOLDER / f"{MANY}-{scheme}-{size}.png"
-                page.screenshot(path=file)
-                print(file.relative_to(ROOT), flush=True)
-                page.context.close()
+        for scheme, kind, width, height in camera.sizes(MANY):
+            context = browser.new_context(
+                base_url=url, viewport={"width": width, "height": height}, color_scheme=scheme
+            )
+            page = context.new_page()
+            sign_in(page, name, password, "/fleet/")
+            page.wait_for_timeout(BURST_SEEN_MS)
+            camera.take(page, MANY, kind)
+            context.close()
         browser.close()
 
 
-def photograph_scaled(stack: Stack, paths: list[str]) -> None:
+def photograph_scaled(camera: Camera, stack: Stack, paths: list[str]) -> None:
     with sync_playwright() as playwright:
         browser = chromium(playwright)
         state = signed_in(browser, stack, PERSON)
-        for scheme in ("light", "dark"):
-            for size, (width, height) in SIZES.items():
+        for name, path in zip(SCALED, paths, strict=True):
+            for scheme, kind, width, height in camera.sizes(name):
                 context = browser.new_context(
                     base_url=stack.console,
                     viewport={"width": width, "height": height},
                     color_scheme=scheme,
                     storage_state=state,
                 )
-                for name, path in zip(SCALED, paths, strict=True):
-                    page = context.new_page()
-                    page.goto(path)
-                    page.wait_for_load_state("networkidle")
-                    page.wait_for_timeout(SETTLED_MS)
-                    file = FOLDER / f"{name}-{scheme}-{size}.png"
-                    page.screenshot(path=file, full_page=size == "wide")
-                    print(file.relative_to(ROOT), flush=True)
+                page = context.new_page()
+                page.goto(path)
+                page.wait_for_load_state("networkidle")
+                page.wait_for_timeout(SETTLED_MS)
+                camera.take(page, name, kind, full_page=kind.endswith("wide"))
                 context.close()
         browser.close()
 
@@ -190,16 +228,14 @@ def signed_in(browser: Browser, stack: Stack, role: str) -> Any:
     return state
 
 
-def take(page: Page, stack: Stack, name: str, kind: str) -> None:
+def take(camera: Camera, page: Page, stack: Stack, name: str, kind: str) -> None:
     if name in BUSY:
         burst(page, stack)
     page.wait_for_load_state("networkidle")
     if name == "queue":  # what a command on all looks like; on a narrow screen it comes into view
         all_waiting(page, stack).click()
     page.wait_for_timeout(SETTLED_MS)
-    file = FOLDER / f"{name}-{kind}.png"
-    page.screenshot(path=file, full_page=kind.endswith("wide") and name in WHOLE)
-    print(file.relative_to(ROOT), flush=True)
+    camera.take(page, name, kind, full_page=kind.endswith("wide") and name in WHOLE)
 
 
 def all_waiting(page: Page, stack: Stack) -> Locator:
