@@ -25,15 +25,15 @@ LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop; `turns`:
-    it can serve the other stage of requests, whoever runs it."""
+    """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop;
+    `takes_both_roles`: it can serve the other stage too, whoever runs it."""
 
     id: str
     state: str  # starting | ready | draining
     utilisation: float = 0.0
     outstanding: int = 0
     fixed: bool = False
-    turns: bool = True
+    takes_both_roles: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacit
 
 
 class Row(NamedTuple):
-    """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop; `turns`:
-    it can serve the other stage of requests, whoever runs it."""
+    """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop;
+    `takes_both_roles`: it can serve the other stage too, whoever runs it."""
 
     id: str
     desired: str
     observed: str
     fixed: bool
-    turns: bool = True
+    takes_both_roles: bool = True
 
 
 def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:
@@ -97,4 +97,4 @@ def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
 
 def _member(row: Row, seen: InstanceMessage | None, todo: int) -> Member:
     state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
-    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.turns)
+    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.takes_both_roles)

@@ -1,14 +1,15 @@
-"""One tick of the scaler for one policy: lock, look, decide, act and record in a single transaction.
+"""One tick of the scaler for one policy: lock, observe, decide, act and record in a single transaction.
 
-A worker killed anywhere in it leaves nothing; a tick that was applied has moved the state's tick number, which is the
-Decision's idempotency key, so none is applied twice.
+How many instances are needed is decided by `controller.scale.scaler`; which ones come and go, by
+`controller.scale.capacity_plan`; this module carries the plan out. A worker killed in the middle leaves nothing behind.
+A tick that was applied has moved the scaler's tick number, which is the Decision's idempotency key, so no tick is
+applied twice.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,62 +19,81 @@ from django.utils import timezone
 from controller.core.decisions import Decision as Decided
 from controller.core.messages import FleetMessage
 from controller.models import Decision, Instance, ScalerState, ScalingPolicy, ScalingSample
-from controller.scale import Drain, ScaleOut, Scaler, Undrain
+from controller.scale import Drain, ScaleAction, ScaleOut, Scaler, Undrain
 from controller.scale import ScalerState as Memory
+from controller.scale.capacity_plan import (
+    CapacityPlan,
+    LoadWeights,
+    PutToSleep,
+    StartNew,
+    Step,
+    WakeUp,
+    plan_capacity,
+)
 from controller.scale.load import FleetObservation
-from controller.scale.roles import spare_since
-from controller.scale.warm import fill, take
+from controller.scale.role_changes import SwitchRole, spare_since
+from controller.scale.warm_pool import refill
 from controller.selectors.weights import weight_plan
 from controller.services.actions import first_served_watch, weights_load_order
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.instances import instance_drain, instance_stop, instance_undrain, instance_wish
+from controller.services.role_switches import role_ask
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
-from controller.services.scaling_roles import Given, given, switch_role
 from controller.services.scaling_stages import (
-    Stage,
+    StageView,
     like,
-    loads_apart,
+    loads_separately,
+    pool_target,
+    spare_of,
     stage_of,
-    startable_now,
-    takeable,
-    warm_of,
-    warm_wanted,
+    with_other_stage,
 )
-from controller.services.sleeping import sleep_order, sleepable, wake_order
+from controller.services.sleeping import sleep_order, wake_order
 
 SCALER = Actor.job("scaler")
-EARLY_S = 0.25  # beat's jitter: a tick this much before its time counts
+EARLY_S = 0.25  # beat's jitter: a tick that comes this much early counts as due
 SAMPLE_S = 5.0  # between two points of the line that pages draw
 SAMPLES_KEPT_DAYS = 7
 
 
 def scaler_tick(*, policy_id: int, fleet: Sequence[FleetMessage], now: float) -> Decision | None:
-    """`now` is epoch seconds. None: nothing worth a Decision, not due yet, or somebody else is at it."""
+    """`now`: epoch seconds. None: nothing worth a Decision, not due yet, or another worker ticks the policy."""
     with transaction.atomic():
         if not scaler_lock(policy_id):
             return None
         policy = ScalingPolicy.objects.select_related("model").filter(pk=policy_id, enabled=True).first()
         if policy is None or not _due(policy):
             return None
-        stage = _with_switches(stage_of(policy, fleet, now), fleet, now)
+        view = stage_of(policy, fleet, now)
+        if not view.seen.startable:
+            view = with_other_stage(view, fleet, now)
         row = ScalerState.objects.filter(policy=policy).first()
         before = row.state if row else {}
-        memory, actions, decided = Scaler().decide(stage.config, Memory.from_json(before), stage.seen, now)
-        spare = spare_since(before.get("spare_since"), stage.config, stage.seen, now)
+        config = view.capacity.config
+        memory, actions, decided = Scaler().decide(config, Memory.from_json(before), view.seen, now)
+        spare = spare_since(before.get("spare_since"), config, view.seen, now)
         scaler_state_save(policy=policy, state={**memory.to_json(), "spare_since": spare})
         if decided or memory.ticks % _ticks_a_sample(policy) == 0:
-            _sample(policy, memory, stage.seen, now)
+            _sample(policy, memory, view.seen, now)
         if decided:
-            return _apply(stage, actions, decided, fleet, now)
-        return _keep_warm(stage, memory.ticks)
+            return _apply(view, actions, decided, fleet, now)
+        return _refill_pool(view, memory.ticks)
 
 
-def _with_switches(stage: Stage, fleet: Sequence[FleetMessage], now: float) -> Stage:
-    """Where nothing can be started the other stage may still give one of its instances."""
-    if stage.seen.startable or given(stage, fleet, now) is None:
-        return stage
-    return stage._replace(seen=replace(stage.seen, startable=True))
+def _due(policy: ScalingPolicy) -> bool:
+    last = ScalerState.objects.filter(policy=policy).values_list("updated_at", flat=True).first()
+    return last is None or timezone.now() - last >= timedelta(seconds=policy.interval_s - EARLY_S)
+
+
+# ---- samples --------------------------------------------------------------------------------------------------------
+
+
+def samples_retain(*, days: int, now: datetime | None = None) -> int:
+    """Delete samples older than `days` days and return how many. Decisions stay."""
+    if days < 1:
+        raise ValueError("days: at least 1")
+    return ScalingSample.objects.filter(at__lt=(now or timezone.now()) - timedelta(days=days)).delete()[0]
 
 
 def _ticks_a_sample(policy: ScalingPolicy) -> int:
@@ -96,32 +116,17 @@ def _sample(policy: ScalingPolicy, memory: Memory, seen: FleetObservation, now: 
     )
 
 
-def samples_retain(*, days: int, now: datetime | None = None) -> int:
-    """Forget samples older than `days` days; returns how many went. Decisions stay."""
-    if days < 1:
-        raise ValueError("days: at least 1")
-    return ScalingSample.objects.filter(at__lt=(now or timezone.now()) - timedelta(days=days)).delete()[0]
-
-
-def _due(policy: ScalingPolicy) -> bool:
-    last = ScalerState.objects.filter(policy=policy).values_list("updated_at", flat=True).first()
-    return last is None or timezone.now() - last >= timedelta(seconds=policy.interval_s - EARLY_S)
-
-
-# ---- acting ---------------------------------------------------------------------------------------------------------
+# ---- carrying out a plan --------------------------------------------------------------------------------------------
 
 
 def _apply(
-    stage: Stage, actions: Sequence[Any], decided: Decided, fleet: Sequence[FleetMessage], now: float
+    view: StageView, actions: Sequence[ScaleAction], decided: Decided, fleet: Sequence[FleetMessage], now: float
 ) -> Decision | None:
-    """More instances come from the other stage, then from the warm pool and those that sleep, then from nothing, in the
-    order of speed."""
-    wanted = sum(action.instances for action in actions if isinstance(action, ScaleOut))
-    switched = given(stage, fleet, now) if wanted else None
-    taken = take(takeable(stage), wanted - (switched is not None))
-    new = startable_now(stage, wanted - (switched is not None) - len(taken))
-    started = [_new_id(stage.pattern) for _ in range(new)]
-    to_sleep = _to_sleep(stage, actions)
+    """Record the scaler's Decision with what its plan does, then do it. None: this tick was applied before."""
+    if view.giving is None and any(isinstance(action, ScaleOut) for action in actions):
+        view = with_other_stage(view, fleet, now)
+    plan = plan_capacity(view.capacity, actions, now)
+    new_ids = [_new_id(view.pattern) for _ in range(plan.new)]
     decision = decision_record(
         actor=SCALER,
         kind=decided.kind,
@@ -129,101 +134,109 @@ def _apply(
         subject=decided.subject,
         reason=decided.reason,
         inputs=dict(decided.figures),
-        outcome=_outcome(stage, switched, taken, started, fleet) | ({"asleep": to_sleep} if to_sleep else {}),
+        outcome={**plan.outcome(new_ids), **_weight_sources(view, plan, fleet)},
         rejected=dict(decided.rejected),
-        idempotency_key=f"scaler:{stage.policy.pk}:{decided.figures['tick']}",
+        idempotency_key=f"scaler:{view.policy.pk}:{decided.figures['tick']}",
     )
     if not decision.is_new:
         return None
-    if switched is not None:
-        switch_role(switched, actor=SCALER)
-    _start(stage, taken, started, decision)
-    for action in actions:
-        if isinstance(action, Undrain):
-            instance_undrain(actor=SCALER, instance_id=action.instance_id)
-        elif isinstance(action, Drain) and action.instance_id in to_sleep:
-            scale_in = {"policy": decided.subject, "decision": decision.pk}
-            level = stage.policy.sleep_level
-            sleep_order(actor=SCALER, instance_id=action.instance_id, level=level, scale_in=scale_in)
-        elif isinstance(action, Drain):
-            instance_drain(actor=SCALER, instance_id=action.instance_id)
+    _carry_out(view, plan, new_ids, decision)
     return decision
 
 
-def _to_sleep(stage: Stage, actions: Sequence[Any]) -> list[str]:
-    """Of those that go, the ones that sleep instead of being stopped."""
-    if not stage.policy.sleep_level:
-        return []
-    go = [action.instance_id for action in actions if isinstance(action, Drain)]
-    able = sleepable(Instance.objects.filter(pk__in=go))
-    return [name for name in go if name in able]
-
-
-def _start(stage: Stage, taken: Sequence[str], started: Sequence[str], decision: Decision) -> None:
-    """Wake, load, or wish for; each is watched until its first token."""
-    sleepers, apart = {row.pk for row in stage.asleep}, loads_apart(stage.pattern)
-    for new_id in started:
-        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern, warm=apart))
-    for instance_id in (*taken, *started):
-        scale_out = {"policy": decision.subject, "decision": decision.pk}
-        scale_out |= {"warm": instance_id in taken, "woken": instance_id in sleepers}
-        if instance_id in sleepers:
-            wake_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
-        elif instance_id in taken or apart:
-            weights_load_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
-        first_served_watch(actor=SCALER, instance=Instance.objects.get(pk=instance_id), scale_out=scale_out)
-
-
-def _outcome(
-    stage: Stage,
-    switched: Given | None,
-    taken: Sequence[str],
-    started: Sequence[str],
-    fleet: Sequence[FleetMessage],
-) -> dict[str, Any]:
-    """`started` all that will serve more; `warm` those of them that only need weights, and from where they likely come
-    (chosen anew when the engine is told); `woken` those that slept, and how deeply."""
-    outcome: dict[str, Any] = {}
-    if taken or started:
-        outcome["started"] = [*taken, *started]
-    warm = [row for row in stage.pool if row.pk in taken]
-    if warm:
-        utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
-        plans = {row.pk: weight_plan(row, utilisation) for row in warm}
-        outcome["warm"] = {
+def _weight_sources(view: StageView, plan: CapacityPlan, fleet: Sequence[FleetMessage]) -> dict[str, Any]:
+    """`warm`: by warm spare, from where its weights are likely to come; chosen again when the engine is told."""
+    loading = {step.instance_id for step in plan.steps if isinstance(step, LoadWeights)}
+    if not loading:
+        return {}
+    utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
+    plans = {row.pk: weight_plan(row, utilisation) for row in view.pool if row.pk in loading}
+    return {
+        "warm": {
             name: {"source": plan.choices[0].id or plan.choices[0].kind, "reason": plan.reason}
             for name, plan in plans.items()
         }
-    woken = {row.pk: {"level": row.sleep_level} for row in stage.asleep if row.pk in taken}
-    if woken:
-        outcome["woken"] = woken
-    if switched is not None:
-        outcome["switched"] = {"instance": switched.action.instance_id, "from": switched.giving.role}
-    return outcome
+    }
 
 
-def _keep_warm(stage: Stage, tick: int) -> Decision | None:
-    """As many warm instances as the policy says, else as its free devices allow."""
-    target = warm_wanted(stage)
-    pool = [warm_of(row) for row in stage.pool]
-    change = fill(pool, target, startable=stage.pattern is not None, busy=stage.loading)
-    started = [_new_id(stage.pattern) for _ in range(startable_now(stage, change.start))]
+def _carry_out(view: StageView, plan: CapacityPlan, new_ids: Sequence[str], decision: Decision) -> None:
+    ids = iter(new_ids)
+    because = {"policy": decision.subject, "decision": decision.pk}
+    for step in plan.steps:
+        match step:
+            case SwitchRole():
+                _switch_role(view, step, plan.role_change)
+            case WakeUp() | LoadWeights() | StartNew():
+                _bring_up(view, step, ids, because)
+            case Undrain():
+                instance_undrain(actor=SCALER, instance_id=step.instance_id)
+            case PutToSleep():
+                sleep_order(actor=SCALER, instance_id=step.instance_id, level=step.sleep_level, scale_in=because)
+            case Drain():
+                instance_drain(actor=SCALER, instance_id=step.instance_id)
+
+
+def _bring_up(view: StageView, step: Step, new_ids: Iterator[str], because: Mapping[str, Any]) -> None:
+    """Wake it, load its weights or start it, and watch it until its first token."""
+    scale_out = {**because, "warm": not isinstance(step, StartNew), "woken": isinstance(step, WakeUp)}
+    separately = loads_separately(view.pattern)
+    if isinstance(step, StartNew):
+        instance_id = next(new_ids)
+        instance_wish(actor=SCALER, id=instance_id, model=view.policy.model, **like(view.pattern, warm=separately))
+    else:
+        instance_id = step.instance_id
+    if isinstance(step, WakeUp):
+        wake_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
+    elif isinstance(step, LoadWeights) or separately:
+        weights_load_order(actor=SCALER, instance_id=instance_id, scale_out=scale_out)
+    first_served_watch(actor=SCALER, instance=Instance.objects.get(pk=instance_id), scale_out=scale_out)
+
+
+def _switch_role(view: StageView, step: SwitchRole, decided: Decided | None) -> None:
+    """Give the other stage's instance its new role, without a restart. That stage's hold and cool-down start over."""
+    if decided is None or view.giving is None:
+        raise ValueError("a plan that switches a role names the stage that gives the instance")
+    decision_record(
+        actor=SCALER,
+        kind=decided.kind,
+        subject_type="scaling_policy",
+        subject=decided.subject,
+        reason=decided.reason,
+        inputs=dict(decided.figures),
+        outcome={"instance": step.instance_id, "role": step.role},
+    )
+    role_ask(actor=SCALER, instance_id=step.instance_id, role=step.role)
+    row = ScalerState.objects.filter(policy=view.giving).first()
+    if row is not None:
+        restarted = {"changed_at": decided.at, "low_since": None, "spare_since": None}
+        ScalerState.objects.filter(policy=view.giving).update(state={**row.state, **restarted})
+
+
+# ---- the warm pool --------------------------------------------------------------------------------------------------
+
+
+def _refill_pool(view: StageView, tick: int) -> Decision | None:
+    """Start or stop warm spares until the policy has as many as it keeps; at a tick that decided nothing else."""
+    target = pool_target(view)
+    spares = [spare_of(row) for row in view.pool]
+    change = refill(spares, target, room=view.capacity.room, busy=view.loading)
+    started = [_new_id(view.pattern) for _ in range(change.start)]
     if not started and not change.stop:
         return None
     decision = decision_record(
         actor=SCALER,
         kind="scale_warm",
         subject_type="scaling_policy",
-        subject=f"{stage.config.model}/{stage.config.role}",
+        subject=f"{view.capacity.config.model}/{view.capacity.config.role}",
         reason="pool_below_target" if started else "pool_above_target",
-        inputs={"warm": len(stage.pool), "wanted": target},
+        inputs={"warm": len(view.pool), "wanted": target},
         outcome={"started": started} if started else {"stopped": list(change.stop)},
-        idempotency_key=f"warm:{stage.policy.pk}:{tick}",
+        idempotency_key=f"warm:{view.policy.pk}:{tick}",
     )
     if not decision.is_new:
         return None
     for new_id in started:
-        instance_wish(actor=SCALER, id=new_id, model=stage.policy.model, **like(stage.pattern, warm=True))
+        instance_wish(actor=SCALER, id=new_id, model=view.policy.model, **like(view.pattern, warm=True))
     for instance_id in change.stop:
         instance_stop(actor=SCALER, instance_id=instance_id)
     return decision

@@ -1,7 +1,7 @@
 """Scaling in a simulation: the Scaler that runs in production, once a tick, on what the gateway would publish.
 
 With prefill and decode on instances of their own each stage has a scaler of its own, on its own load, and one may give
-an instance to the other (scale.roles). A new instance serves after its process is up, if it is not warm already, and
+an instance to the other (scale.role_changes). A new instance serves after its process is up, if it is not warm, and
 the load time of its weights' source, and costs from the moment it is asked for; one that changes its role keeps its
 weights and serves again when it is empty. A drained one stops when it is empty.
 """
@@ -30,7 +30,7 @@ from controller.scale import (
     processing_rate,
 )
 from controller.scale.load import RATE_WINDOW_S
-from controller.scale.roles import SwitchRole, spare_since, switch
+from controller.scale.role_changes import SwitchRole, role_change, spare_since
 from controller.simulator.cluster import Cluster
 from controller.simulator.handoff import Handoff
 from controller.simulator.presence import drain, end_drained, fleet_of
@@ -183,7 +183,7 @@ class Elastic:
         for other in self.stages:
             if other is not stage:
                 seen, load = looks[other.role], looks[stage.role].load
-                found = switch(other.config, seen, other.spare_since, stage.config, load, now)
+                found = role_change(other.config, seen, other.spare_since, stage.config, load, now)
                 if found is not None:
                     yield found
 

@@ -1,4 +1,4 @@
-"""The warm pool of a simulated fleet: the rules that run in production (controller/scale/warm.py) on virtual time.
+"""The warm pool of a simulated fleet: the rules that run in production (controller/scale/warm_pool.py) on virtual time.
 
 A warm instance's process is up, its weights are absent. It costs what a serving one costs, takes no requests and counts
 as no capacity. A scale-out takes one and has only the weights to wait for; without one it waits for a process first.
@@ -8,7 +8,8 @@ Engines take any role, so one pool serves all stages. The pool is full when a ru
 from __future__ import annotations
 
 from controller.core.types import Role
-from controller.scale.warm import WarmInstance, fill, take
+from controller.scale.capacity_plan import nearest_spares
+from controller.scale.warm_pool import Spare, refill
 from controller.simulator.cluster import Cluster
 from controller.simulator.results import ScaledOut
 
@@ -26,7 +27,7 @@ class WarmPool:
 
     def look(self, now: float) -> None:
         """Fill up; not while weights are on their way."""
-        change = fill(self._members(now), self._wanted, startable=True, busy=bool(self._cluster.starting))
+        change = refill(self._members(now), self._wanted, room=None, busy=bool(self._cluster.starting))
         for _ in range(change.start):
             self._cluster.keep_warm(now, ready_at=now + self._start_s)
         for name in change.stop:
@@ -34,15 +35,12 @@ class WarmPool:
 
     def one_more(self, role: Role, now: float, load_s: float) -> ScaledOut:
         """An instance of the role is on its way: a warm one if one is ready, else from nothing."""
-        taken = take(self._members(now), 1)
+        taken = [spare.id for spare in nearest_spares(self._members(now), 1)]
         if taken:
             self._cluster.load(taken[0], role)
             return ScaledOut(taken[0], now, now + load_s, warm=True)
         name = self._cluster.ask_for_one_more(now, role)
         return ScaledOut(name, now, now + self._start_s + load_s, warm=False)
 
-    def _members(self, now: float) -> list[WarmInstance]:
-        return [
-            WarmInstance(name, ready=each.ready_at <= now, since=each.since)
-            for name, each in self._cluster.warm.items()
-        ]
+    def _members(self, now: float) -> list[Spare]:
+        return [Spare(name, ready=each.ready_at <= now, since=each.since) for name, each in self._cluster.warm.items()]

@@ -161,7 +161,7 @@ def test_one_whose_engine_would_not_switch_is_left_alone_for_a_while(stages):
 
     def turning():
         members = stage_of(decode, [], time.time()).seen.members
-        return {each.id for each in members if each.turns}
+        return {each.id for each in members if each.takes_both_roles}
 
     assert turning() == {"d1", "d3"}
     Action.objects.update(ended_at=timezone.now() - timedelta(minutes=6))

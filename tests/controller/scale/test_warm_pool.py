@@ -4,40 +4,45 @@ from itertools import permutations
 
 import pytest
 
-from controller.scale.warm import PoolChange, WarmInstance, fill, share, take, wanted
+from controller.scale.capacity_plan import nearest_spares
+from controller.scale.warm_pool import PoolChange, Spare, refill, share, target_size
+
+
+def take(pool, instances):
+    return [spare.id for spare in nearest_spares(pool, instances)]
 
 
 def test_the_longest_ready_is_taken_and_none_that_still_starts():
-    pool = [WarmInstance("new", True, 9.0), WarmInstance("starting", False, 1.0), WarmInstance("old", True, 2.0)]
+    pool = [Spare("new", True, 9.0), Spare("starting", False, 1.0), Spare("old", True, 2.0)]
     assert take(pool, 1) == ["old"]
     assert take(pool, 5) == ["old", "new"]
     assert take([], 1) == []
 
 
 def test_the_one_whose_weights_are_nearest_is_taken_first():
-    pool = [WarmInstance("disk", True, 1.0, source=2), WarmInstance("engine", True, 2.0, source=1)]
-    pool += [WarmInstance("host", True, 9.0), WarmInstance("host too", True, 3.0), WarmInstance("away", False, 0.0)]
+    pool = [Spare("disk", True, 1.0, source=2), Spare("engine", True, 2.0, source=1)]
+    pool += [Spare("host", True, 9.0), Spare("host too", True, 3.0), Spare("away", False, 0.0)]
     assert take(pool, 5) == ["host too", "host", "engine", "disk"]
 
 
 def test_the_pool_is_filled_up_while_nothing_loads():
-    pool = [WarmInstance("w", False, 1.0)]
-    assert fill(pool, 3, startable=True, busy=False) == PoolChange(2, ())
-    assert fill(pool, 3, startable=True, busy=True) == PoolChange(0, ())
-    assert fill(pool, 3, startable=False, busy=False) == PoolChange(0, ())
-    assert fill(pool, 1, startable=True, busy=False) == PoolChange(0, ())
+    pool = [Spare("w", False, 1.0)]
+    assert refill(pool, 3, room=None, busy=False) == PoolChange(2, ())
+    assert refill(pool, 3, room=None, busy=True) == PoolChange(0, ())
+    assert refill(pool, 3, room=0, busy=False) == PoolChange(0, ())
+    assert refill(pool, 1, room=None, busy=False) == PoolChange(0, ())
 
 
 def test_too_many_go_starting_ones_first_then_the_youngest_and_never_anothers():
     pool = [
-        WarmInstance("old", True, 1.0),
-        WarmInstance("young", True, 5.0),
-        WarmInstance("starting", False, 0.0),
-        WarmInstance("theirs", True, 9.0, fixed=True),
+        Spare("old", True, 1.0),
+        Spare("young", True, 5.0),
+        Spare("starting", False, 0.0),
+        Spare("theirs", True, 9.0, fixed=True),
     ]
-    assert fill(pool, 3, startable=True, busy=False).stop == ("starting",)
-    assert fill(pool, 2, startable=True, busy=True).stop == ("starting", "young")
-    assert fill(pool, 0, startable=True, busy=False).stop == ("starting", "young", "old")
+    assert refill(pool, 3, room=None, busy=False).stop == ("starting",)
+    assert refill(pool, 2, room=None, busy=True).stop == ("starting", "young")
+    assert refill(pool, 0, room=None, busy=False).stop == ("starting", "young", "old")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_too_many_go_starting_ones_first_then_the_youngest_and_never_anothers():
     ],
 )
 def test_who_does_not_say_keeps_what_devices_and_bound_allow(pool, room, share, headroom, expected):
-    assert wanted(pool, room=room, share=share, headroom=headroom) == expected
+    assert target_size(pool, room=room, share=share, headroom=headroom) == expected
 
 
 def settled(pools, free, order):
@@ -64,7 +69,7 @@ def settled(pools, free, order):
     for _ in range(len(pools) + 1):
         for id in order:
             target = share(id, pools, free + sum(pools.values()))
-            target = wanted(pools[id], room=free, share=target, headroom=99)
+            target = target_size(pools[id], room=free, share=target, headroom=99)
             free, pools[id] = free + pools[id] - target, target
     return pools, free
 

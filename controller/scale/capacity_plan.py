@@ -1,0 +1,169 @@
+"""The capacity plan: where a stage's next instances come from, and what becomes of those that it can do without.
+
+The Scaler (`controller.scale.scaler`) decides how many instances a stage needs. This module decides which ones, in one
+order of preference: what can serve soonest comes first.
+
+    an instance comes from                    step           it waits for
+    ----------------------------------------  -------------  -----------------------------------------------
+    1. the stage's own draining instances     Undrain        nothing (named by the Scaler, free of cool-down)
+    2. the other stage, if it can spare one   SwitchRole     its engine, if that must be told (HyperFlexis sec. 6)
+    3. sleepers and warm spares, the nearest  WakeUp,        its weights (HyperFlexis sec. 6, Fast Scaling, for
+       weights first: a copy in host memory,  LoadWeights    warm spares; sleepers are ours)
+       another engine's memory, the disk
+    4. a new process                          StartNew       the process, then its weights (HyperFlexis Alg. 3)
+
+An instance that the stage can do without is put to sleep (`PutToSleep`) where the policy has a sleep level and the
+engine can sleep, so that it is third in this order at the next rise; otherwise it is drained and stopped (`Drain`).
+
+The service (`controller.services.scaling`) and the simulator carry out these plans. Neither has an order of its own, so
+what is simulated is what serves. The warm pool is refilled between scale-outs (`controller.scale.warm_pool`).
+Cost: O(spares log spares + instances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from controller.core.decisions import Decision
+from controller.scale.config import ScalingConfig
+from controller.scale.load import FleetObservation
+from controller.scale.role_changes import SwitchRole, role_change
+from controller.scale.scaler import Drain, ScaleAction, ScaleOut, Undrain
+from controller.scale.warm_pool import Spare
+
+
+class WakeUp(NamedTuple):
+    """Wake the sleeper; it brings its weights back from its `sleep_level`."""
+
+    instance_id: str
+    sleep_level: int
+
+
+class LoadWeights(NamedTuple):
+    """Give the warm spare its weights."""
+
+    instance_id: str
+
+
+class StartNew(NamedTuple):
+    """Start one new process. Whoever carries out the plan chooses its id."""
+
+
+class PutToSleep(NamedTuple):
+    """Send nothing new there, and have it sleep at `sleep_level` once it is empty."""
+
+    instance_id: str
+    sleep_level: int
+
+
+Step = Undrain | SwitchRole | WakeUp | LoadWeights | StartNew | PutToSleep | Drain
+
+
+class OtherStage(NamedTuple):
+    """The decode stage beside a prefill stage, or the other way round: its bounds, what was seen of it, and since when
+    it could have given an instance (`role_changes.spare_since`)."""
+
+    config: ScalingConfig
+    seen: FleetObservation
+    spare_since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageCapacity:
+    """One stage of a model, and everything that its next instances can come from.
+
+    `seen`: its instances that serve, start or drain. `spares`: its sleepers and warm spares. `other`: None where the
+    model is collocated, or the other stage has no policy. `room`: how many new processes can be started now, by
+    template and free devices; None: nothing bounds them. `sleepable`: ids of its instances that can be put to sleep.
+    `sleep_level`: level at which the policy puts to sleep what it can do without; 0: it stops them.
+    """
+
+    config: ScalingConfig
+    seen: FleetObservation
+    spares: tuple[Spare, ...] = ()
+    other: OtherStage | None = None
+    room: int | None = 0
+    sleepable: frozenset[str] = frozenset()
+    sleep_level: int = 0
+
+    def role_change(self, now: float) -> tuple[SwitchRole, Decision] | None:
+        """The instance that the other stage can give now, with its Decision."""
+        if self.other is None:
+            return None
+        config, seen, since = self.other
+        return role_change(config, seen, since, self.config, self.seen.load, now)
+
+    def can_add(self, now: float) -> bool:
+        """Whether any source could give an instance now. Where none can, the Scaler holds."""
+        return self.room != 0 or any(spare.ready for spare in self.spares) or self.role_change(now) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """Steps in the order in which they are carried out. `role_change`: the Decision of its `SwitchRole`, if any."""
+
+    steps: tuple[Step, ...] = ()
+    role_change: Decision | None = None
+
+    @property
+    def new(self) -> int:
+        """How many new processes it starts."""
+        return sum(isinstance(step, StartNew) for step in self.steps)
+
+    def outcome(self, new_ids: Sequence[str]) -> dict[str, Any]:
+        """What the Decision records; a key is absent where there is nothing to say. `new_ids`: of the new processes.
+
+        `started`: all instances that will serve soon; `woken`: those of them that slept, and at which level;
+        `switched`: the instance of the other stage and its role there; `asleep`: those that go to sleep.
+        """
+        woken = {step.instance_id: {"level": step.sleep_level} for step in self.steps if isinstance(step, WakeUp)}
+        coming = [step.instance_id for step in self.steps if isinstance(step, WakeUp | LoadWeights)]
+        asleep = [step.instance_id for step in self.steps if isinstance(step, PutToSleep)]
+        found = {"started": [*coming, *new_ids], "woken": woken, "asleep": asleep}
+        outcome: dict[str, Any] = {name: value for name, value in found.items() if value}
+        if self.role_change is not None:
+            figures = self.role_change.figures
+            outcome["switched"] = {"instance": figures["instance"], "from": figures["from"]}
+        return outcome
+
+
+def plan_capacity(stage: StageCapacity, verdict: Iterable[ScaleAction], now: float) -> CapacityPlan:
+    """The steps that carry out what the Scaler decided for the stage.
+
+    Fewer instances come than were asked for where all sources together have too few; the Scaler asks again at a later
+    tick. The other stage gives one at most: it is judged again once that change has shown.
+    """
+    actions = list(verdict)
+    asked = sum(action.instances for action in actions if isinstance(action, ScaleOut))
+    kept = [action for action in actions if isinstance(action, Undrain)]
+    change = stage.role_change(now) if asked else None
+    switched = [] if change is None else [change[0]]
+    spares = _spares(stage, asked - len(switched))
+    new = _new_processes(stage, asked - len(switched) - len(spares))
+    leaving = [_leave(stage, action) for action in actions if isinstance(action, Drain)]
+    return CapacityPlan((*kept, *switched, *spares, *new, *leaving), None if change is None else change[1])
+
+
+def nearest_spares(spares: Iterable[Spare], instances: int) -> list[Spare]:
+    """At most `instances` spares that are ready: nearest weights first, then those that have waited longest."""
+    ready = sorted((spare for spare in spares if spare.ready), key=lambda each: (each.source, each.since, each.id))
+    return ready[: max(0, instances)]
+
+
+def _spares(stage: StageCapacity, wanted: int) -> list[Step]:
+    return [
+        WakeUp(spare.id, spare.sleep_level) if spare.sleep_level else LoadWeights(spare.id)
+        for spare in nearest_spares(stage.spares, wanted)
+    ]
+
+
+def _new_processes(stage: StageCapacity, wanted: int) -> list[Step]:
+    return [StartNew()] * (wanted if stage.room is None else min(wanted, stage.room))
+
+
+def _leave(stage: StageCapacity, action: Drain) -> Step:
+    if stage.sleep_level and action.instance_id in stage.sleepable:
+        return PutToSleep(action.instance_id, stage.sleep_level)
+    return action
