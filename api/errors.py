@@ -1,7 +1,7 @@
 """One error shape for the control API: `{"error": {"code", "message", "fields"}}`, with codes that stay stable.
 
 `fields` maps the name of what the caller must change ("ttft_s", "levels.0.ttft_s", "limit") to messages for humans; it
-is empty where no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.errors`).
+is empty where no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.protocol.errors`).
 
 | status | codes |
 |---|---|

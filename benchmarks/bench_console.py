@@ -18,10 +18,10 @@ from typing import Any
 
 from playwright.async_api import Page, async_playwright
 
-from benchmarks import console_live as live
-from benchmarks.console_pages import measure
-from benchmarks.console_queue import queue_costs
-from benchmarks.console_stack import Running, started
+from benchmarks.console import live
+from benchmarks.console.pages import measure
+from benchmarks.console.queue import queue_costs
+from benchmarks.console.stack import Running, started
 from benchmarks.engines import stop_on_sigterm
 from benchmarks.scoring import percentile
 from benchmarks.trials import note

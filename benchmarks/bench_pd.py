@@ -40,11 +40,11 @@ from benchmarks.trials import Bench, note, wait_idle
 from benchmarks.workloads import Task, burst
 from controller.core.types import Targets
 from controller.simulator.__main__ import read_profile, read_trace
-from controller.simulator.arrivals import Lengths
 from controller.simulator.experiment import Experiment, parse_experiment
-from controller.simulator.mixes import PATIENT_S
-from controller.simulator.report import report
+from controller.simulator.report.summary import report
 from controller.simulator.runner import run_once
+from controller.simulator.workloads.arrivals import Lengths
+from controller.simulator.workloads.mixes import PATIENT_S
 from workers.engine.profiles import load_profile
 
 POLICY = "slackline"

@@ -27,8 +27,8 @@ from benchmarks.bench_dispatch import INSTANCES, LATENCY, make_request
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS, Cost
 from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, Request
+from controller.dispatch.disaggregation.placements import MIGRATIONS, Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.placements import MIGRATIONS, Prefilled
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption.base import Standing

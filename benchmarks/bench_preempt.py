@@ -36,12 +36,12 @@ import torch
 from benchmarks.machine import keep, machine_name
 from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words, write_random
 from controller.core.steps import Chunk, Seq, Step, StepDone, Suspended
-from workers.engine.torch_batch import segments_of
-from workers.engine.torch_config import read_config
-from workers.engine.torch_executor import TorchExecutor
-from workers.engine.torch_pool import LEAD
-from workers.engine.torch_serving import load_program
-from workers.engine.torch_task import Boundary, Program, Task
+from workers.engine.torch.batch import segments_of
+from workers.engine.torch.config import read_config
+from workers.engine.torch.executor import TorchExecutor
+from workers.engine.torch.pool import LEAD
+from workers.engine.torch.serving import load_program
+from workers.engine.torch.task import Boundary, Program, Task
 
 BLOCK_SIZE = 16
 TOLERANCE = 0.15  # measured against predicted ratio

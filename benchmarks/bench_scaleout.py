@@ -53,7 +53,7 @@ from benchmarks.network import SecondHost, network_missing, second_host
 from benchmarks.scaleout_report import summary, table
 from benchmarks.shapes import add_shape_options, checked, device_words, devices, write_random
 from benchmarks.trials import note
-from workers.engine.host_copy import ROOM, room
+from workers.engine.weights.host_copy import ROOM, room
 
 SOURCES = ("disk", "host", "engine")
 PROMPT = list(range(3, 35))

@@ -25,7 +25,7 @@ from typing import Any
 
 from controller.simulator.__main__ import read_profile, read_trace
 from controller.simulator.experiment import Experiment, parse_experiment
-from controller.simulator.report import attainment
+from controller.simulator.report.summary import attainment
 from controller.simulator.runner import find_knee, run_once
 
 ROOT = Path(__file__).resolve().parent.parent

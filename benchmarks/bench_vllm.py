@@ -33,8 +33,8 @@ from benchmarks.machine import machine_name
 from benchmarks.profiled import estimated_knee
 from benchmarks.scoring import Score, summary
 from benchmarks.trials import TRIES, Bench, note
-from benchmarks.vllm_pair import CLIENT_ABOVE, vllm_pair
-from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
+from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
 from benchmarks.workloads import MIXES, burst
 
 # Kept under version control, a folder a machine: the whole takes hours, so it may be measured in several sittings.

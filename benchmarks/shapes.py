@@ -31,7 +31,7 @@ class Shape:
         return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
 
     def options(self, context: int, dtype: str) -> tuple[str, ...]:
-        """For `workers.engine.torch_random`."""
+        """For `workers.engine.torch.random`."""
         return (
             *("--layers", str(self.layers), "--hidden", str(self.hidden), "--intermediate", str(self.feed_forward)),
             *("--heads", str(self.heads), "--kv-heads", str(self.kv_heads), "--vocabulary", str(self.vocabulary)),
@@ -87,7 +87,7 @@ def checked(
 
 def write_random(folder: Path, shape: str, context: int, dtype: str) -> int:
     """A random model in `folder`; bytes of its weight files."""
-    from workers.engine.torch_random import main as make
+    from workers.engine.torch.random import main as make
 
     make([str(folder), *SHAPES[shape].options(context, dtype)])
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

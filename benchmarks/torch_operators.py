@@ -26,7 +26,7 @@ from benchmarks.machine import machine_name
 from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words
 from controller.core.steps import Step
 from controller.predict.operator_profile import OPERATORS
-from workers.engine.torch_task import Program
+from workers.engine.torch.task import Program
 
 LENGTHS = "16,64,256,512,1024,2048"
 CHUNKS = 4  # of the longest prompt: the later ones have a past

@@ -1,7 +1,7 @@
 """Requests of the simulator's mixes (HyperFlexis Table 1) with prompts, for real engines.
 
-Lengths and arrivals are those of `controller.simulator.mixes`, so a simulated run and a real one of the same seed are
-the same requests. Prompts are random token ids from the seed: no two requests share a prefix.
+Lengths and arrivals are those of `controller.simulator.workloads.mixes`, so a simulated run and a real one of the
+same seed are the same requests. Prompts are random token ids from the seed: no two requests share a prefix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.simulator.mixes import FOUR_TASKS, MIXES, TWO_TASKS, Task, demands
+from controller.simulator.workloads.mixes import FOUR_TASKS, MIXES, TWO_TASKS, Task, demands
 
 __all__ = ["FOUR_TASKS", "MIXES", "TWO_TASKS", "Arrival", "Task", "burst", "sustained"]
 

@@ -10,8 +10,8 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
-from console.refused import SAFE, refused_record
-from console.typed import came_from, forget_shown, keep
+from console.forms.refused import SAFE, refused_record
+from console.forms.unsaved_forms import came_from, forget_shown, keep
 from controller.selectors.roles import Role, role_of
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record

@@ -19,7 +19,7 @@ from django.conf import settings  # noqa: E402
 
 from console.consumers.routing import websocket_urlpatterns  # noqa: E402
 from console.static_files import Receive, Scope, Send, StaticFiles  # noqa: E402
-from console.warm import warm  # noqa: E402
+from console.warm_up import warm  # noqa: E402
 
 warm()
 static = StaticFiles(settings.STATIC_URL)

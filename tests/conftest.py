@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
-    if collection_path.name.startswith("test_torch_") and "not torch" in config.option.markexpr:
+    for_torch = collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch")
+    if for_torch and "not torch" in config.option.markexpr:
         return True
     return None
 

@@ -15,14 +15,14 @@ import pytest
 import controller.policies.admission
 import controller.policies.ordering
 import controller.policies.routing  # noqa: F401  (importing registers the policies)
-from api.openai.instruments import Instruments
+from api.openai.state.instruments import Instruments
 from console.metrics import REGISTRY
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.process_spec import SAYABLE
 from controller.dispatch import MIGRATIONS, POLICY_SETS
 from controller.dispatch.config import DispatchConfig
+from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.transfers import MigratorConfig
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS
 from workers.engine.config import build_parser
@@ -34,7 +34,7 @@ DOCUMENTS = (ROOT / "README.md", CATALOGUE, *sorted((ROOT / "docs").glob("*.md")
 SCREENSHOTS = "docs/screenshots/"
 READERS = {"text", "choice", "flag", "number", "whole", "names", "mapping", "url", "database", "secret"}
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
-GATEWAY_GAUGES = ("api/openai/status.py", "api/openai/service.py")
+GATEWAY_GAUGES = ("api/openai/state/status.py", "api/openai/service.py")
 CONSOLE_GAUGES = "console/views/metrics.py"
 
 

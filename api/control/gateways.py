@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from api.errors import LiveDataUnavailable
-from controller.core.freshness import is_fresh
 from controller.core.messages import FleetMessage
+from controller.core.staleness import is_fresh
 from workers import live
 
 

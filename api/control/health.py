@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from api.control.base import SIGNED_IN, ControlView
 from api.control.documented import operation
-from controller.core.freshness import is_fresh
+from controller.core.staleness import is_fresh
 from controller.selectors.health import database_health
 from workers import live
 from workers.failures import failing_told, read_failing

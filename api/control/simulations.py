@@ -30,7 +30,7 @@ from controller.services.experiments import (
     experiment_remove,
     experiment_update,
 )
-from workers.shipped_profiles import shipped_profile
+from workers.experiments.shipped_profiles import shipped_profile
 
 
 class SimulationQuery(PageQuery):

@@ -98,10 +98,10 @@ def serve(service: Service, host: str, port: int) -> None:
 
 def _store(snapshot: Path | None) -> Store:
     if snapshot is None:
-        from api.openai.storage import Database
+        from api.openai.state.storage import Database
 
         return Database()
-    from api.openai.alone import FileStore
+    from api.openai.state.standalone import FileStore
 
     return FileStore(snapshot)
 

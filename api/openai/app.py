@@ -23,12 +23,12 @@ from api.openai.asgi import (
     respond,
     respond_error,
 )
-from api.openai.errors import ApiError, shutting_down
-from api.openai.flight import CHAT, COMPLETIONS, RESPONSES
 from api.openai.gateway import Gateway
-from api.openai.responses_request import parse_response_request
-from api.openai.schemas import Parsed, parse_request
-from api.openai.status import health, metrics
+from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
+from api.openai.protocol.errors import ApiError, shutting_down
+from api.openai.protocol.response_requests import parse_response_request
+from api.openai.protocol.schemas import Parsed, parse_request
+from api.openai.state.status import health, metrics
 
 log = logging.getLogger(__name__)
 

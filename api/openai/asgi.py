@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import GatewaySnapshot, KeyConfig, TenantConfig
 
 SCOPE = "inference"

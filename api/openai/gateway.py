@@ -12,20 +12,20 @@ from typing import Any
 
 import aiohttp
 
-from api.openai import responses_stream
 from api.openai.asgi import Send
 from api.openai.auth import KeyRing
-from api.openai.errors import ApiError, shutting_down
-from api.openai.fleet import Fleet
-from api.openai.flight import Flight
-from api.openai.instruments import Instruments
+from api.openai.in_flight import Flight
 from api.openai.ledger import Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
+from api.openai.protocol import response_streams as responses_stream
+from api.openai.protocol.errors import ApiError, shutting_down
+from api.openai.protocol.response_streams import as_response
+from api.openai.protocol.schemas import Parsed
 from api.openai.quotas import Quotas
-from api.openai.responses_stream import as_response
 from api.openai.runtime import Runtime
-from api.openai.schemas import Parsed
-from api.openai.telemetry import Monitor, TelemetryBoard
+from api.openai.state.fleet import Fleet
+from api.openai.state.instruments import Instruments
+from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tokenizers import Tokenizers
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig

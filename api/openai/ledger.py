@@ -6,9 +6,9 @@ from collections import Counter, deque
 from typing import Protocol
 
 from api.openai.estimates import PromptEstimates
-from api.openai.flight import Flight
-from api.openai.instruments import Instruments
+from api.openai.in_flight import Flight
 from api.openai.quotas import Quotas
+from api.openai.state.instruments import Instruments
 from controller.core.records import RequestRecord
 from controller.core.snapshot import ModelConfig
 from controller.core.types import Outcome, Outlook

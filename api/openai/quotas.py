@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from api.openai.asgi import Header
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import TenantConfig
 
 MINUTE_S = 60.0

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, respond
-from api.openai.errors import ApiError
-from api.openai.flight import Flight, Phase
+from api.openai.in_flight import Flight, Phase
+from api.openai.protocol.errors import ApiError
 from workers.backends.base import Backend, Chunk, EngineError, UpstreamCall
 
 

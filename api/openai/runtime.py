@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from api.openai.errors import ApiError, engine_refusal, shutting_down
-from api.openai.flight import Flight, Phase, Unreadable
-from api.openai.handoff import Handoff
-from api.openai.refusals import refusal
+from api.openai.disaggregation.handoff import Handoff
+from api.openai.in_flight import Flight, Phase, Unreadable
+from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
+from api.openai.protocol.refusals import refusal
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision

@@ -32,7 +32,7 @@ def run_paper(name: str, quick: bool, parts: Sequence[str] = ()) -> Section:
     """One paper's section (of `parts` alone, if any), with what it took. Progress goes to standard error, prefixed by
     the paper."""
     began = time.monotonic()
-    module = importlib.import_module(f"benchmarks.reproduce.{name}")
+    module = importlib.import_module(f"benchmarks.reproduce.{name}.section")
     chosen = {"parts": parts} if parts else {}
     section: Section = module.reproduce(
         lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick, **chosen
@@ -65,7 +65,7 @@ def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequenc
         return ()
     if len(names) != 1:
         parser.error("--part needs one --paper")
-    order = tuple(getattr(importlib.import_module(f"benchmarks.reproduce.{names[0]}"), "PARTS", ()))
+    order = tuple(getattr(importlib.import_module(f"benchmarks.reproduce.{names[0]}.section"), "PARTS", ()))
     unknown = sorted(set(parts) - set(order))
     if unknown:
         parser.error(f"{names[0]} has no part {unknown[0]!r}; valid: {', '.join(order) or 'none'}")

@@ -14,7 +14,7 @@ Written by `make reproduce` (one paper alone: `python -m benchmarks.reproduce --
 `--paper hyperflexis --part fig7`); do not edit by hand.
 All but Kairos runs in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
-(`benchmarks/reproduce/kairos_stages.py`), because its decode step costs what its longest sequence costs. A figure here
+(`benchmarks/reproduce/kairos/stages.py`), because its decode step costs what its longest sequence costs. A figure here
 is a comparison of policies under a paper's own workload, not of machines.
 *reached* is "-" where a baseline could only be built from another paper's description of it, and where the paper gives
 nothing to compare with.

@@ -26,7 +26,7 @@ from django.db import Error as DatabaseError
 from redis.exceptions import RedisError
 
 from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
-from controller.core.freshness import STALE_AT_LEAST_S
+from controller.core.staleness import STALE_AT_LEAST_S
 from controller.selectors.roles import Role, role_of
 from workers.live import LiveUnavailable
 

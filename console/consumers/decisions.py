@@ -8,7 +8,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 
 from console.consumers.base import LiveConsumer
-from console.sentences import as_item, as_item_of_message
+from console.wording.sentences import as_item, as_item_of_message
 from controller.core.messages import LIVE_DECISIONS
 from controller.selectors import decisions as selectors
 from workers import live

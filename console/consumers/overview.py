@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
-from console import live_view
 from console.consumers.base import LiveConsumer
 from console.consumers.shared import Shared
+from console.live import live_view
 from controller.core.messages import LIVE_OVERVIEW, FleetMessage
 from workers import live
 

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 from console.consumers import base
 from console.consumers.base import REDIS_AWAY, LiveConsumer
-from console.live_view import capacity, fresh
-from console.queue_mirror import GONE_AFTER_S, QueueMirror
-from console.queue_view import Window, ids_in, queue_frame, window_of
+from console.live.live_view import capacity, fresh
+from console.live.queue_mirror import GONE_AFTER_S, QueueMirror
+from console.live.queue_view import Window, ids_in, queue_frame, window_of
 from controller.core.messages import LIVE_QUEUE, QueueChanges
 from workers import live
 

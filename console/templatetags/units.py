@@ -9,9 +9,9 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.figures import Figure, figure, number, shown
-from console.verdict import verdict as judged
-from console.words import DASH, MINUS, reason_in_words
+from console.wording.figures import Figure, figure, number, shown
+from console.wording.verdict import verdict as judged
+from console.wording.words import DASH, MINUS, reason_in_words
 
 register = template.Library()
 

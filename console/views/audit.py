@@ -15,16 +15,16 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from console.access import allows
-from console.decision_links import linked_figures
-from console.differences import changed_fields
-from console.exports import FORMATS, export
-from console.forms import AuditSearch
-from console.history import NO_CLASS
-from console.paging import page_of
-from console.scale_outs import ways_of
-from console.sentences import sentence
-from console.surroundings import leads, told_of
+from console.forms.base import AuditSearch
+from console.panels.context import leads, told_of
+from console.panels.decision_links import linked_figures
+from console.panels.history import NO_CLASS
+from console.panels.scale_outs import ways_of
+from console.tables.exports import FORMATS, export
+from console.tables.paging import page_of
 from console.templatetags.units import alternatives
+from console.wording.differences import changed_fields
+from console.wording.sentences import sentence
 from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue, decisions
 from controller.selectors.causes import Traffic, bearing_on, in_force, looked_back_to, traffic

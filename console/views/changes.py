@@ -11,9 +11,9 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from console.access import allows
-from console.differences import changed_fields
-from console.numbers import number_of
-from console.paging import page_of
+from console.forms.numbers import number_of
+from console.tables.paging import page_of
+from console.wording.differences import changed_fields
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
 from controller.selectors.removals import removal

@@ -15,9 +15,9 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_GET, require_http_methods
 
 from console.access import allows
-from console.forms import SLOClassForm
-from console.removed import says_if_removed
-from console.typed import data_of
+from console.forms.base import SLOClassForm
+from console.forms.removed import says_if_removed
+from console.forms.unsaved_forms import data_of
 from console.views.changes import before_of
 from console.views.conflicts import Difference, differences
 from console.views.saved import saved

@@ -13,10 +13,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from console import experiment_charts
 from console.access import allows
+from console.charts import experiments as experiment_charts
 from console.consumers.experiments import as_state
-from console.experiment_forms import (
+from console.forms.experiments import (
     ContenderFormSet,
     ExperimentForm,
     changed_words,
@@ -25,8 +25,8 @@ from console.experiment_forms import (
     place_error,
     policy_now,
 )
-from console.paging import page_of
-from console.typed import data_of
+from console.forms.unsaved_forms import data_of
+from console.tables.paging import page_of
 from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import catalogue, experiments
@@ -41,7 +41,7 @@ from controller.services.experiments import (
     experiment_remove,
     experiment_update,
 )
-from workers.shipped_profiles import shipped_profile
+from workers.experiments.shipped_profiles import shipped_profile
 
 PAGE_ROWS = 50
 NAME_MAX = 120

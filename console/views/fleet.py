@@ -15,17 +15,17 @@ from django.template.loader import render_to_string
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 
-from console import charts
 from console.access import allows
-from console.engine_spec import engine_spec
-from console.kept import Kept
-from console.live_view import merge_instances
-from console.numbers import number_of
-from console.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
-from console.scale_outs import way_of
-from console.sentences import sentence
-from console.sleep_warning import sleep_choices
+from console.charts import base as charts
+from console.forms.numbers import number_of
+from console.live.live_view import merge_instances
+from console.live.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
+from console.live.ttl_cache import Kept
+from console.panels.scale_outs import way_of
+from console.panels.sleep_warning import sleep_choices
 from console.views.instance_links import links_in_trouble, links_of
+from console.wording.engine_spec import engine_spec
+from console.wording.sentences import sentence
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
 from controller.selectors.roles import Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.core.links import LinkState
+from controller.core.kv_links import LinkState
 from controller.models import InstanceLink
 from controller.selectors import links
 

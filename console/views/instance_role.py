@@ -9,8 +9,8 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods
 
 from console.access import allows
-from console.numbers import number_of
-from console.role_change import Prospect, prospects
+from console.forms.numbers import number_of
+from console.panels.role_change import Prospect, prospects
 from controller.models import Instance
 from controller.selectors import catalogue
 from controller.selectors.roles import Role

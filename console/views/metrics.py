@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from console.live_view import merge_instances
+from console.live.live_view import merge_instances
 from console.metrics import REGISTRY
 from controller.core.messages import FleetMessage
 from controller.slo.windows import merged_windows

@@ -10,12 +10,13 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from console import charts, live_view
 from console.access import allows
-from console.history import links, overview_history
-from console.kept import Kept
-from console.polled import fleet_now
-from console.sentences import as_item
+from console.charts import base as charts
+from console.live import live_view
+from console.live.polled import fleet_now
+from console.live.ttl_cache import Kept
+from console.panels.history import links, overview_history
+from console.wording.sentences import as_item
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
 from controller.selectors.roles import Role

@@ -10,10 +10,10 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from console import charts
 from console.access import allows
-from console.forms import PercentField, SecondsField
-from console.timeline import timeline
+from console.charts import base as charts
+from console.forms.base import PercentField, SecondsField
+from console.panels.timeline import timeline
 from console.views.conflicts import Difference
 from console.views.overview import instance_card
 from controller.core.types import Outcome

@@ -16,10 +16,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
-from console.forms import MappingForm, SLOClassForm
-from console.removed import says_if_removed
+from console.forms.base import MappingForm, SLOClassForm
+from console.forms.removed import says_if_removed
 from console.views.mappings import as_levels, level_forms
-from console.words import class_name
+from console.wording.words import class_name
 from controller.core.errors import ConfigError
 from controller.core.snapshot import LevelBounds
 from controller.models import Experiment

@@ -7,8 +7,8 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 
-from console.refused import refused_record
-from console.typed import came_from, keep
+from console.forms.refused import refused_record
+from console.forms.unsaved_forms import came_from, keep
 
 RETRY_AFTER_S = 3
 

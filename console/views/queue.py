@@ -17,9 +17,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
-from console.numbers import number_of
-from console.queue_all import Order, Telling, matching
-from console.queue_view import window_of
+from console.forms.numbers import number_of
+from console.live.queue_commands import Order, Telling, matching
+from console.live.queue_view import window_of
 from controller.selectors import decisions
 from controller.selectors.roles import Role
 from controller.services.actors import Actor

@@ -11,15 +11,15 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from console.access import allows
-from console.decode_wait import end_code
-from console.forms import RequestSearch
-from console.history import NO_CLASS
-from console.misses import why_missed
-from console.paging import page_of
-from console.sentences import sentence, step
-from console.surroundings import around
-from console.timeline import span_s, timeline
-from console.verdict import APART
+from console.forms.base import RequestSearch
+from console.panels.context import around
+from console.panels.history import NO_CLASS
+from console.panels.timeline import span_s, timeline
+from console.tables.paging import page_of
+from console.wording.decode_wait import end_code
+from console.wording.misses import why_missed
+from console.wording.sentences import sentence, step
+from console.wording.verdict import APART
 from controller.core.records import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions

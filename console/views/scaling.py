@@ -16,19 +16,19 @@ from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_http_methods
 
-from console import charts
 from console.access import allows
-from console.forms import TimeField
-from console.kept import Kept
-from console.polled import SHARED_S, AsOf, Part, charts_due
-from console.removed import says_if_removed
-from console.scaling_forms import ScalingForm
-from console.scaling_words import warm_in_words, why
-from console.sentences import figures_line, sentence
-from console.typed import data_of
+from console.charts import base as charts
+from console.forms.base import TimeField
+from console.forms.removed import says_if_removed
+from console.forms.scaling import ScalingForm
+from console.forms.unsaved_forms import data_of
+from console.live.polled import SHARED_S, AsOf, Part, charts_due
+from console.live.ttl_cache import Kept
 from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
+from console.wording.scaling import warm_in_words, why
+from console.wording.sentences import figures_line, sentence
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import Role, role_of

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.consumers.base import session_group
-from console.typed import kept
+from console.forms.unsaved_forms import kept
 from controller.selectors.roles import Role
 from workers import live
 

@@ -18,17 +18,17 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from console.access import allows
-from console.budget import budget_words, error_budget
-from console.history import links, promise_of, promises
-from console.live_view import open_by_tenant
-from console.removed import says_if_removed
-from console.sentences import sentence
-from console.tenant_forms import KeyForm, RotateForm, TenantForm
-from console.typed import data_of
+from console.forms.removed import says_if_removed
+from console.forms.tenants import KeyForm, RotateForm, TenantForm
+from console.forms.unsaved_forms import data_of
+from console.live.live_view import open_by_tenant
+from console.panels.budget import budget_words, error_budget
+from console.panels.history import links, promise_of, promises
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
-from console.words import class_name
+from console.wording.sentences import sentence
+from console.wording.words import class_name
 from controller.models import ApiKey, Tenant
 from controller.selectors import catalogue, decisions, usage
 from controller.selectors.attainment import attainment

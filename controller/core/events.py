@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from controller.core.decisions import Decision
-from controller.core.links import KvMoved, LinkState
+from controller.core.kv_links import KvMoved, LinkState
 from controller.core.types import InstanceSpec, Load, Request, Role
 
 # ---- events -------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The dispatcher: queue, shadow state of the instances, pacing, and the policy sets to build one from."""
 
 from controller.dispatch.config import DispatchConfig
+from controller.dispatch.disaggregation.migrator import Migrator
+from controller.dispatch.disaggregation.placements import MIGRATIONS
+from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import StageDispatcher
-from controller.dispatch.migrator import Migrator
-from controller.dispatch.placements import MIGRATIONS
 from controller.dispatch.policy_sets import (
     DEFAULT_POLICY_SET,
     POLICY_SETS,
@@ -12,7 +13,6 @@ from controller.dispatch.policy_sets import (
     build_migrator,
 )
 from controller.dispatch.queue import QueueView
-from controller.dispatch.transfers import MigratorConfig
 
 __all__ = [
     "DEFAULT_POLICY_SET",

@@ -16,11 +16,11 @@ from controller.core.errors import ConfigError, UnknownName
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
 from controller.core.registry import Registry
 from controller.dispatch.config import DispatchConfig
+from controller.dispatch.disaggregation.migrator import Migrator
+from controller.dispatch.disaggregation.placements import MIGRATIONS
+from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import StageDispatcher
-from controller.dispatch.migrator import Migrator
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.placements import MIGRATIONS
-from controller.dispatch.transfers import MigratorConfig
 
 DEFAULT_POLICY_SET = "slackline"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.links import LinkReport, LinkState
+from controller.core.kv_links import LinkReport, LinkState
 
 SMALLEST_BYTES = 1 << 18  # a smaller transfer says more about latency than about bandwidth
 NEWEST = 0.3  # weight of the newest sample in a mean

@@ -41,8 +41,8 @@ from controller.engine import leaps
 from controller.engine.assembly import assemble, lead
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
+from controller.engine.disaggregation import Handover
 from controller.engine.errors import ProtocolError
-from controller.engine.handover import Handover
 from controller.engine.queue import by_arrival, by_priority
 from controller.engine.seats import Seats
 from controller.engine.totals import Totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from controller.core.links import LinkState
+from controller.core.kv_links import LinkState
 from controller.models.fleet import Link
 
 STATES = [(state.value, state.value.capitalize()) for state in LinkState]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from controller.core.decisions import Figure
-from controller.core.freshness import STALE_PERIODS
+from controller.core.staleness import STALE_PERIODS
 
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
 FEWEST_FINISHED = 5.0  # fewer in a window, and nothing queued: no rate can be told

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from controller.core.freshness import STALE_PERIODS
 from controller.core.messages import FleetMessage, InstanceMessage, ModelTraffic, StageTraffic
+from controller.core.staleness import STALE_PERIODS
 from controller.core.types import Role
 from controller.scale.load import FleetObservation, Member, processing_rate
 

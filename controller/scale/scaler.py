@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from controller.core.decisions import Decision, Figure
-from controller.core.freshness import STALE_PERIODS
+from controller.core.staleness import STALE_PERIODS
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member
 

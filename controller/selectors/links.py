@@ -7,7 +7,7 @@ from datetime import datetime
 
 from django.db.models import Count, Q, QuerySet
 
-from controller.core.links import LinkState
+from controller.core.kv_links import LinkState
 from controller.models import InstanceLink, KvTransfer
 
 ORDER = ("-started_at", "-id")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Min, Q, Value
 from django.db.models.functions import Coalesce
 
-from controller.core.links import LinkState
+from controller.core.kv_links import LinkState
 from controller.models import Action, Instance, InstanceLink, Link, RequestRecord
 from controller.models.fleet import Weights
 from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources

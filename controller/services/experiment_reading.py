@@ -24,9 +24,9 @@ from controller.selectors.edits import edit_of_json
 from controller.services import traces
 
 if TYPE_CHECKING:
-    from controller.simulator.demand import Demand
     from controller.simulator.experiment import Experiment as Simulated
-    from controller.simulator.workloads import Row, Workload
+    from controller.simulator.workloads.demand import Demand
+    from controller.simulator.workloads.sources import Row, Workload
 
 REQUESTS_MAX = 100_000  # of one run
 PREFIXES_SEEN = 200  # rows that tell the size of a trace's blocks
@@ -152,7 +152,7 @@ def trace_named(slug: Any) -> Trace:
 
 def _trace_rows(instances: Any, slug: str) -> list[Row]:
     """Prefix ids stay where they name blocks of the engines' size; of another size they would say something wrong."""
-    from controller.simulator.workloads import parse_row
+    from controller.simulator.workloads.sources import parse_row
 
     rows = [parse_row(raw, number) for number, raw in enumerate(traces.rows_of(trace_named(slug)), 1)]
     return [row._replace(prefix=()) for row in rows] if _foreign_blocks(rows, instances) else rows
@@ -174,7 +174,7 @@ def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
 
 def prefix_note(spec: Mapping[str, Any]) -> str:
     """Says it where a trace's prefix ids are left out."""
-    from controller.simulator.workloads import parse_row
+    from controller.simulator.workloads.sources import parse_row
 
     workload = spec["workload"]
     if workload.get("kind") != "trace":
@@ -188,7 +188,7 @@ def prefix_note(spec: Mapping[str, Any]) -> str:
 
 def _first_row(slug: str) -> list[Row]:
     """As many rows as the trace has, all alike: counts are checked without unpacking it."""
-    from controller.simulator.workloads import parse_row
+    from controller.simulator.workloads.sources import parse_row
 
     row = parse_row({"arrival_s": "0", "input_tokens": "1", "output_tokens": "1"}, 1)
     return [row] * trace_named(slug).requests
@@ -213,7 +213,7 @@ def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
 
 def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
     """The run begins with the first request; instances come and go in seconds after the window's start."""
-    from controller.simulator.presence import from_second
+    from controller.simulator.fleet.presence import from_second
 
     settings = from_second(one.settings, max(0.0, replay.began - since.timestamp()))
     return replace(one, workload=replay, settings=settings)
@@ -221,7 +221,7 @@ def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
 
 def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> Replay:
     """`longest`: tokens an engine takes. A preview's policy says in `retarget` which edit it stands for."""
-    from controller.simulator.demand import Demand
+    from controller.simulator.workloads.demand import Demand
 
     retarget = policy.get("retarget") if isinstance(policy, Mapping) else None
     edit = edit_of_json(retarget) if retarget else None

@@ -283,7 +283,7 @@ def requests_expected(spec: Mapping[str, Any]) -> int | None:
 
 def _of_programs(workload: Mapping[str, Any]) -> int | None:
     """Calls: what is wrong with the workload, the simulator says."""
-    from controller.simulator.concord_mix import calls_each
+    from controller.simulator.workloads.concord_mix import calls_each
 
     count, shares = workload.get("programs"), workload.get("shares", [1, 1, 1])
     known = isinstance(count, int) and _is_list(shares) and all(isinstance(each, int | float) for each in shares)

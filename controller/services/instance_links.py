@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from controller.core.links import LinkReport, LinkState
+from controller.core.kv_links import LinkReport, LinkState
 from controller.models import Decision, Instance, InstanceLink, Link
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record

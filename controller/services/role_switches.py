@@ -1,7 +1,7 @@
 """Other roles for instances: at once where a role is routing, by an order where the engine must be told of it.
 
-SGLang must be told (its P/D switch): ordered here, carried out by `workers.role_switches`. While an order is open
-gateways send nothing new there; its end is the instance's new role, or its old one with the reason on the Decision. An
+SGLang must be told (its P/D switch): ordered here, carried out by `workers.actions.role_switches`. While an order is
+open, gateways send nothing new there; its end is the new role, or the old one with the reason on the Decision. An
 engine that broke while it switched is out of the fleet until somebody starts it again.
 """
 

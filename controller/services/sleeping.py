@@ -1,7 +1,7 @@
 """Sleep and wake-up of instances as ordered actions: a sleeper keeps its process and gives up its device memory.
 
 vLLM's two levels: 1 leaves the weights in host memory, 2 leaves none. What is ordered here is carried out by
-`workers.sleeping`; nothing is sent to the instance from the order to sleep until it is awake with whole weights. A
+`workers.actions.sleeping`; nothing is sent to the instance from the order to sleep until it is awake. A
 reference engine wakes by loading its weights like a warm one, from the best source.
 """
 

@@ -4,11 +4,11 @@ The simulator owns time, arrivals and what a device costs; every decision is a c
 with `simulation.py`.
 """
 
-from controller.simulator.demand import Demand
-from controller.simulator.links import LinkFailure, LinkSettings
-from controller.simulator.results import SimulationResult
+from controller.simulator.fleet.network import LinkFailure, LinkSettings
+from controller.simulator.report.results import SimulationResult
 from controller.simulator.settings import ElasticSettings, Failure, InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
+from controller.simulator.workloads.demand import Demand
 
 __all__ = [
     "Demand",

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from controller.core.errors import ConfigError
-from controller.simulator import runner, table
+from controller.simulator import runner
 from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
-from controller.simulator.page import page
-from controller.simulator.report import report
-from controller.simulator.trace_events import TraceWriter
-from controller.simulator.workloads import Row, parse_row
+from controller.simulator.report import table
+from controller.simulator.report.page import page
+from controller.simulator.report.summary import report
+from controller.simulator.report.trace_events import TraceWriter
+from controller.simulator.workloads.sources import Row, parse_row
 
 BAR = 30
 EVERY_S = 0.1

@@ -14,12 +14,10 @@ from controller.predict.boundaries import shape
 from controller.predict.operator_profile import OperatorProfile, read_operator_profile
 from controller.scale import ScalingConfig
 from controller.simulator.fields import Fields
-from controller.simulator.links import SCOPES, LinkFailure, LinkSettings, PortSpeed
-from controller.simulator.load_times import LOAD_S, load_times
-from controller.simulator.machine_speed import MachineSpeed
+from controller.simulator.fleet.load_times import LOAD_S, load_times
+from controller.simulator.fleet.machine_speed import MachineSpeed
+from controller.simulator.fleet.network import SCOPES, LinkFailure, LinkSettings, PortSpeed
 from controller.simulator.mapping import around
-from controller.simulator.program_workload import ProgramMix, read_foresight
-from controller.simulator.programs import Foresight
 from controller.simulator.settings import (
     MODEL_SHAPE,
     ElasticSettings,
@@ -27,7 +25,9 @@ from controller.simulator.settings import (
     InstanceSettings,
     SimulationSettings,
 )
-from controller.simulator.workloads import ReadTrace, Workload, read_workload
+from controller.simulator.workloads.program_workload import ProgramMix, read_foresight
+from controller.simulator.workloads.programs import Foresight
+from controller.simulator.workloads.sources import ReadTrace, Workload, read_workload
 
 ReadProfile = Callable[[str], Mapping[str, Any]]
 COEFFICIENTS = LatencyCoefficients._fields

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from controller.core.snapshot import LevelBounds, MappingConfig
 from controller.core.types import Targets
-from controller.simulator.demand import Demand
-from controller.simulator.results import SimRecord
+from controller.simulator.report.results import SimRecord
+from controller.simulator.workloads.demand import Demand
 from controller.slo.mapping import PriorityMapping
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.simulator.demand import Demand
 from controller.simulator.experiment import Contender, Experiment
-from controller.simulator.program_workload import ProgramMix
-from controller.simulator.report import report
-from controller.simulator.results import SimulationResult
+from controller.simulator.report.results import SimulationResult
+from controller.simulator.report.summary import report
+from controller.simulator.report.trace_events import TraceWriter
 from controller.simulator.simulation import Simulation
-from controller.simulator.trace_events import TraceWriter
+from controller.simulator.workloads.demand import Demand
+from controller.simulator.workloads.program_workload import ProgramMix
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 LOWEST_RATE, HIGHEST_RATE = 0.01, 100_000.0

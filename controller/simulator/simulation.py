@@ -20,21 +20,21 @@ from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reje
 from controller.core.types import Outcome, Request, Role
 from controller.dispatch import Migrator, StageDispatcher, build_migrator
 from controller.predict.output_length import OutputLengthModel
-from controller.simulator.cluster import Cluster
-from controller.simulator.demand import Demand
-from controller.simulator.elastic import Elastic
-from controller.simulator.failures import Failures
-from controller.simulator.handoff import Handoff
+from controller.simulator.fleet.cluster import Cluster
+from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.elastic import Elastic
+from controller.simulator.fleet.failures import Failures
+from controller.simulator.fleet.instance import Instance
+from controller.simulator.fleet.monitor import Monitor
+from controller.simulator.fleet.presence import Presence
 from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
-from controller.simulator.instance import Instance
 from controller.simulator.mapping import MappedTargets
-from controller.simulator.monitor import Monitor
-from controller.simulator.presence import Presence
-from controller.simulator.programs import Programs
-from controller.simulator.results import SimRecord, SimulationResult
+from controller.simulator.report.results import SimRecord, SimulationResult
+from controller.simulator.report.trace_events import TraceWriter
 from controller.simulator.settings import SimulationSettings
-from controller.simulator.trace_events import TraceWriter
 from controller.simulator.trip import Trip
+from controller.simulator.workloads.demand import Demand
+from controller.simulator.workloads.programs import Programs
 
 REPORT_EVERY = 500  # ended requests between two calls of `progress`
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from controller.core.steps import Seq
 from controller.core.types import Outcome, Request, Targets
-from controller.simulator.demand import Demand
-from controller.simulator.results import SimRecord
+from controller.simulator.report.results import SimRecord
+from controller.simulator.workloads.demand import Demand
 from controller.slo.attainment import judge
 
 

@@ -9,7 +9,7 @@ function names(models) {
 }
 
 /**
- * `capacity`: by model up, undecoded, coming or none (console/queue_view.py), empty where it is not known. `text`: what is wrong, ""
+ * `capacity`: by model up, undecoded, coming or none (console/live/queue_view.py), empty where it is not known. `text`: what is wrong, ""
  * for nothing; `nobody`: no model has an engine; `idle`: what is true of an empty queue.
  */
 export function capacityWords(capacity) {

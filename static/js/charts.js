@@ -1,4 +1,4 @@
-// Draws what console/charts.py shaped: {traces, layout}. Colours are names of tokens ("series-1"), read from the style
+// Draws what console/charts/base.py shaped: {traces, layout}. Colours are names of tokens ("series-1"), read from the style
 // sheet, so that a change of the system's theme redraws. `uirevision` stays, so that an update keeps the zoom.
 
 export const SERIES = 8; // colours in tokens.css

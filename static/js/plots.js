@@ -1,4 +1,4 @@
-// Draws what console/experiment_charts.py shaped: comparisons, whose x axis is a quantity or a name and not the time (those
+// Draws what console/charts/experiments.py shaped: comparisons, whose x axis is a quantity or a name and not the time (those
 // are charts.js). Colours are names of tokens, so that a change of the system's theme redraws.
 
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

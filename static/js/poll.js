@@ -1,4 +1,4 @@
-// Parts of a page that are fetched again every few seconds (console/polled.py): not while the tab is hidden or somebody
+// Parts of a page that are fetched again every few seconds (console/live/polled.py): not while the tab is hidden or somebody
 // answers a question, with growing pauses while the console is away, and always saying how old what is on the screen is.
 
 import { fillMeters } from "./base.js";

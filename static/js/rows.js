@@ -2,7 +2,7 @@
 // Rows must have one height, which the stylesheet gives them.
 
 const SPARE = 1; // screens of rows kept ready above and below what is seen
-const LIMIT_MAX = 200; // as in console/queue_view.py
+const LIMIT_MAX = 200; // as in console/live/queue_view.py
 
 export class RowWindow {
   /** `make(row)` gives a new element, `update(element, row)` fills it, `ask(offset, limit)` is told of another window. */

@@ -3,7 +3,7 @@
 
 import { ms } from "./format.js";
 
-/** `row` as of console/queue_view.py; `now` in epoch seconds. Two texts, and whether it will or may miss. */
+/** `row` as of console/live/queue_view.py; `now` in epoch seconds. Two texts, and whether it will or may miss. */
 export function startWords(row, now) {
   const end = row.gives_up_at;
   const ends = end === undefined ? "" : end > now ? `gives up in ${ms(end - now)}` : "gives up now";

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import console_live as live
-from benchmarks import console_preview
-from benchmarks.console_data import fill
-from benchmarks.console_queue import queue_costs
+from benchmarks.console import live
+from benchmarks.console import preview as console_preview
+from benchmarks.console.data import fill
+from benchmarks.console.queue import queue_costs
 from controller.models import AttainmentMinute, Decision, Instance, InstanceDevice, RequestRecord, ScalingSample
 
 
@@ -27,7 +27,7 @@ def test_the_data_is_as_much_as_was_asked_for():
 @pytest.mark.django_db(transaction=True)
 def test_an_edit_is_simulated_on_both_fleets_and_how_many_requests_is_told(monkeypatch):
     """The demo's load of a minute in place of an hour."""
-    monkeypatch.setattr("workers.experiments.send_experiment", lambda message: None)
+    monkeypatch.setattr("workers.experiments.runner.send_experiment", lambda message: None)
     monkeypatch.setattr(console_preview, "HOUR_S", 60.0)
     fill(records=400, decisions=20, instances=10, hours=0.1)
     found = console_preview.previews()

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.bench_policies import CALM_SIZE, KINDS, View, measure, sizes_of
 from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS
+from controller.dispatch.disaggregation.placements import MIGRATIONS
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.placements import MIGRATIONS
 from controller.policies.batching import BATCHINGS
 
 CASES = [pytest.param(kind, name, id=f"{kind}-{name}") for kind, (names, _) in KINDS.items() for name in names]

@@ -20,7 +20,7 @@ from benchmarks.bench_scaleout import (
 )
 from benchmarks.medium import memory_stream, raw_stream
 from benchmarks.scaleout_report import ratios, summary, table
-from workers.engine.host_copy import NoCopy
+from workers.engine.weights.host_copy import NoCopy
 
 
 def one(load_s, first_s, tpot=None):
@@ -160,7 +160,7 @@ def test_a_copy_that_comes_is_no_reason_and_one_that_never_does_is(monkeypatch, 
 
 @pytest.mark.torch
 def test_the_words_that_are_looked_for_are_the_engines(monkeypatch, caplog):
-    from workers.engine import torch_weight_store as store
+    from workers.engine.torch import weight_store as store
 
     weights = object.__new__(store.TorchWeights)
     copy = SimpleNamespace(whole=lambda: None)

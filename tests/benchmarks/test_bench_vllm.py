@@ -14,7 +14,7 @@ from benchmarks.loadgen import CUTOFF_S
 from benchmarks.scoring import Score
 from benchmarks.stack import Fleet
 from benchmarks.trials import Bench
-from benchmarks.vllm_plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, Load
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, Load
 from benchmarks.workloads import MIXES
 from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher

@@ -8,19 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import fidelity
 from benchmarks.engines import MAX_NUM_SEQS, EngineFailed
-from benchmarks.fidelity_compare import Seen, compare, table, worst
-from benchmarks.fidelity_live import RealRun, read_at_once, seen, simulated
-from benchmarks.fidelity_machine import SPEED_PERIOD_S, Known, busy_way_s, machine_of, refitted
-from benchmarks.fidelity_recorded import ENGINES, RECORDINGS, Row, calibrate, read, recorded
+from benchmarks.fidelity import command as fidelity
+from benchmarks.fidelity.compare import Seen, compare, table, worst
+from benchmarks.fidelity.live import RealRun, read_at_once, seen, simulated
+from benchmarks.fidelity.machine import SPEED_PERIOD_S, Known, busy_way_s, machine_of, refitted
+from benchmarks.fidelity.recorded import ENGINES, RECORDINGS, Row, calibrate, read, recorded
 from benchmarks.profiled import Profiled, estimated_knee
 from benchmarks.stack import ClassSpec, Fleet
 from benchmarks.workloads import MIXES, sustained
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_records import Served
-from controller.simulator.machine_speed import MachineSpeed
+from controller.simulator.fleet.machine_speed import MachineSpeed
 
 
 def run(attainment, *ttfts):

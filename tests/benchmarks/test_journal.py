@@ -4,7 +4,7 @@ from benchmarks.bench_vllm import Experiment
 from benchmarks.journal import Journal
 from benchmarks.loadgen import Run, Sample
 from benchmarks.scoring import score
-from benchmarks.vllm_plan import Load
+from benchmarks.vllm.plan import Load
 from benchmarks.workloads import MIXES
 from tests.benchmarks.test_bench_vllm import Scripted
 

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce import combined, combined_kairos, combined_stored, kairos_setting
 from benchmarks.reproduce.claims import Claim, Section, Table
-from benchmarks.reproduce.combined_pairs import compare
-from benchmarks.reproduce.concord_lab import CONCORD, WHOLE_SLOTS
-from benchmarks.reproduce.concord_sweep import choices
-from benchmarks.reproduce.hyperflexis_setting import OURS
-from benchmarks.reproduce.kairos_stages import Stages
+from benchmarks.reproduce.combined import kairos as combined_kairos
+from benchmarks.reproduce.combined import section as combined
+from benchmarks.reproduce.combined import stored as combined_stored
+from benchmarks.reproduce.combined.pairs import compare
+from benchmarks.reproduce.concord.lab import CONCORD, WHOLE_SLOTS
+from benchmarks.reproduce.concord.sweep import choices
+from benchmarks.reproduce.hyperflexis.setting import OURS
+from benchmarks.reproduce.kairos import setting as kairos_setting
+from benchmarks.reproduce.kairos.stages import Stages
 from controller.core.types import LatencyCoefficients
 from controller.engine import PreemptivePrefill
 from controller.simulator import InstanceSettings, SimulationSettings

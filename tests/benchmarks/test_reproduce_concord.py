@@ -5,10 +5,11 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from benchmarks.reproduce import concord, concord_sensitivity
-from benchmarks.reproduce.concord_lab import AUTELLIX, CONCORD, LTR, ORACLE, SARATHI, Case, Figures, arrivals, instance
-from benchmarks.reproduce.concord_latency import over
-from benchmarks.reproduce.concord_sweep import choices, finite
+from benchmarks.reproduce.concord import section as concord
+from benchmarks.reproduce.concord import sensitivity as concord_sensitivity
+from benchmarks.reproduce.concord.lab import AUTELLIX, CONCORD, LTR, ORACLE, SARATHI, Case, Figures, arrivals, instance
+from benchmarks.reproduce.concord.latency import over
+from benchmarks.reproduce.concord.sweep import choices, finite
 
 
 def earned(tokens_per_s):

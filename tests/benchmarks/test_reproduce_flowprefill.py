@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.reproduce.claims import Section
-from benchmarks.reproduce.flowprefill import PAPER, reproduce
-from benchmarks.reproduce.flowprefill_compatibility import past_knee
-from benchmarks.reproduce.flowprefill_setting import (
+from benchmarks.reproduce.flowprefill.compatibility import past_knee
+from benchmarks.reproduce.flowprefill.section import PAPER, reproduce
+from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
     MODELS,
     Bench,

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce import hyperflexis, hyperflexis_multitask
 from benchmarks.reproduce.claims import Section
-from benchmarks.reproduce.hyperflexis_mapping import by_table, mapping_of
-from benchmarks.reproduce.hyperflexis_multitask import (
+from benchmarks.reproduce.hyperflexis import multitask as hyperflexis_multitask
+from benchmarks.reproduce.hyperflexis import section as hyperflexis
+from benchmarks.reproduce.hyperflexis.mapping import by_table, mapping_of
+from benchmarks.reproduce.hyperflexis.multitask import (
     BEHIND,
     PUBLISHED,
     ROUND_ROBIN,
@@ -16,8 +17,8 @@ from benchmarks.reproduce.hyperflexis_multitask import (
     best_ratio,
     best_scorpio,
 )
-from benchmarks.reproduce.hyperflexis_one_task import ALADDIN, ANNEALING, WIKISQL, best_single, single_claims
-from benchmarks.reproduce.hyperflexis_setting import (
+from benchmarks.reproduce.hyperflexis.one_task import ALADDIN, ANNEALING, WIKISQL, best_single, single_claims
+from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
     OURS,
@@ -31,10 +32,10 @@ from benchmarks.reproduce.hyperflexis_setting import (
     of_mix,
     run,
 )
-from benchmarks.reproduce.hyperflexis_stages import SCALING as SCALING_PD
-from benchmarks.reproduce.hyperflexis_stages import Run, stages
-from benchmarks.reproduce.hyperflexis_stages import claims as stage_claims
-from controller.simulator.mixes import MIXES
+from benchmarks.reproduce.hyperflexis.stages import SCALING as SCALING_PD
+from benchmarks.reproduce.hyperflexis.stages import Run, stages
+from benchmarks.reproduce.hyperflexis.stages import claims as stage_claims
+from controller.simulator.workloads.mixes import MIXES
 
 with_data = pytest.mark.skipif(not PROFILES.exists(), reason=f"{PROFILES} is not there")
 FOUR = MIXES["4-task"]

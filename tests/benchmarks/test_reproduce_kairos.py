@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce.kairos import reproduce
-from benchmarks.reproduce.kairos_gains import (
+from benchmarks.reproduce.kairos.gains import (
     GAINS,
     claims,
     crossing,
@@ -16,7 +15,8 @@ from benchmarks.reproduce.kairos_gains import (
     table_of_gains,
     times_knee,
 )
-from benchmarks.reproduce.kairos_setting import (
+from benchmarks.reproduce.kairos.section import reproduce
+from benchmarks.reproduce.kairos.setting import (
     ANCHORS,
     DISTSERVE,
     FCFS,
@@ -29,7 +29,7 @@ from benchmarks.reproduce.kairos_setting import (
     long_tail,
     work_s,
 )
-from benchmarks.reproduce.kairos_stages import Call, Outcome, Stages
+from benchmarks.reproduce.kairos.stages import Call, Outcome, Stages
 
 
 def run(calls, prefill=FCFS, decode=FCFS, bed=TESTBED):

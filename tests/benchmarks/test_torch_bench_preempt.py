@@ -16,8 +16,8 @@ from benchmarks.bench_preempt import (
     summary,
     throughput_cost_pct,
 )
-from tests.workers.engine.torch_bench import VOCABULARY, folder, program
-from workers.engine.torch_task import Boundary
+from tests.workers.engine.torch.bench import VOCABULARY, folder, program
+from workers.engine.torch.task import Boundary
 
 pytestmark = pytest.mark.torch
 F5_MS = (2.0, 8.0, 1.0, 4.0, 3.0)

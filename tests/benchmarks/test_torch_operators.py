@@ -7,7 +7,7 @@ import pytest
 from benchmarks import torch_operators
 from benchmarks.bench_preempt import BLOCK_SIZE
 from controller.predict.operator_profile import OPERATORS, read_operator_profile
-from tests.workers.engine.torch_bench import folder, program
+from tests.workers.engine.torch.bench import folder, program
 
 pytestmark = pytest.mark.torch
 

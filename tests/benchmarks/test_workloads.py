@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.workloads import FOUR_TASKS, MIXES, TWO_TASKS, burst, sustained
 from controller.core.errors import ConfigError
-from controller.simulator.arrivals import Lengths
-from controller.simulator.mixes import demands
+from controller.simulator.workloads.arrivals import Lengths
+from controller.simulator.workloads.mixes import demands
 
 
 @pytest.mark.parametrize("task", [*FOUR_TASKS, *TWO_TASKS], ids=lambda task: task.name)

@@ -29,7 +29,7 @@ FLEET_KEPT_S = 3.0
 async def main(options: argparse.Namespace) -> None:
     import redis
 
-    from api.openai.queue_feed import QueueFeed
+    from api.openai.state.queue_feed import QueueFeed
     from controller.core import events as ev
     from controller.core.messages import (
         COMMAND_CHANNEL,

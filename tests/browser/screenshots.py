@@ -4,7 +4,7 @@ A picture that README.md or a page of docs/ shows goes into docs/screenshots and
 build/screenshots, which git ignores. `--shown` takes only the tracked ones.
 
 The screenshots are real: a stack is started, given its demo load and a burst that exceeds the capacity of its engines,
-and photographed meanwhile. `fleet-of-200` alone shows the benchmark's data (benchmarks/console_many.py). `scale-out`
+and photographed meanwhile. `fleet-of-200` alone shows the benchmark's data (benchmarks/console/many.py). `scale-out`
 is a stack of its own, where real weights are loaded (tests/browser/scale_out.py).
 `make screenshots PAGES="fleet login"` takes only those pages, `PAGES=--shown` only the tracked pictures.
 """
@@ -152,7 +152,7 @@ def photograph(camera: Camera, wanted: Mapping[str, tuple[str | None, Go]]) -> N
 @contextmanager
 def many_instances() -> Iterator[tuple[str, str, str]]:
     """A console over the benchmark's data: its address, a user name and a password."""
-    command = [sys.executable, "-m", "benchmarks.console_many"]
+    command = [sys.executable, "-m", "benchmarks.console.many"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

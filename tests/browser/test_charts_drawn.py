@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from console.charts import scaling_load
+from console.charts.base import scaling_load
 
 pytestmark = pytest.mark.browser
 

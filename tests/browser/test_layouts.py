@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from console.experiment_charts import attainment
+from console.charts.experiments import attainment
 from tests.browser.looks import beyond, findings_in_both_schemes
 from tests.browser.test_charts_drawn import BASE, STATIC
 

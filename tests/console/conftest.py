@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from console.views import fleet, overview, scaling
-from console.warm import warm
+from console.warm_up import warm
 from tests import factories
 from workers import live
 

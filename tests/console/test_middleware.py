@@ -7,7 +7,7 @@ from django.db import OperationalError
 from psycopg_pool import PoolTimeout
 
 from console.views import fleet
-from tests.console.live_data import NOON
+from tests.console.live.live_data import NOON
 
 
 @pytest.mark.parametrize("error", [OperationalError("gone"), PoolTimeout("none free")])
@@ -26,7 +26,7 @@ def test_a_poll_gets_the_same_as_json(viewer, live_store, monkeypatch):
     def away(**window):
         raise OperationalError("gone")
 
-    monkeypatch.setattr("console.history.attainment", away)
+    monkeypatch.setattr("console.panels.history.attainment", away)
     answer = viewer.get("/overview/history/", headers={"accept": "application/json"})
     assert answer.status_code == 503
     assert answer.json()["message"].startswith("The database is away")

@@ -10,7 +10,7 @@ import pytest
 from django import forms
 
 import console
-from console.forms import RequestSearch, TimeField
+from console.forms.base import RequestSearch, TimeField
 from console.views.scaling import Moment
 
 

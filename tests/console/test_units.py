@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from console import figures
 from console.templatetags import units
+from console.wording import figures
 
 
 @pytest.mark.parametrize(

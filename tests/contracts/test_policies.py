@@ -25,8 +25,8 @@ from controller.core.policy import ADMISSIONS, ORDERINGS, ROUTINGS, Cost
 from controller.core.registry import Registry
 from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Role, Targets
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
+from controller.dispatch.disaggregation.placements import Prefilled
 from controller.dispatch.pacing import PACINGS
-from controller.dispatch.placements import Prefilled
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS, Standing

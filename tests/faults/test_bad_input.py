@@ -9,7 +9,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.openai.errors import KINDS
+from api.openai.protocol.errors import KINDS
 from tests.faults.load import Sent, recorded
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]

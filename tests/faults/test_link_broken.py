@@ -24,7 +24,7 @@ from tests import factories
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
 from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.proxy import ELSEWHERE, Wire
-from workers.links import look
+from workers.actions.instance_links import look
 
 pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 

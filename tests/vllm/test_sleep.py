@@ -18,9 +18,9 @@ from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order
 from tests import factories
 from tests.vllm.test_serving import wait_until
-from workers import sleeping
-from workers.actions import look
-from workers.sleep_client import NoSleepMode, SleepClient, SleepState
+from workers.actions import sleeping
+from workers.actions.runner import look
+from workers.actions.sleep_client import NoSleepMode, SleepClient, SleepState
 
 pytestmark = pytest.mark.vllm
 

@@ -13,15 +13,17 @@ from controller.models import Decision, Instance
 from tests import factories
 from tests.workers.scripted_engine import Engine
 from tests.workers.sleeping_vllm import SleepingVllm
-from workers import actions, links, sleep_client, sleeping
-from workers.asking import Asker
+from workers.actions import instance_links as links
+from workers.actions import runner as actions
+from workers.actions import sleep_client, sleeping
+from workers.actions.parallel_calls import Asker
 from workers.supervisor.plan import ROOT
 
 FLEET_TOKEN = "fleet-secret"
 WORKER = """
 import time, django
 django.setup()
-from workers.actions import look
+from workers.actions.runner import look
 print("ready", flush=True)
 while True:
     look([])

@@ -2,7 +2,7 @@
 
 from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
-from workers.weights import EngineWeights
+from workers.actions.weights_client import EngineWeights
 
 
 class Engine:

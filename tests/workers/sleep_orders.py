@@ -8,9 +8,9 @@ from django.utils import timezone
 from controller.models import Action, Instance
 from controller.services.actors import Actor
 from controller.services.sleeping import sleep_order
-from workers.actions import look
-from workers.long_calls import LongCalls
-from workers.sleep_client import SleepClient
+from workers.actions.long_calls import LongCalls
+from workers.actions.runner import look
+from workers.actions.sleep_client import SleepClient
 
 OLGA = Actor.person("olga")
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from aiohttp import web
 
-from api.openai.schemas import parse_request
+from api.openai.protocol.schemas import parse_request
 from controller.core.snapshot import ModelConfig
 from workers.demo_load import KINDS, DemoLoad, Pace, body, demo_keys, pick
 from workers.supervisor.ports import free_port

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import aiohttp
 
 from controller.core.errors import SlacklineError
-from controller.core.links import KvMoved, LinkReport
+from controller.core.kv_links import KvMoved, LinkReport
 from controller.core.registry import Registry
 from controller.core.types import InstanceSpec, Load, Role
 

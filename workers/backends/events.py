@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import orjson
 
-from controller.core.links import KvMoved
+from controller.core.kv_links import KvMoved
 from workers.backends.base import Chunk, EngineError, Usage
-from workers.backends.handover import kv_moved
+from workers.backends.disaggregation import kv_moved
 
 MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill our memory
 DONE = b"data: [DONE]"

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from controller.core.links import KvMoved, LinkReport
+from controller.core.kv_links import KvMoved, LinkReport
 from controller.core.types import InstanceSpec, Load, Role
 from workers.backends.base import (
     BACKENDS,

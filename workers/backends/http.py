@@ -14,11 +14,11 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from controller.core.links import LinkReport
+from controller.core.kv_links import LinkReport
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
+from workers.backends.disaggregation import KV_MOVED, KV_OFFER, kv_moved
 from workers.backends.events import EventReader, check_whole, parse_usage
-from workers.backends.handover import KV_MOVED, KV_OFFER, kv_moved
 from workers.backends.wire import Connection, Patience, Unanswered, Wire
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import orjson
 
-from controller.core.links import LinkReport, report_from_json
+from controller.core.kv_links import LinkReport, report_from_json
 from workers.backends.base import BACKENDS, Capabilities, EngineError, Promise, UpstreamCall
 from workers.backends.vllm import VllmBackend
 from workers.environment import given

@@ -1,7 +1,7 @@
 """What SGLang's adapter knows of its server, and its change of role, which wants a server that is fully idle.
 
-Its memory is given back and taken again by orders that are kept (`workers.sglang_sleep`): to release or resume a second
-time ends the server, so who does either must know what was done before, also by a process that is gone.
+Its memory is given back and taken again by orders that are kept (`workers.actions.sglang_sleep`): to release or
+resume a second time ends the server, so who does either must know what was done before, also by a process that is gone.
 """
 
 from __future__ import annotations

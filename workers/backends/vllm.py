@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from controller.core.types import Load
 from workers.backends.base import BACKENDS, Capabilities, EngineError, Prefilled, UpstreamCall
+from workers.backends.disaggregation import parse_prefilled, prefill_head
 from workers.backends.exposition import parse_load
-from workers.backends.handover import parse_prefilled, prefill_head
 from workers.backends.http import HttpBackend
 
 

@@ -18,13 +18,13 @@ from controller.engine import EngineConfig, PreemptionConfig
 from controller.policies.batching import BATCHINGS, Batching
 from controller.policies.batching.options import build as build_batching
 from controller.policies.by_stage import EnginePart
-from workers.engine.host_copy import HostCopy
-from workers.engine.model_options import ModelOptions, add_model_options, model_options
-from workers.engine.preemption import BATCHING as PREEMPTIVE_BATCHING
-from workers.engine.preemption import add_scheduler_options, choose_by_stage, preemption_config
 from workers.engine.profiles import Profile, load_profile
-from workers.engine.tokenizer import ChunkTokenizer, Tokenizer
-from workers.engine.weights import KINDS as SOURCES
+from workers.engine.scheduler_choice import BATCHING as PREEMPTIVE_BATCHING
+from workers.engine.scheduler_choice import add_scheduler_options, choose_by_stage, preemption_config
+from workers.engine.text.tokenizer import ChunkTokenizer, Tokenizer
+from workers.engine.torch.model_options import ModelOptions, add_model_options, model_options
+from workers.engine.weights.host_copy import HostCopy
+from workers.engine.weights.manager import KINDS as SOURCES
 from workers.environment import given
 
 DEFAULT_PROFILE = "llama-3.1-8b-a100"
@@ -81,9 +81,9 @@ class ServerConfig:
     batching_options: Mapping[str, Any] = field(default_factory=dict)  # as given: what no measurement changes
     torch: ModelOptions | None = None
     tokenizer: Tokenizer = field(default_factory=ChunkTokenizer)
-    program: Any = None  # the loaded model (`workers.engine.torch_task.Program`)
+    program: Any = None  # the loaded model (`workers.engine.torch.task.Program`)
     host_copy: HostCopy | None = None  # as this engine found it before it read the model
-    group: Any = None  # its other ranks (`workers.engine.torch_group.RankGroup`)
+    group: Any = None  # its other ranks (`workers.engine.torch.group.RankGroup`)
 
     @property
     def keeps_kv(self) -> str:

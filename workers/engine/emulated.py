@@ -14,8 +14,8 @@ from typing import Protocol
 from controller.core.steps import Sampled, Seq, Sink, Step, StepDone, Suspended
 from controller.predict.boundaries import StepBoundaries
 from workers.engine.profiles import Profile
-from workers.engine.pseudo_text import natural_length, token_at
-from workers.engine.tokenizer import EOS
+from workers.engine.text.pseudo_text import natural_length, token_at
+from workers.engine.text.tokenizer import EOS
 
 
 class Timer(Protocol):

@@ -21,18 +21,18 @@ from controller.predict.boundaries import ComposedBoundaries, shape
 from workers.engine.config import ServerConfig
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine, LoopTimer
-from workers.engine.generate import Generator
-from workers.engine.handover import Handover
-from workers.engine.host_copy import HostCopy
-from workers.engine.http import App
-from workers.engine.kv_http import KvEndpoints
-from workers.engine.kv_store import EmulatedKv, KvStore
-from workers.engine.manage import Management
-from workers.engine.model_tokenizer import model_tokenizer
-from workers.engine.preemption import build_scheduler
-from workers.engine.requests import Served
-from workers.engine.weights import EmulatedWeights, WeightManager, WeightStore
-from workers.engine.weights_http import WeightEndpoints
+from workers.engine.http.asgi import App
+from workers.engine.http.generate import Generator
+from workers.engine.http.kv import KvEndpoints
+from workers.engine.http.management import Management
+from workers.engine.http.requests import Served
+from workers.engine.http.weights import WeightEndpoints
+from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.store import EmulatedKv, KvStore
+from workers.engine.scheduler_choice import build_scheduler
+from workers.engine.text.model_tokenizer import model_tokenizer
+from workers.engine.weights.host_copy import HostCopy
+from workers.engine.weights.manager import EmulatedWeights, WeightManager, WeightStore
 
 HARD_STOP_S = 2.0  # on top of the shutdown time-out, for clients that do not read their last bytes
 BACKLOG = 4096
@@ -85,8 +85,8 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
     given = config.weights
     if config.torch is None:
         return EmulatedWeights(given.load_s, given.nbytes, present=given.present, model=config.model)
-    from workers.engine.torch_transfer import WeightMemory
-    from workers.engine.torch_weight_store import TorchWeights
+    from workers.engine.torch.transfer import WeightMemory
+    from workers.engine.torch.weight_store import TorchWeights
 
     how = {"present": given.present, "keep_room": given.keep_room, "ranked": config.group is not None}
     memory = WeightMemory(config.program.model.slots(), **how)
@@ -103,11 +103,11 @@ def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> W
     if config.group is not None:
         if not given.present:
             config.group.ask("release", False)
-        from workers.engine.torch_rank_weights import RankWeights
+        from workers.engine.torch.rank_weights import RankWeights
 
         whole = RankWeights(own, config.group)
-    from workers.engine.torch_kv import TorchKv
-    from workers.engine.torch_room import WithKv
+    from workers.engine.torch.kv import TorchKv
+    from workers.engine.torch.room import WithKv
 
     blocks, identity = engine.scheduler.blocks, kv.identity if isinstance(kv, TorchKv) else None
     return WithKv(whole, config.program.cache, lambda: blocks.free < blocks.total, identity)
@@ -117,7 +117,7 @@ def _kv_store(config: ServerConfig) -> KvStore:
     """What the executor's KV is made of."""
     if config.torch is None:
         return EmulatedKv(config.kv.layers, config.kv.token_bytes, config.model)
-    from workers.engine.torch_kv import TorchKv
+    from workers.engine.torch.kv import TorchKv
 
     return TorchKv(config.program.cache, config.program.model)
 
@@ -125,7 +125,7 @@ def _kv_store(config: ServerConfig) -> KvStore:
 def _attach_executor(engine: Engine, config: ServerConfig, timer: LoopTimer, loop: asyncio.AbstractEventLoop) -> None:
     stops = _stops(config)
     if config.torch is not None:
-        from workers.engine.torch_serving import attach_torch
+        from workers.engine.torch.serving import attach_torch
 
         attach_torch(engine, config.program, loop, stops, config.group)
         return
@@ -227,7 +227,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
     if config.torch is None:
         return config
     try:
-        from workers.engine.torch_serving import load_program, load_ranks, measure
+        from workers.engine.torch.serving import load_program, load_ranks, measure
     except ImportError as error:
         raise ConfigError(f"--executor torch needs `make torch` ({error})", "executor") from error
     options, engine = config.torch, config.engine
@@ -254,7 +254,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
 
 def _reserve(program: Any) -> None:
     """The memory for weights that come later. Raises ConfigError."""
-    from workers.engine.torch_transfer import reserve
+    from workers.engine.torch.transfer import reserve
 
     try:
         reserve(program.model.slots())

@@ -1,7 +1,7 @@
 """Reference engines on this machine, by wish files that the supervisor of `make up` fulfils.
 
 A file outlives the worker that wrote it, so an engine asked for by a task that was killed a moment later still starts,
-and ends with `make up` (see `workers.supervisor.engines`, which owns the processes).
+and ends with `make up` (see `workers.supervisor.engine_processes`, which owns the processes).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
-from workers.supervisor.engines import STATE, STOP, WISH
+from workers.supervisor.engine_processes import STATE, STOP, WISH
 from workers.supervisor.ports import write_json
 
 

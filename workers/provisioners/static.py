@@ -10,10 +10,10 @@ from typing import Any
 import requests
 
 from controller.core.errors import ConfigError
-from workers.asking import Asker
+from workers.actions.parallel_calls import Asker
+from workers.actions.sleep_client import SleepClient
+from workers.actions.weights_client import EngineAway
 from workers.provisioners.base import PROVISIONERS, Observed, checked_id
-from workers.sleep_client import SleepClient
-from workers.weights import EngineAway
 
 HEALTH_TIMEOUT_S = 1.0
 INFO_TIMEOUT_S = 5.0  # SGLang's asks its scheduler

@@ -16,7 +16,7 @@ from workers.supervisor import plan
 from workers.supervisor.announce import Readiness, say, welcome, write
 from workers.supervisor.child import Child, Spec, stop_all
 from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
-from workers.supervisor.engines import EngineFolder
+from workers.supervisor.engine_processes import EngineFolder
 from workers.supervisor.given import require_database, require_redis
 from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers

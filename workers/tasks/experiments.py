@@ -20,7 +20,7 @@ LONGEST_S = 1000  # more than an experiment and the previews in between may take
 
 @shared_task(name=EXPERIMENTS, soft_time_limit=LONGEST_S, time_limit=LONGEST_S + 20)
 def work() -> None:
-    from workers.experiments import next_experiment
+    from workers.experiments.runner import next_experiment
 
     next_experiment()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from django.conf import settings
 
-from workers.links import look
+from workers.actions.instance_links import look
 from workers.tasks.announce import announce
 from workers.tasks.names import LINKS
 

@@ -23,7 +23,7 @@ from controller.models.fleet import Weights
 from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Replace, Seen, Step, StopWanted, converge
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
-from workers.links import join
+from workers.actions.instance_links import join
 from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch
 from workers.tasks.announce import announce
 from workers.tasks.names import RECONCILE

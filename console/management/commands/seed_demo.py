@@ -14,7 +14,7 @@ from django.contrib.auth.models import Group, User
 from django.core.management.base import BaseCommand
 from django.db import transaction
 
-from console import demo
+from console.management import demo
 from controller.models import (
     ApiKey,
     Host,

@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from controller.core.links import LinkReport, LinkState
+from controller.core.kv_links import LinkReport, LinkState
 from controller.services.instance_links import instance_links_observe
 from controller.services.records import records_write
 from tests import factories

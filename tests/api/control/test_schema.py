@@ -9,10 +9,10 @@ import yaml
 from django.core.management import call_command
 
 from api.data_path_schema import ERROR_CODES, RESPONSE_HEADERS, SLO_FIELDS
-from api.openai.errors import KINDS
-from api.openai.flight import CHAT, COMPLETIONS, RESPONSES
-from api.openai.responses_request import NOT_SERVED
-from api.openai.schemas import OUR_FIELDS
+from api.openai.in_flight import CHAT, COMPLETIONS, RESPONSES
+from api.openai.protocol.errors import KINDS
+from api.openai.protocol.response_requests import NOT_SERVED
+from api.openai.protocol.schemas import OUR_FIELDS
 from controller.slo.classes import SloError, parse_asked
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ from django.utils import timezone
 from controller.models import Decision, Experiment
 from controller.services import traces
 from tests import experiment_data as data
-from workers import experiments as worker
+from workers.experiments import runner as worker
 
 pytestmark = [pytest.mark.db, pytest.mark.usefixtures("db")]
 

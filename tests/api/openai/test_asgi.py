@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.openai import asgi
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 from tests.api.openai.gateways import KEY, Answer, TestBed
 
 SCOPE: dict[str, Any] = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": []}

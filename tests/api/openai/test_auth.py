@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from api.openai.auth import KeyRing
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 from controller.core.snapshot import TenantConfig
 from tests.api.openai.gateways import KEY, key_config, snapshot
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from api.openai.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
-from api.openai.status import fleet_message, health
+from api.openai.state.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
+from api.openai.state.status import fleet_message, health
 from controller.core import events as ev
 from controller.core.snapshot import ComingConfig, GatewaySnapshot, ModelConfig, snapshot_from_json
 from controller.core.types import InstanceSpec, Load, Outcome, Role
 from tests.api.openai.gateways import TestBed, completion, snapshot, until
-from tests.api.openai.test_telemetry import Clock, Heard
+from tests.api.openai.state.test_telemetry import Clock, Heard
 from workers.backends.base import EngineError, Limits
 from workers.backends.fake import Script
 

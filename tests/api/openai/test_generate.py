@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.status import fleet_message, gauges, windows
+from api.openai.state.status import fleet_message, gauges, windows
 from controller.core.snapshot import TenantConfig
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, completion, key_config, snapshot, until

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api.openai.flight import Flight
-from api.openai.instruments import Instruments
+from api.openai.in_flight import Flight
 from api.openai.ledger import Ledger
 from api.openai.quotas import Quotas
+from api.openai.state.instruments import Instruments
 from controller.core.decisions import Decision
 from controller.core.types import Outcome, Request, Targets
 from controller.slo.goodput import deadline_goodput

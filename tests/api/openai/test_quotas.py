@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.openai.errors import ApiError
+from api.openai.protocol.errors import ApiError
 from api.openai.quotas import Quotas
 from controller.core.snapshot import TenantConfig
 

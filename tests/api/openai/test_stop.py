@@ -15,7 +15,7 @@ import pytest
 import requests
 from django.utils import timezone
 
-from api.openai.flight import COMPLETIONS
+from api.openai.in_flight import COMPLETIONS
 from controller.models import Instance, RequestRecord
 from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM

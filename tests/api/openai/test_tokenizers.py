@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from api.openai.estimates import MESSAGE_TOKENS, PromptEstimates, PromptText, TemplateTokens
-from api.openai.status import gauges, health
+from api.openai.state.status import gauges, health
 from api.openai.tokenizers import HuggingFace, Tokenizers, Unusable
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot

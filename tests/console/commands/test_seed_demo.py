@@ -10,7 +10,7 @@ from django.contrib.auth import authenticate
 from django.core.management import call_command
 from django.utils import timezone
 
-from console import demo
+from console.management import demo
 from controller.models import ApiKey, Decision, Instance, SLOClass
 from controller.selectors.catalogue import key_of_secret
 from controller.selectors.snapshot import config_version, gateway_snapshot

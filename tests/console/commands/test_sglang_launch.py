@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from console.sentences import sentence
+from console.wording.sentences import sentence
 from controller.models import Action, Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.decisions import decision_record

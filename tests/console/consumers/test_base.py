@@ -18,7 +18,7 @@ from controller.selectors.roles import Role
 from tests import factories
 from tests.console.consumers.conftest import NOBODY
 from tests.console.consumers.socket import LONGEST_S, Browser
-from tests.console.live_data import fleet, window
+from tests.console.live.live_data import fleet, window
 from workers import live
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from console.consumers.overview import GONE_AFTER_S, OverviewConsumer
-from tests.console.live_data import NOON, fleet
+from tests.console.live.live_data import NOON, fleet
 from workers import live
 
 

@@ -13,7 +13,7 @@ from console.consumers.queue import QueueConsumer
 from controller.core.messages import LIVE_QUEUE
 from tests.console.consumers.test_base import frames, is_data
 from tests.console.consumers.test_topics import tell
-from tests.console.live_data import fleet, queue_changes, queue_row, queue_state
+from tests.console.live.live_data import fleet, queue_changes, queue_row, queue_state
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ async def test_a_lost_message_makes_it_ask_for_the_whole(browser, live_store, la
 
 async def test_a_gateway_that_dies_takes_its_rows_with_it(browser, live_store, layer, monkeypatch):
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)
-    monkeypatch.setattr("console.queue_mirror.GONE_AFTER_S", 0.4)
+    monkeypatch.setattr("console.live.queue_mirror.GONE_AFTER_S", 0.4)
     live_store.queues = [state(row("a")), state(row("b", 2.0), gateway="gateway-2", feed="g")]
     socket = await opened(browser, "a", "b")
     live_store.queues = []
@@ -96,7 +96,7 @@ async def test_a_gateway_that_dies_takes_its_rows_with_it(browser, live_store, l
 
 async def test_an_outage_of_redis_keeps_the_rows_and_says_that_they_are_old(browser, live_store, monkeypatch):
     monkeypatch.setattr(module, "GONE_AFTER_S", 0.2)
-    monkeypatch.setattr("console.queue_mirror.GONE_AFTER_S", 0.2)
+    monkeypatch.setattr("console.live.queue_mirror.GONE_AFTER_S", 0.2)
     live_store.queues = [state(row("a"))]
     socket = await opened(browser, "a")
     live_store.away = True

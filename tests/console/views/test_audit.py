@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from console.differences import changed_fields
+from console.wording.differences import changed_fields
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from tests import factories

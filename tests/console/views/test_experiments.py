@@ -14,7 +14,7 @@ from console.views.experiments import window_of
 from controller.models import Decision, Experiment, ScalingPolicy, ScalingSample, Trace
 from tests import experiment_data as data
 from tests import factories
-from workers import experiments as worker
+from workers.experiments import runner as worker
 
 pytestmark = pytest.mark.django_db
 

@@ -9,11 +9,11 @@ import pytest
 from django.db import connection
 from django.urls import reverse
 
-from console import demo
+from console.management import demo
 from controller.models import Decision, Device, InstanceDevice, LatencyProfile, Link
 from controller.services.records import records_write
 from tests import factories
-from tests.console.live_data import fleet, instance
+from tests.console.live.live_data import fleet, instance
 from workers.engine.profiles import load_profile
 
 

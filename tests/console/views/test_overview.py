@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from console.history import error_budget
+from console.panels.history import error_budget
 from controller.models import AttainmentMinute, InstanceInterval, histogram
 from tests import factories
-from tests.console.live_data import fleet, window
+from tests.console.live.live_data import fleet, window
 
 
 def minute(ago, **fields):

@@ -18,7 +18,7 @@ from console.views import fleet as fleet_views
 from console.views import scaling as scaling_views
 from controller.models import ScalingPolicy, ScalingSample
 from tests import factories
-from tests.console.live_data import fleet, instance
+from tests.console.live.live_data import fleet, instance
 
 
 def now_fleet(ago_s=0.0, **fields):

@@ -18,8 +18,8 @@ from controller.services.slo_classes import slo_class_update
 from controller.slo.attainment import judge
 from tests import experiment_data as data
 from tests import factories
-from workers import experiments as worker
-from workers import preview_sample
+from workers.experiments import preview_sample
+from workers.experiments import runner as worker
 
 pytestmark = pytest.mark.django_db
 

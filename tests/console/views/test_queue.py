@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.sentences import sentence
+from console.wording.sentences import sentence
 from controller.models import Decision
 
 CANCEL = {"kind": "cancel", "request": ["req-1", "req-2", "req-3"]}

@@ -10,13 +10,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test import AsyncClient
 
-from console import queue_all
-from console.queue_all import Matching, Order, Telling
-from console.sentences import sentence
+from console.live import queue_commands as queue_all
+from console.live.queue_commands import Matching, Order, Telling
+from console.wording.sentences import sentence
 from controller.models import Decision
 from controller.services.actors import Actor
 from tests import factories
-from tests.console.live_data import fleet, queue_row, queue_state
+from tests.console.live.live_data import fleet, queue_row, queue_state
 from workers import live
 
 ALL = "/queue/command/all/"

@@ -9,7 +9,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from console.scale_outs import way_of, ways_of
+from console.panels.scale_outs import way_of, ways_of
 from controller.models import Action, Instance
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record

@@ -11,8 +11,8 @@ from django.core.exceptions import ValidationError
 from django.urls import reverse
 from django.utils import timezone
 
-from console.scaling_words import why
 from console.views import scaling as views
+from console.wording.scaling import why
 from controller.models import Decision, Device, Instance, InstanceDevice, ScalingPolicy, ScalingSample
 from controller.selectors import scaling
 from controller.services.actors import Actor

@@ -14,7 +14,7 @@ from controller.models import ApiKey, Decision, Tenant
 from controller.services.api_keys import api_key_revoke, api_key_rotate, secret_digest
 from controller.services.records import records_write
 from tests import factories
-from tests.console.live_data import fleet
+from tests.console.live.live_data import fleet
 
 
 @pytest.fixture

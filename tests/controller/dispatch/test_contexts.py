@@ -5,9 +5,9 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import Load, Role
 from controller.dispatch import POLICY_SETS, build_dispatcher, lane, shadow
-from tests.controller.dispatch import decoders
+from tests.controller.dispatch.disaggregation import decoders
+from tests.controller.dispatch.disaggregation.test_links import of, seen
 from tests.controller.dispatch.fleet import request, sends, up
-from tests.controller.dispatch.test_links import of, seen
 
 SHORT, LONG = {"max_model_len": 1000}, {"max_model_len": 4000}
 

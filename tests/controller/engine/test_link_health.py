@@ -1,6 +1,6 @@
 """A link's state from what happened on it."""
 
-from controller.core.links import LinkReport, LinkState, moved_from_json, report_from_json
+from controller.core.kv_links import LinkReport, LinkState, moved_from_json, report_from_json
 from controller.engine.link_health import LinkHealth, LinkLimits
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_records import Served, fit_records, intervals
-from controller.simulator.demand import Demand
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
+from controller.simulator.workloads.demand import Demand
 
 TRUTH = LatencyCoefficients(0.02, 1e-4, 0.0, 0.02, 2e-7, 3e-4)
 

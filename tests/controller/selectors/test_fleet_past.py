@@ -21,10 +21,10 @@ from controller.selectors.fleet_past import (
 )
 from controller.services.experiment_reading import read
 from controller.services.experiment_specs import resolved
-from controller.simulator.presence import numbers
+from controller.simulator.fleet.presence import numbers
 from tests import experiment_data as data
 from tests import factories
-from workers.preview_sample import newest
+from workers.experiments.preview_sample import newest
 
 HOUR = timedelta(hours=1)
 

@@ -72,7 +72,7 @@ ROOMY = [{**data.INSTANCES[0], "max_model_len": 16_384, "kv_tokens": 262_144}]
 
 
 def test_programs_are_asked_for_by_a_row_and_run():
-    from controller.simulator.report import report
+    from controller.simulator.report.summary import report
     from controller.simulator.runner import run_once
 
     row = data.experiment(workload=PROGRAMS, instances=ROOMY, policies=["slackline"])

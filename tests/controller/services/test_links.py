@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from controller.core.links import LinkReport, LinkState
+from controller.core.kv_links import LinkReport, LinkState
 from controller.models import Decision, InstanceLink, KvTransfer, Link
 from controller.selectors.links import instance_links, kv_transfers, link_counts
 from controller.selectors.partitions import TRANSFERS, partitions

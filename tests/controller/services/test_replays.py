@@ -18,7 +18,7 @@ from controller.services.experiment_specs import resolved
 from controller.services.previews import EDITED, RECORDED, preview_ask
 from tests import experiment_data as data
 from tests import factories
-from workers import experiments as worker
+from workers.experiments import runner as worker
 
 pytestmark = pytest.mark.django_db
 FROM_ITS_CLASS = [{"kind": "slo", "reason": "class", "figures": {}}]

@@ -13,7 +13,7 @@ from controller.simulator import InstanceSettings
 from controller.simulator.experiment import parse_experiment
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands
 from workers.engine.config import parse
-from workers.engine.preemption import build_scheduler
+from workers.engine.scheduler_choice import build_scheduler
 
 ROLES = ("collocated", "prefill", "decode")
 BY_STAGE = replace(SMALL, engine_kind="slackline")

@@ -7,7 +7,7 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.simulator.__main__ import main, read_profile, read_trace
 from controller.simulator.experiment import parse_experiment
-from controller.simulator.report import attainment
+from controller.simulator.report.summary import attainment
 from controller.simulator.runner import find_knee, run_once
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "controller/simulator/experiments").glob("*.json"))

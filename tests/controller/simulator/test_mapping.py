@@ -7,7 +7,7 @@ import pytest
 
 from controller.core.types import Outcome
 from controller.simulator.mapping import around
-from controller.simulator.mixes import FOUR_TASKS, demands
+from controller.simulator.workloads.mixes import FOUR_TASKS, demands
 from tests.controller.simulator.runs import SMALL, facts, simulate
 
 ROOMY = replace(SMALL, kv_tokens=16_384, max_model_len=4096)

@@ -9,7 +9,7 @@ from controller.core.types import Outcome, Targets
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, Simulation, SimulationSettings
-from controller.simulator.results import InstanceUse, Sample, SimulationResult
+from controller.simulator.report.results import InstanceUse, Sample, SimulationResult
 from controller.slo.attainment import judge
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands, with_batching
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.slo.windows import merged_windows
-from tests.console.live_data import fleet, window
+from tests.console.live.live_data import fleet, window
 
 
 def test_windows_of_two_gateways_add_up():

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from workers.backends.base import EngineError
-from workers.backends.handover import parse_prefilled, prefill_head
+from workers.backends.disaggregation import parse_prefilled, prefill_head
 
 
 def test_the_first_leg_asks_for_one_token_in_one_piece_and_nothing_that_contradicts_it():

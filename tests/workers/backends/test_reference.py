@@ -10,17 +10,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from api.openai.flight import Flight
+from api.openai.in_flight import Flight
 from controller.core.types import InstanceSpec, Request, Targets
 from controller.policies.batching.kairos_slack import as_prompt, relative_slack
 from tests.workers.engine.process import FLEET, EngineProcess
 from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
-from workers.engine.errors import ApiError
-from workers.engine.generate import Generator
-from workers.engine.requests import Served, parse_completion
-from workers.engine.tokenizer import ChunkTokenizer
+from workers.engine.http.errors import ApiError
+from workers.engine.http.generate import Generator
+from workers.engine.http.requests import Served, parse_completion
+from workers.engine.text.tokenizer import ChunkTokenizer
 
 NOBODY: Any = None  # no connection is opened
 SERVED = Served("demo", 100, ChunkTokenizer())

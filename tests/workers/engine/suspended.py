@@ -15,10 +15,10 @@ from controller.core.steps import Sampled, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, events_of
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
-from workers.engine.handover import Handover
-from workers.engine.http import App
-from workers.engine.pseudo_text import token_at
+from workers.engine.http.asgi import App
+from workers.engine.kv.disaggregation import Handover
 from workers.engine.server import build
+from workers.engine.text.pseudo_text import token_at
 
 LAYERS, NEAR = 8, 6  # a step that has passed so many is nearly over
 TOKENS = 12

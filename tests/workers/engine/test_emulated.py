@@ -10,8 +10,8 @@ from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.profiles import Profile
-from workers.engine.pseudo_text import natural_length, token_at
-from workers.engine.tokenizer import EOS
+from workers.engine.text.pseudo_text import natural_length, token_at
+from workers.engine.text.tokenizer import EOS
 
 STEP = 0.010
 PROFILE = Profile("test", "m", LatencyCoefficients(STEP, 0, 0, STEP, 0, 0), 1000)

@@ -1,6 +1,6 @@
 """KV of a prefill that is left for a more urgent one: when it is offered, what of it moves, and how it may end.
 
-The same with a real model: test_torch_suspended.
+The same with a real model: tests/workers/engine/torch/test_suspended.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pytest
 
 from controller.core.steps import Chunk, Seq, Step
 from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns, until
-from workers.engine import kv_endings
 from workers.engine.config import parse
-from workers.engine.kv_endings import Endings
-from workers.engine.streams import Stream
+from workers.engine.http.streams import Stream
+from workers.engine.kv import endings as kv_endings
+from workers.engine.kv.endings import Endings
 
 PROMPT = [(7 * i) % 250 for i in range(90)]
 OTHER = [(11 * i + 3) % 250 for i in range(70)]

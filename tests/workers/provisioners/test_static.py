@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from controller.core.errors import ConfigError
-from workers.asking import Asker
+from workers.actions.parallel_calls import Asker
 from workers.provisioners import Endpoint, StaticProvisioner, Watch, static
 from workers.supervisor.ports import free_port
 

@@ -12,7 +12,7 @@ from controller.scale.lifecycle import FoundAwake
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services import lifecycle
 from tests.workers.sleep_orders import answer, put_to_sleep
-from workers.asking import Asker
+from workers.actions.parallel_calls import Asker
 from workers.provisioners import Watch, static
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act

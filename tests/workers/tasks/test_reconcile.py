@@ -23,7 +23,7 @@ from controller.services.instances import (
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
 from workers.engine.config import parse
-from workers.supervisor.engines import engine_argv
+from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 

@@ -29,12 +29,12 @@ from controller.services.actors import SYSTEM
 from controller.services.instances import instance_register, instance_wish
 from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
-from tests.workers.engine.torch_bench import folder
+from tests.workers.engine.torch.bench import folder
 from tests.workers.tasks.test_scaling import fleet, tick
-from workers.actions import look
-from workers.engine.host_copy import WHOLE, home
+from workers.actions.runner import look
+from workers.engine.weights.host_copy import WHOLE, home
 from workers.provisioners import ProcessProvisioner, StaticProvisioner
-from workers.supervisor.engines import EngineFolder
+from workers.supervisor.engine_processes import EngineFolder
 from workers.tasks import reconcile
 
 pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True)]

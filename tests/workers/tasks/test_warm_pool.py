@@ -15,7 +15,7 @@ from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import scaling_policy_update
 from controller.services.sleeping import wake_order
 from tests.workers.tasks.test_scaling import fleet
-from workers.supervisor.engines import engine_argv
+from workers.supervisor.engine_processes import engine_argv
 from workers.tasks import reconcile
 from workers.tasks.reconcile import look_and_act
 

@@ -7,9 +7,9 @@ from controller.core.steps import Chunk, Seq, SeqState, Step, StepRan
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
 from controller.policies.batching.vllm_v1 import VllmV1, VllmV1Config
-from controller.simulator.demand import Demand
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
+from controller.simulator.workloads.demand import Demand
 from tests.controller.policies.batching.view import FakeView, decoding, granted, queued, running
 
 AHEAD = VllmV1Config(async_scheduling=True)

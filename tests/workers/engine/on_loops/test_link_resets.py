@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from controller.core.links import LinkState
+from controller.core.kv_links import LinkState
 from controller.core.steps import Seq
-from tests.workers.engine.test_overlap import Source
-from workers.engine import kv_links, kv_server
-from workers.engine.kv_links import Link, Links, Peer
-from workers.engine.kv_server import KvServer
-from workers.engine.kv_store import EmulatedKv
-from workers.engine.kv_transfer import Connection, Offer, Traffic
-from workers.engine.kv_wire import KvTransferError, keep_alive, read_frame, write_frame
+from tests.workers.engine.kv.test_overlap import Source
+from workers.engine.kv import links as kv_links
+from workers.engine.kv import server as kv_server
+from workers.engine.kv.links import Link, Links, Peer
+from workers.engine.kv.server import KvServer
+from workers.engine.kv.store import EmulatedKv
+from workers.engine.kv.transfer import Connection, Offer, Traffic
+from workers.engine.kv.wire import KvTransferError, keep_alive, read_frame, write_frame
 
 HERE = "127.0.0.1"
 STORE = EmulatedKv(layers=4, token_bytes=64)

@@ -6,7 +6,8 @@ from inspect import iscoroutinefunction, signature
 
 import pytest
 
-from tests.workers.engine import test_damaged, test_handover, test_link_connections, test_overlap
+from tests.workers.engine.kv import test_damaged, test_link_connections, test_overlap
+from tests.workers.engine.kv import test_disaggregation as test_handover
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 link = test_link_connections.link

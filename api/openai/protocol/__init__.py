@@ -1,0 +1,1 @@
+"""OpenAI's API as clients see it: request bodies in, responses and errors out. No scheduling."""

@@ -1,0 +1,138 @@
+"""Bodies of /v1/responses, as the chat completion that serves them.
+
+Engines of every kind serve chat completions, so a response is one: `input` and `instructions` become its messages,
+functions its tools. What a response could ask for beyond that (stored state, tools of OpenAI's own, images, background
+work) is refused by name, never ignored. Fields this module does not know go to the engine, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.openai.protocol.response_items import chat_messages, chat_tools
+from api.openai.protocol.schemas import Count, Parsed, dump, flag, integer, load, parse_body, uncounted, wrong
+from controller.core.snapshot import ModelConfig
+
+# Fields that would change the answer if it could be given: the values that ask for nothing, and why others fail.
+NOT_SERVED: dict[str, tuple[tuple[object, ...], str]] = {
+    "previous_response_id": ((None,), "is not supported: responses are not stored, send the conversation as input"),
+    "conversation": ((None,), "is not supported: conversations are not stored, send the whole as input"),
+    "store": ((None, False), "must be false: responses are not stored"),
+    "background": ((None, False), "must be false: an answer lives as long as its connection"),
+    "prompt": ((None,), "is not supported: prompt templates are not stored, send instructions and input"),
+    "max_tool_calls": ((None,), "is not supported: function calls are made by the client"),
+    "include": ((None, []), "is not supported: nothing more than the answer is kept"),
+    "top_logprobs": ((None, 0), "is not supported: use /v1/chat/completions for log probabilities"),
+    "truncation": ((None, "disabled"), "must be disabled: the input is served whole or refused"),
+    "service_tier": ((None, "auto", "default"), "is not supported: name an slo_class instead"),
+    "stream_options": ((None, {}, {"include_obfuscation": False}), "is not supported beyond include_obfuscation false"),
+    "messages": ((None,), "belongs to /v1/chat/completions: name it input"),
+    "max_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
+    "max_completion_tokens": ((None,), "belongs to other endpoints: name it max_output_tokens"),
+}
+HINTS = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")  # change no answer
+OTHERS = ("instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+def parse_response_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted) -> Parsed:
+    """Raises ApiError naming the field of the response request."""
+    body = load(raw)
+    _refuse_unserved(body)
+    echo = _echo(body)
+    dump({"response": echo})  # what cannot be repeated is refused now, not in the answer
+    parsed = parse_body(_as_chat(body), models, count, chat=True, shown="input")
+    return parsed._replace(keep_usage=True, echo=echo)
+
+
+def _refuse_unserved(body: Mapping[str, Any]) -> None:
+    for field, (nothing, why) in NOT_SERVED.items():
+        if field in body and body[field] not in nothing:
+            raise wrong(field, why)
+    for field in ("background", "store"):
+        flag(body, field)
+
+
+def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """Takes the response's own fields out of `body` and puts the chat's in."""
+    messages = chat_messages(body.pop("input", None))
+    instructions = body.get("instructions")
+    if instructions is not None:
+        if not isinstance(instructions, str):
+            raise wrong("instructions", "must be a string")
+        messages.insert(0, {"role": "system", "content": instructions})
+    limit = integer(body, "max_output_tokens", 1, 1 << 24)
+    reasoning, text = _object(body, "reasoning"), _object(body, "text")
+    tools = chat_tools(body)
+    for field in (*NOT_SERVED, *HINTS, *OTHERS):
+        body.pop(field, None)
+    body |= {"messages": messages, **tools}
+    if limit is not None:
+        body["max_completion_tokens"] = limit
+    if (effort := _effort(reasoning)) is not None:
+        body["reasoning_effort"] = effort
+    if (wanted := _format(text)) is not None:
+        body["response_format"] = wanted
+    return body
+
+
+def _object(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    value = body.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise wrong(field, "must be an object")
+    return value or {}
+
+
+def _effort(reasoning: Mapping[str, Any]) -> str | None:
+    for field in reasoning:
+        if field != "effort" and reasoning[field] is not None:
+            raise wrong(f"reasoning.{field}", "is not supported")
+    effort = reasoning.get("effort")
+    if effort is not None and effort not in EFFORTS:
+        raise wrong("reasoning.effort", f"must be one of {', '.join(EFFORTS)}")
+    return effort
+
+
+def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The chat's `response_format`; None for plain text."""
+    for field in text:
+        if field != "format" and text[field] is not None:
+            raise wrong(f"text.{field}", "is not supported")
+    wanted = text.get("format")
+    if wanted is None:
+        return None
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "json_schema":
+        return {"type": kind, "json_schema": _schema(wanted)}
+    if kind not in ("text", "json_object"):
+        raise wrong("text.format.type", "must be text, json_object or json_schema")
+    return None if kind == "text" else {"type": kind}
+
+
+def _schema(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(wanted.get("name"), str) or not wanted["name"]:
+        raise wrong("text.format.name", "must be a string")
+    if not isinstance(wanted.get("schema"), dict):
+        raise wrong("text.format.schema", "must be an object")
+    return {key: value for key, value in wanted.items() if key != "type"}
+
+
+def _echo(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the response object that repeat what was asked for."""
+    reasoning = body.get("reasoning") or {}
+    text = body.get("text") or {}
+    return {
+        "model": body.get("model"),
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "reasoning": {"effort": reasoning.get("effort") if isinstance(reasoning, dict) else None, "summary": None},
+        "temperature": body.get("temperature"),
+        "text": text if isinstance(text, dict) and text else {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": body.get("top_p"),
+        "user": body.get("user"),
+    }

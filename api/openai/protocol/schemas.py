@@ -1,0 +1,289 @@
+"""Bodies of /v1/completions and /v1/chat/completions: checked here, in full, before anything is queued.
+
+What we use is validated; what only the engine uses passes through. Our own fields are stripped: SLO fields,
+`request_id`, `metadata.workflow_id` and `metadata.stage`; so are those by which engines hand requests over. One choice
+and one prompt a request: with `n` above 1 no time per output token could be promised, and the message says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from api.openai.estimates import HIGHEST, MESSAGE_TOKENS, PromptText
+from api.openai.protocol.errors import ApiError
+from controller.core.snapshot import ModelConfig
+from controller.slo.classes import Asked, SloError, parse_asked
+
+OUR_FIELDS = ("target_ttft", "target_tbt", "deadline", "waiting_time", "slo_class", "priority", "request_id")
+# What engines tell one another through us: from a client it would send them to hosts of its choice.
+BETWEEN_ENGINES = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "rid",
+)
+TEXT_MARGIN = 1.25  # text is estimated: refuse only what is clearly too long, the engine judges the rest
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_WORKFLOW_FIELDS = ("workflow_id", "stage")
+LONGEST_NAME = 120  # characters of a workflow or stage, as records keep them
+
+
+class Parsed(NamedTuple):
+    """What the gateway keeps of a body. `head` is the upstream JSON without its closing brace."""
+
+    model: ModelConfig
+    head: bytes
+    streamed: bool
+    keep_usage: bool
+    prompt_tokens: int  # exact when the prompt came as token ids, else 0
+    text: PromptText  # when it came as text
+    max_tokens: int | None
+    asked: Asked
+    workflow: str
+    stage: str
+    echo: dict[str, Any] | None = None  # /v1/responses: what its answer says of the request
+
+
+class Count(Protocol):
+    """Tokens of texts by the model's tokenizer, None where it has none. `special`: with those around a text."""
+
+    def __call__(self, model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None: ...
+
+
+def uncounted(model: ModelConfig, texts: Sequence[str], *, special: bool) -> int | None:
+    return None
+
+
+def parse_request(raw: bytes, models: Mapping[str, ModelConfig], count: Count = uncounted, *, chat: bool) -> Parsed:
+    """Raises ApiError naming the field."""
+    return parse_body(load(raw), models, count, chat=chat, shown="messages" if chat else "prompt")
+
+
+def parse_body(
+    body: dict[str, Any], models: Mapping[str, ModelConfig], count: Count, *, chat: bool, shown: str
+) -> Parsed:
+    """`shown`: what the client calls the field that holds its text. Raises ApiError naming the field."""
+    model = _model(body, models)
+    asked = _asked(body)
+    streamed, keep_usage = _stream(body)
+    _numbers(body)
+    _single_choice(body)
+    workflow, stage = _metadata(body)
+    max_tokens = _max_tokens(body, chat)
+    tokens, texts = (0, _messages(body)) if chat else _prompt(body)
+    messages = len(body["messages"]) if chat else 0
+    special = not chat and body.get("add_special_tokens") is not False
+    chars = sum(map(len, texts))
+    countable = 0 < chars <= HIGHEST * model.context_tokens  # what is far too long is not worth counting
+    counted = count(model, texts, special=special) if countable else None
+    text = PromptText(chars, counted, messages)
+    for field in (*OUR_FIELDS, *BETWEEN_ENGINES):
+        body.pop(field, None)
+    body["model"] = model.name
+    head = dump(body)[:-1]
+    parsed = Parsed(model, head, streamed, keep_usage, tokens, text, max_tokens, asked, workflow, stage)
+    _fits(parsed, shown)
+    return parsed
+
+
+def load(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError("invalid_json", f"The body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ApiError("invalid_json", "The body must be a JSON object.")
+    return body
+
+
+def dump(body: object) -> bytes:
+    """The inverse of `load`. Raises ApiError: JSON is read that is nested deeper than what is written may be."""
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise ApiError("invalid_json", f"The body is nested too deeply: {error}") from None
+
+
+def wrong(field: str, what: str) -> ApiError:
+    return ApiError("invalid_value", f"{field}: {what}", param=field)
+
+
+def _model(body: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> ModelConfig:
+    name = body.get("model")
+    if not isinstance(name, str) or not name:
+        raise wrong("model", "must be the name of a model")
+    model = models.get(name)
+    if model is None:
+        raise ApiError("model_not_found", f"The model {name[:100]!r} does not exist.", param="model")
+    return model
+
+
+def _asked(body: Mapping[str, Any]) -> Asked:
+    try:
+        return parse_asked(body)
+    except SloError as error:
+        raise ApiError("invalid_slo", str(error), param=error.field) from None
+
+
+def flag(body: Mapping[str, Any], field: str, shown: str | None = None) -> bool:
+    value = body.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise wrong(shown or field, "must be true or false")
+    return bool(value)
+
+
+def _stream(body: dict[str, Any]) -> tuple[bool, bool]:
+    """(streamed, the client wants the usage event). Other stream options stay, usage is always asked for."""
+    streamed = flag(body, "stream")
+    options = body.pop("stream_options", None)
+    if options is not None and not isinstance(options, dict):
+        raise wrong("stream_options", "must be an object")
+    if options is not None and not streamed:
+        raise wrong("stream_options", "is only allowed when stream is true")
+    if not streamed:
+        return False, False
+    options = options or {}
+    wanted = flag(options, "include_usage", "stream_options.include_usage")
+    body["stream_options"] = {**options, "include_usage": True}
+    return True, wanted
+
+
+def integer(body: Mapping[str, Any], field: str, low: int, high: int) -> int | None:
+    value = body.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(field, "must be an integer")
+    if not low <= value <= high:
+        raise wrong(field, f"must be between {low} and {high}")
+    return value
+
+
+def _numbers(body: Mapping[str, Any]) -> None:
+    for field, (low, high) in _NUMBERS.items():
+        value = body.get(field)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong(field, "must be a number")
+        if not low <= value <= high:
+            raise wrong(field, f"must be between {low:g} and {high:g}")
+
+
+def _single_choice(body: Mapping[str, Any]) -> None:
+    for field in ("n", "best_of"):
+        value = integer(body, field, 1, 1_000)
+        if value is not None and value > 1:
+            raise wrong(field, "must be 1: latency targets hold for one answer, send several requests instead")
+
+
+def _max_tokens(body: Mapping[str, Any], chat: bool) -> int | None:
+    """OpenAI's default for completions is 16; a chat answer is bounded by the context alone."""
+    given = integer(body, "max_tokens", 1, 1 << 24)
+    if chat:
+        newer = integer(body, "max_completion_tokens", 1, 1 << 24)
+        return newer if newer is not None else given
+    return given if given is not None else 16
+
+
+def _metadata(body: dict[str, Any]) -> tuple[str, str]:
+    """(workflow id, stage); the client's other metadata goes to the engine."""
+    metadata = body.get("metadata")
+    if metadata is None:
+        return "", ""
+    if not isinstance(metadata, dict):
+        raise wrong("metadata", "must be an object")
+    found = []
+    for field in _WORKFLOW_FIELDS:
+        value = metadata.get(field, "")
+        if not isinstance(value, str) or len(value) > LONGEST_NAME:
+            raise wrong(f"metadata.{field}", f"must be a string of at most {LONGEST_NAME} characters")
+        found.append(value)
+    rest = {key: value for key, value in metadata.items() if key not in _WORKFLOW_FIELDS}
+    body.pop("metadata")
+    if rest:
+        body["metadata"] = rest
+    return found[0], found[1]
+
+
+def _prompt(body: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """(tokens, texts) of a completion's prompt: text, token ids, or a list holding one of either."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        if not prompt:
+            raise wrong("prompt", "must not be empty")
+        return 0, [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise wrong("prompt", "must be a string or a list of token ids")
+    if isinstance(prompt[0], str | list):
+        raise wrong("prompt", "must be one prompt: send several requests instead")
+    # Exact types first: that scan runs in C even for a long prompt.
+    if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= 1 << 31:
+        raise wrong("prompt", "token ids must be non-negative integers")
+    return len(prompt), []
+
+
+def _messages(body: Mapping[str, Any]) -> list[str]:
+    """What a conversation says, its tools included: templates write them out, about as they came."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise wrong("messages", "must be a list with at least one message")
+    texts = [dump(body["tools"]).decode()] if body.get("tools") else []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong(where, "must be an object")
+        if not isinstance(message.get("role"), str):
+            raise wrong(f"{where}.role", "must be a string")
+        texts += _content(message.get("content"), f"{where}.content")
+    return texts
+
+
+def _content(content: Any, where: str) -> list[str]:
+    if content is None:  # an assistant's tool calls come without text
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise wrong(where, "must be a string or a list of parts")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong(where, "each part must be an object with a type")
+        text = part.get("text", "")
+        if not isinstance(text, str):
+            raise wrong(where, "the text of a part must be a string")
+        texts.append(text)
+    return texts
+
+
+def _fits(parsed: Parsed, field: str) -> None:
+    """What is counted must fit, text is estimated with a margin."""
+    context, text = parsed.model.context_tokens, parsed.text
+    known = parsed.prompt_tokens or text.counted
+    if known is None:
+        estimated = MESSAGE_TOKENS * text.messages + text.chars / parsed.model.chars_per_token
+        if estimated > TEXT_MARGIN * context:
+            raise _too_long(field, f"about {estimated:.0f} tokens", context)
+    elif known >= context:
+        raise _too_long(field, f"{known} tokens", context)
+    elif field == "prompt" and known + (parsed.max_tokens or 0) > context:
+        raise _too_long(field, f"{known} tokens and max_tokens {parsed.max_tokens}", context)
+
+
+def _too_long(field: str, what: str, context: int) -> ApiError:
+    message = f"{field}: {what} exceed the model's context of {context} tokens."
+    return ApiError("context_length_exceeded", message, param=field)

@@ -1,0 +1,1 @@
+"""What a gateway knows and publishes: configuration, fleet, telemetry, queue, records, metrics."""

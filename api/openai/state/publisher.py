@@ -1,0 +1,255 @@
+"""The gateway's state for scaler and pages, in the background: Redis away or hanging never touches the data path.
+
+Once a period the fleet message goes to its key. While somebody watches, merged updates go out at most four times a
+second: of the queue only then, and only what changed in it; whole when a reader asks. Refusals of ten seconds become
+one decision, of more while PostgreSQL is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any, Protocol
+
+from api.openai.gateway import Gateway
+from api.openai.in_flight import Phase
+from api.openai.state import status
+from api.openai.state.offloop import OffLoop
+from api.openai.state.queue_feed import QueueFeed
+from api.openai.state.shares import Shares
+from controller.core.events import Command
+from controller.core.messages import (
+    LIVE_DECISIONS,
+    LIVE_OVERVIEW,
+    LIVE_QUEUE,
+    CommandAnswer,
+    CommandMessage,
+    DecisionMessage,
+    FleetMessage,
+    QueueState,
+)
+from workers.live import LiveUnavailable
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+MESSAGES_A_TICK = 8  # of the queue, some hundred rows each: ten thousand that all move are told within a second
+WHOLE_QUEUE_S = 0.5  # at most one whole queue in so long: with 10,000 waiting it is two megabytes
+KEPT_PERIODS = 3
+REFUSALS_S = 10.0
+WRITE_S = 5.0
+
+
+class Board(Protocol):
+    """The part of workers.live.LiveState that is used here."""
+
+    async def watched(self, topics: list[str]) -> set[str]: ...
+
+    async def publish_fleet(self, message: FleetMessage, ttl_s: float) -> None: ...
+
+    async def aread_fleet(self) -> list[FleetMessage]: ...
+
+    async def queue_asked(self) -> int: ...
+
+    async def publish_queue(self, state: QueueState) -> None: ...
+
+    async def send(self, topic: str, data: Any) -> None: ...
+
+    async def answer(self, answer: CommandAnswer) -> None: ...
+
+
+class Audit(Protocol):
+    """Blocking writes to PostgreSQL."""
+
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+        """One decision about a batch of refusals; its id."""
+        ...
+
+    def keys_used(self, key_ids: Iterable[int]) -> None: ...
+
+
+class Publisher:
+    """What it tells the audit goes through `store`, in a thread."""
+
+    def __init__(self, gateway: Gateway, board: Board, store: Audit) -> None:
+        self._gateway = gateway
+        self._board = board
+        self._store = store
+        self._seq = count(1)
+        self._published_at = 0.0
+        self._refusals_at = self._refused_since = gateway.clock()
+        self._shares = Shares(gateway.options.name)
+        self._feed: QueueFeed | None = None  # while somebody watches the queue
+        self._answered = 0
+        self._whole_at = -WHOLE_QUEUE_S
+        self._thread = OffLoop("audit")
+        self._away = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(min(TICK_S, self._gateway.monitor.period_s))
+            await self.tick()
+
+    async def tick(self) -> None:
+        now = self._gateway.clock()
+        try:
+            watched = await self._board.watched([LIVE_OVERVIEW, LIVE_QUEUE])
+            await self._fleet(now, LIVE_OVERVIEW in watched)
+            await self._queue(now, LIVE_QUEUE in watched)
+            self._away = False
+        except LiveUnavailable as error:
+            if not self._away:
+                log.warning("nothing is published: %s", error)
+            self._away = True
+            self._unfollow()  # or what happens would pile up until Redis is back
+        if now - self._refusals_at >= REFUSALS_S:
+            self._refusals_at = now
+            await self._refusals(now)
+            await self._keys()
+
+    async def _fleet(self, now: float, watched: bool) -> None:
+        period_s = self._gateway.monitor.period_s
+        due = now - self._published_at >= period_s - TICK_S / 10
+        if not (due or watched):
+            return
+        message = status.fleet_message(self._gateway, next(self._seq), status.windows(self._gateway, now))
+        if due:
+            self._published_at = now
+            await self._board.publish_fleet(message, max(KEPT_PERIODS * period_s, 1.0))
+            await self._share()
+        if watched:
+            await self._board.send(LIVE_OVERVIEW, message)
+
+    async def _queue(self, now: float, watched: bool) -> None:
+        """Whole first, where a reader asked for it: who hears of the changes that made it finds it there."""
+        if not watched:
+            self._unfollow()
+            return
+        gateway = self._gateway
+        if self._feed is None:
+            self._feed = QueueFeed(gateway.options.name, gateway.dispatcher, time.time() - gateway.clock())
+            self._answered = 0
+            await self._feed.start()
+        asked = await self._board.queue_asked()
+        rates = gateway.ledger.finished.rates(now)
+        changes = self._feed.changes(rates)
+        if asked != self._answered and now - self._whole_at >= WHOLE_QUEUE_S:
+            await self._board.publish_queue(self._feed.whole(rates, asked))
+            self._answered, self._whole_at = asked, now
+        await self._board.send(LIVE_QUEUE, changes)
+        for _ in range(MESSAGES_A_TICK - 1):
+            if not self._feed.behind:
+                return
+            await self._board.send(LIVE_QUEUE, self._feed.changes(rates))
+
+    def _unfollow(self) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+
+    async def _share(self) -> None:
+        """Tell the dispatcher which part of each instance is this gateway's."""
+        share = self._shares.of(await self._board.aread_fleet(), time.time())
+        for change in self._shares.changes(share, list(self._gateway.fleet.seats)):
+            self._gateway.runtime.push(change)
+
+    # ---- refusals -------------------------------------------------------------------------------------------------
+
+    async def _refusals(self, now: float) -> None:
+        """One decision row a batch; with PostgreSQL away the batch waits for the next one. The records have each."""
+        batch, self._gateway.ledger.refusals = self._gateway.ledger.refusals, Counter()
+        if not batch:
+            self._refused_since = now
+            return
+        figures = _figures(batch, now - self._refused_since)
+        try:
+            found = await self._thread.call(lambda: self._store.refusals(self._gateway.options.name, figures), WRITE_S)
+        except Exception as error:  # whatever it was, the batch is kept
+            log.warning("%d refusals are not yet in the audit: %r", batch.total(), error)
+            self._gateway.ledger.refusals.update(batch)
+            return
+        self._refused_since = now
+        try:
+            await self._board.send(LIVE_DECISIONS, _refusal_message(found, self._gateway.options.name, figures))
+        except LiveUnavailable as error:
+            log.info("decision %s was not shown live: %s", found, error)
+
+    async def _keys(self) -> None:
+        """When keys were last used is a courtesy: with PostgreSQL away they are told with the next batch."""
+        used = self._gateway.used_keys
+        if not used:
+            return
+        self._gateway.used_keys = set()
+        try:
+            await self._thread.call(lambda: self._store.keys_used(used), WRITE_S)
+        except Exception as error:  # whatever it was, they are told again
+            log.info("last use of %d keys is not yet stored: %r", len(used), error)
+            self._gateway.used_keys |= used
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def command(self, message: CommandMessage) -> None:
+        """From the console: applied to what is queued, answered either way. An expired one changes nothing."""
+        answer = self.apply(message)
+        self._gateway.runtime.spawn(self._answer(answer))
+
+    def apply(self, message: CommandMessage) -> CommandAnswer:
+        late = message["expires_at"] < time.time()
+        answer = CommandAnswer(
+            command=message["id"], gateway=self._gateway.options.name, applied=[], gone=[], too_late=[]
+        )
+        for request_id in message["request_ids"]:
+            flight = self._gateway.runtime.flights.get(request_id)
+            if flight is None:
+                answer["gone"].append(request_id)
+            elif late or flight.phase != Phase.QUEUED:
+                answer["too_late"].append(request_id)
+            else:
+                answer["applied"].append(request_id)
+        if answer["applied"]:
+            ids = tuple(answer["applied"])
+            kind: Any = message["kind"]
+            self._gateway.runtime.push(Command(message["id"], message["actor"], kind, ids, message["priority"]))
+        return answer
+
+    async def _answer(self, answer: CommandAnswer) -> None:
+        try:
+            await self._board.answer(answer)
+        except LiveUnavailable as error:
+            log.warning("the answer to command %s was not delivered: %s", answer["command"], error)
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+def _figures(batch: Counter[tuple[str, str, str]], seconds: float) -> dict[str, Any]:
+    codes: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
+    for (tenant, name, code), number in batch.items():
+        codes[code] += number
+        classes[f"{tenant}/{name}"] += number
+    return {
+        "commonest": min(codes, key=lambda code: (-codes[code], code)),
+        "requests": batch.total(),
+        "seconds": round(seconds, 1),
+        "by_code": dict(sorted(codes.items())),
+        "by_class": dict(sorted(classes.items())),
+    }
+
+
+def _refusal_message(found: str, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+    codes = ", ".join(f"{number} {code.replace('_', ' ')}" for code, number in figures["by_code"].items())
+    return DecisionMessage(
+        id=found,
+        at=time.time(),
+        kind="refusals",
+        actor=gateway,
+        subject=gateway,
+        reason=str(figures["commonest"]),
+        sentence=f"{gateway} refused {figures['requests']} requests: {codes}",
+        figures=dict(figures),
+    )

@@ -1,0 +1,80 @@
+"""The gateway's only doors to PostgreSQL: configuration snapshot and record writer. Blocking: call off the loop.
+
+Django is imported here and in __main__ alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from api.openai.state.recorder import Unstorable
+from controller.core.records import RequestRecord
+from controller.core.snapshot import GatewaySnapshot
+
+PATIENCE_S = 6.0  # less than the recorder's own limit, so that a hanging server ends as an error
+
+
+class Database:
+    """One object, used from the threads of recorder and snapshot source."""
+
+    def __init__(self) -> None:
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def write(self, records: Sequence[RequestRecord]) -> int:
+        """Ids that are stored already are ignored. Raises Unstorable, or psycopg.Error; the next call connects anew."""
+        from controller.services.records import records_connection, records_write
+
+        if self._connection is None or self._connection.closed:
+            self._connection = records_connection(PATIENCE_S)
+        try:
+            return records_write(connection=self._connection, records=records)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise Unstorable(str(error)) from error
+        except psycopg.Error:
+            self._connection.close()
+            raise
+
+    def version(self) -> int:
+        """The configuration's version: one row, read twice a second."""
+        from django.db import close_old_connections
+
+        from controller.selectors.snapshot import config_version
+
+        close_old_connections()
+        return config_version()
+
+    def snapshot(self) -> GatewaySnapshot:
+        from controller.selectors.snapshot import gateway_snapshot
+
+        return gateway_snapshot()
+
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+        """A batch of refusals as one decision row; its id."""
+        from django.db import close_old_connections
+
+        from controller.services.actors import Actor
+        from controller.services.decisions import decision_record
+
+        close_old_connections()
+        decision = decision_record(
+            actor=Actor.gateway(gateway),
+            kind="refusals",
+            subject_type="gateway",
+            subject=gateway,
+            reason=str(figures["commonest"]),
+            inputs=figures,
+        )
+        return str(decision.pk)
+
+    def keys_used(self, key_ids: Iterable[int]) -> None:
+        """When keys were last used, in batches."""
+        from django.db import close_old_connections
+        from django.utils import timezone
+
+        from controller.services.api_keys import api_keys_used
+
+        close_old_connections()
+        api_keys_used(key_ids=key_ids, at=timezone.now())

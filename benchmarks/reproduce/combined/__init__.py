@@ -1,0 +1,1 @@
+"""The combined policy set `slackline` on each paper's workload."""

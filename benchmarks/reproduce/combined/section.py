@@ -1,0 +1,236 @@
+"""The combined policy set `slackline` on each paper's home workload, beside the best of that paper's own.
+
+One set, by what a stage of the fleet is (`controller/policies/by_stage.py`): dispatcher and migrator `slackline`
+everywhere, inside the engines what an engine started with `--scheduler slackline` runs, with the same options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from benchmarks.reproduce.claims import Claim, Progress, Section, Table
+from benchmarks.reproduce.combined.kairos import kairos, parts
+from benchmarks.reproduce.combined.pairs import compare
+from benchmarks.reproduce.combined.stored import calm_at_its_best, from_the_report
+from benchmarks.reproduce.concord import lab as concord_lab
+from benchmarks.reproduce.concord import sweep as concord_sweep
+from benchmarks.reproduce.flowprefill import setting as flowprefill_setting
+from benchmarks.reproduce.hyperflexis import setting as hyperflexis
+from benchmarks.reproduce.hyperflexis import stages as hyperflexis_stages
+from benchmarks.reproduce.hyperflexis.setting import CONTENDERS, MODELS, OURS
+from controller.dispatch import build_dispatcher, build_migrator
+from controller.policies.by_stage import BY_STAGE
+from controller.simulator import Demand, InstanceSettings, Simulation, SimulationResult, SimulationSettings
+from controller.simulator.experiment import Contender
+from controller.simulator.workloads.mixes import MIXES
+
+TEXT = """`slackline` as a whole: dispatcher and migrator of that name in front, and inside the engines what one started
+with `--scheduler slackline` runs, with the options that `controller/policies/by_stage.py` gives it and no others.
+**Collocated** engines run their own scheduler with the deadline as priority, or CALM (packed by bandwidth, 96 sequences
+a step) where classes with end-to-end deadlines or workflows are served; **prefill** engines are preemptive (S-EDF,
+SLO-aware batching, operator boundaries); **decode** engines run `kairos_decode`, its table begun with the engine's
+profile. The dispatcher holds nothing back from an engine whose policy chooses by value among all it has (`selects`).
+
+Each row is a load of the paper's home workload in the setting of its own section. "Paper's own" is the best that the
+paper has for it: HyperFlexis' and FlowPrefill's policies as printed; of Kairos the better at that load of *as read* and
+*as printed*; of Concord the better at that load of packed and whole slots, each at the best of the section's sweep.
+Both run the same arrivals, seed by seed; "at least as good" is: the mean of the differences is not below zero by more
+than its standard error. Rows of Figures 5 to 7 are that section's own figures, where the spread over seeds is not kept:
+there nothing is allowed for noise. HyperFlexis with prefill and decode apart (Fig. 4) is measured here again, since its
+section runs vLLM's batching in all engines and the set does not.
+
+Kairos' setting is simulated whole here, with `decode_by: longest` (a step takes as long as its longest sequence needs)
+as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and migrator
+believe a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
+"""
+BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never holds a prefill up, as in FlowPrefill's section
+
+
+def reproduce(progress: Progress, quick: bool) -> Section:
+    claims: list[Claim] = []
+    for home in (_hyperflexis, _apart, _reported, _flowprefill, kairos, _concord):
+        claims += home(progress, quick)
+    rows = [
+        [claim.figure, claim.setting, claim.claim, claim.theirs, claim.ours, "yes" if claim.reached else "no"]
+        for claim in claims
+    ]
+    columns = ["home workload", "load", "figure", "paper's own", "combined", "at least as good"]
+    tables = [Table("Combined set beside each paper's best", columns, rows)]
+    tables.append(_parts_of_the_order(quick))
+    tables += [parts(quick), learned_too(quick)]
+    progress("parts exchanged")
+    return Section("Combined", TEXT, claims, tables)
+
+
+# ---- HyperFlexis -----------------------------------------------------------------------------------------------------
+
+ORDER = (
+    "all by TTFT, in the seconds in which more waits than the instances there are can start. The set spends "
+    "them on what costs least (apparent tardiness cost, `lookahead_s` 10), HyperFlexis on the tightest TPOT, "
+    "first come first. Where the crowd passes within seconds, since instances are on their way or the load is "
+    "at the knee, nobody had to be put off, and the set puts off some. A shorter lookahead mends that and "
+    "costs where the crowd stays, the more so the slower the model; past what the grown fleet bears (4.5 x) "
+    "HyperFlexis' pacing makes the difference together with its order (table of parts exchanged)"
+)
+
+
+MAPPED = "at the knee, where with targets of their own it is the order (above); its parts were not exchanged here again"
+
+
+def _hyperflexis(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Fig. 3, on two workers and on two that grow to four."""
+    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
+    for name in ("Qwen32B",) if quick else MODELS:
+        for mix in ("4-task",) if quick else ("4-task", "2-task"):
+            at = lab.round_robin_knee(name, mix, per_task, seeds)
+            for times in (1.5,) if quick else (1.0, 1.5, 2.0, 3.0, 4.5):
+                requests = lab.of_mix(MIXES[mix], at * times, per_task)
+                load = f"{times:g} x round robin's 90 % point ({at * times:.1f}/s)"
+                growing = lab.fleet(MODELS[name], elastic=lab.growing(MODELS[name]))
+                for workers, settings in (("2 workers", lab.fleet(MODELS[name])), ("2 to 4 workers", growing)):
+                    ours, theirs = (
+                        [lab.attainment(lab.run(settings, CONTENDERS[each], requests(seed))) for seed in seeds]
+                        for each in OURS
+                    )
+                    setting = f"{name}, {mix} mix, {workers}, {load}"
+                    yield compare("HyperFlexis", "attainment", setting, theirs, ours, seeds, ORDER)
+            progress(f"HyperFlexis {name} {mix} done")
+
+
+def _apart(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Fig. 4: prefill and decode on instances of their own, where the set's engines are others than HyperFlexis'."""
+    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
+    for name in ("Qwen32B",) if quick else ("Qwen7B", "Qwen32B"):
+        fixed = hyperflexis_stages.stages(MODELS[name])
+        at = lab.knee(fixed, CONTENDERS["round robin"], MIXES["4-task"], per_task, seeds[:1])
+        for times in (1.5,) if quick else (1.5, 4.0):
+            requests = lab.of_mix(MIXES["4-task"], at * times, per_task)
+            growing = hyperflexis_stages.stages(MODELS[name], scaling=True)
+            for workers, settings in (("2P + 2D", fixed), ("2P + 2D growing to 8", growing)):
+                theirs, ours = (
+                    [lab.attainment(lab.run(each, CONTENDERS[policy], requests(seed))) for seed in seeds]
+                    for policy, each in ((OURS[1], settings), (OURS[0], by_stage(settings)))
+                )
+                setting = f"{name}, 4-task mix, {workers}, {times:g} x round robin's 90 % point ({at * times:.1f}/s)"
+                yield compare("HyperFlexis", "attainment", setting, theirs, ours, seeds)
+        progress(f"HyperFlexis {name} P/D done")
+
+
+def by_stage(settings: SimulationSettings) -> SimulationSettings:
+    """The same instances, each as started with `--scheduler slackline`."""
+    engines = (replace(each, batching=None, batching_settings={}, engine_kind=BY_STAGE) for each in settings.instances)
+    return replace(settings, instances=tuple(engines))
+
+
+def _reported(progress: Progress, quick: bool) -> Iterable[Claim]:
+    """Fig. 5, 6 and 7 as HyperFlexis' section has them: collocated engines, which are the set's."""
+    return () if quick else from_the_report(progress, MAPPED)
+
+
+def _parts_of_the_order(quick: bool) -> Table:
+    """Which part makes the difference while a fleet grows: the order's lookahead, the order, the pacing."""
+    lab, seeds, per_task = hyperflexis, (1,) if quick else (1, 2, 3), 40 if quick else 300
+    named = {"ordering": {"name": "tpot_then_arrival"}}
+    cases: Mapping[str, Contender] = {
+        "HyperFlexis as printed": CONTENDERS[OURS[1]],
+        "set": CONTENDERS[OURS[0]],
+        "lookahead 2 s": Contender("", "slackline", {"ordering": {"lookahead_s": 2.0}}),
+        "lookahead 0.5 s": Contender("", "slackline", {"ordering": {"lookahead_s": 0.5}}),
+        "HyperFlexis' order": Contender("", "slackline", named),
+        "its order and pacing": Contender("", "slackline", {**named, "pacing": {"name": "maturity"}}),
+    }
+    rows: list[list[str | float | int | None]] = []
+    for name in ("Qwen7B",) if quick else ("Qwen7B", "Llama70B"):
+        at = lab.round_robin_knee(name, "2-task", per_task, seeds)
+        growing = lab.fleet(MODELS[name], elastic=lab.growing(MODELS[name]))
+        for workers, settings, times in (
+            ("2", lab.fleet(MODELS[name]), 2.0), ("2 to 4", growing, 2.0), ("2 to 4", growing, 4.5),
+        ):  # fmt: skip
+            requests = lab.of_mix(MIXES["2-task"], at * times, per_task)
+            met = [lab.measure(settings, each, requests, seeds).attainment for each in cases.values()]
+            rows.append([name, workers, times, *met])
+    columns = ["model, 2-task", "workers", "load, x", *cases]
+    return Table("What the set's parts do where a fleet grows: attainment with one of them exchanged", columns, rows)
+
+
+# ---- FlowPrefill -----------------------------------------------------------------------------------------------------
+
+
+def _flowprefill(progress: Progress, quick: bool) -> Iterable[Claim]:
+    lab, seeds, count = flowprefill_setting, (1,) if quick else (1, 2, 3), 120 if quick else 1000
+    own, bench = lab.flowprefill(), lab.Bench()
+    for model in [lab.MODELS["Llama3-8B"]] if quick else lab.MODELS.values():
+        loads = [lab.Load(model, count, (seed,)) for seed in seeds]
+        theirs = [bench.goodput(own, load, 4.0) for load in loads]
+        ours = [lab.highest(lambda rate, load=load: _in_time(load, rate), 4.0) for load in loads]  # type: ignore[misc]
+        setting = f"{model.name}, one prefill engine"
+        yield compare("FlowPrefill", "goodput, requests/s at 90 %", setting, theirs, ours, seeds)
+        progress(f"FlowPrefill {model.name} done")
+
+
+def _in_time(load: flowprefill_setting.Load, rate: float) -> bool:
+    """Whether the set's prefill engine gives enough first tokens in time."""
+    lab = flowprefill_setting
+    engine = lab.instance(load.model, lab.Contender("set", {"engine_kind": BY_STAGE, "role": "prefill"}))
+    engine = replace(engine, max_num_batched_tokens=4096)  # tokens of a batch: the paper's G
+    decode = replace(engine, role="decode", kv_tokens=BIG_KV, max_num_seqs=MANY)
+    result = simulated((engine, decode), load.demands(rate, load.seeds[0]))
+    share: float = sum(record.ttft_met for record in result.records) / len(result.records)
+    return share >= lab.LEVEL
+
+
+def simulated(instances: tuple[InstanceSettings, ...], demands: list[Demand]) -> SimulationResult:
+    """A run of the set over instances with roles."""
+    settings = SimulationSettings(instances, sample_s=1e6, progress_s=1e6, telemetry_period_s=1e6)
+    return Simulation(settings, build_dispatcher(BY_STAGE), demands, migrator=build_migrator(BY_STAGE)).run()
+
+
+# ---- Concord ---------------------------------------------------------------------------------------------------------
+
+
+LEARNT = (
+    "the best of the sweep is told how much longer stages take under load (`history`), the set learns it from "
+    "those that ended before, as a gateway must, and knows nothing when a run begins. Told as little, the "
+    "paper's policy earns what the set does (last table)"
+)
+
+
+def _concord(progress: Progress, quick: bool) -> Iterable[Claim]:
+    lab, seeds, programs = concord_lab, (1,) if quick else (2, 3, 4), 60 if quick else 1000
+    candidates = [concord_sweep.choices()[name][0] for name in (lab.CONCORD.name, lab.WHOLE_SLOTS.name)]
+    own = candidates if quick else calm_at_its_best()
+    for rate in (3.0,) if quick else (2.0, 3.0, 4.0):
+        cases = [lab.Case(rate, programs, seed) for seed in seeds]
+        theirs = {system.name: [lab.run(system, case) for case in cases] for system in own}
+        combined = [lab.run(lab.CONCORD.variant(policy="slackline"), case, collocated()) for case in cases]
+        measures: tuple[tuple[str, Callable[[lab.Figures], float]], ...] = (
+            ("token goodput, tokens/s", lambda figures: figures.tokens_per_s),
+            ("request goodput, programs/s", lambda figures: figures.requests_per_s),
+        )
+        for what, value in measures:
+            name = max(theirs, key=lambda each: sum(map(value, theirs[each])))
+            setting = f"one engine, {rate:g} programs/s; {name}"
+            best, ours = ([value(each) for each in runs] for runs in (theirs[name], combined))
+            yield compare("Concord", what, setting, best, ours, seeds, LEARNT)
+        progress(f"Concord {rate:g} programs/s done")
+
+
+def collocated() -> InstanceSettings:
+    """Concord's engine as one started with `--scheduler slackline --deadlines`."""
+    own = concord_lab.instance(concord_lab.CONCORD)
+    return replace(own, batching=None, batching_settings={}, engine_kind=BY_STAGE, deadlines=True)
+
+
+def learned_too(quick: bool) -> Table:
+    """Concord's policy and the set where both learn how long stages take."""
+    lab, seeds, programs = concord_lab, (1,) if quick else (2, 3, 4), 60 if quick else 1000
+    rows: list[list[str | float | int | None]] = []
+    for rate in (3.0,) if quick else (2.0, 3.0, 4.0):
+        cases = [lab.Case(rate, programs, seed) for seed in seeds]
+        theirs = [lab.run(lab.CONCORD, case) for case in cases]
+        ours = [lab.run(lab.CONCORD.variant(policy="slackline"), case, collocated()) for case in cases]
+        met = [lab.mean(runs, key) for key in ("tokens_per_s", "requests_per_s") for runs in (theirs, ours)]
+        rows.append([rate, *met])
+    columns = ["programs/s", "CALM: tokens/s", "set: tokens/s", "CALM: programs/s", "set: programs/s"]
+    return Table("Concord's setting, stage times learned by both: means over seeds", columns, rows)

@@ -1,0 +1,1 @@
+"""Concord's figures."""

@@ -1,0 +1,237 @@
+"""Concord's setting and its runs: systems by name, one engine of Llama-3.1-8B on an A100, programs at a rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controller.core.types import LatencyCoefficients
+from controller.dispatch import build_dispatcher
+from controller.policies.batching import BATCHINGS, Pausing
+from controller.predict.latency import LatencyModel
+from controller.simulator import InstanceSettings, Simulation, SimulationResult, SimulationSettings
+from controller.simulator.__main__ import read_profile, read_trace
+from controller.simulator.report.results import ProgramRecord
+from controller.simulator.workloads.arrivals import renewal_times
+from controller.simulator.workloads.concord_mix import ConcordMix
+from controller.simulator.workloads.foresight import Blind, Noisy, Oracle
+from controller.simulator.workloads.programs import Foresight, Programs, Speeds
+from controller.simulator.workloads.stage_pace import StagePace
+from controller.slo.attainment import quantile
+
+ROOT = Path(__file__).resolve().parents[3]
+PROFILE = ROOT / "workers/engine/profiles.json"
+PROFILE_ID = "llama-3.1-8b-a100"
+TRACE = ROOT.parent / "shared/data/traces/azure2023_conv.csv.gz"
+TRACE_CV = 1.09  # of its gaps: what stands for it where it is not there
+KV_TOKENS = 426_784  # an 80 GB A100's, as estimated with the profile
+PATIENCE_S = 120.0  # after the last arrival: longer than any deadline
+PAUSED = 4  # sequences that may hold KV for each slot, for policies that pause
+MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call, and of a program: what is believed without an analyser
+
+
+NEVER = 10**9  # steps
+FULL_BATCH = 96  # sequences, of 1,000 tokens each: the pace against which that of stages is measured
+MIX = ConcordMix()
+PER_REQUEST = 1e-3  # requests a token: scales CALM's starvation constant where goodput is counted in requests
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """`policy` is the dispatcher's set; `foresight` what is believed of lengths and graphs: "noisy", "oracle" or
+    "blind"; `history`: how much longer stages took in the past, under load, than their tokens take in a full batch
+    (None: learned as the run goes on)."""
+
+    name: str
+    batching: str
+    slots: int
+    budget: int = 512
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    foresight: str = "noisy"
+    policy: str = "round_robin"
+    history: float | None = None
+
+    def variant(self, **changes: Any) -> System:
+        return replace(self, **changes)
+
+    @property
+    def text(self) -> str:
+        given = {key: "never" if value == NEVER else value for key, value in self.settings.items()}
+        more = "".join(f", {key} {value}" for key, value in given.items())
+        past = ""
+        if self.batching == "calm":
+            past = ", history learned" if self.history is None else f", history x {self.history:g}"
+        return f"{self.slots} slots, {self.budget} tokens a step{more}{past}"
+
+
+CONCORD = System("Concord (CALM)", "calm", 96, settings={"rectangles": True})
+WHOLE_SLOTS = System("Concord, whole slots", "calm", 96, settings={"cutoffs": (0.8, 0.9, 0.95, 1.0)})
+ORACLE = CONCORD.variant(name="Concord, oracle", foresight="oracle")
+BLIND = CONCORD.variant(name="Concord without analyser", foresight="blind")
+LTR = System("LTR", "learned_rank", 128)
+AUTELLIX = System("Autellix", "least_attained_service", 128)
+SARATHI = System("Sarathi-Serve", "chunked_prefill", 256)
+VLLM = System("vLLM", "vllm_v1", 256, 2048)
+EDF = System("EDF", "earliest_deadline_first", 96)
+SJF = System("Concord without CALM (SJF)", "shortest_job_first", 128)
+BY_CLASS = System("engine priority by class", "chunked_prefill", 256, policy="engine_priority_class")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `rate`: programs/s of all engines; `count`: what goodput is counted in; `cv` None: the trace's gaps."""
+
+    rate: float
+    programs: int
+    seed: int
+    mix: ConcordMix = MIX
+    count: str = "tokens"
+    engines: int = 1
+    cv: float | None = None
+    length_error: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run earned. Goodput per second of arrivals; throughput: generated tokens per second of the run,
+    processed: prompt tokens too."""
+
+    tokens_per_s: float
+    requests_per_s: float
+    attained: float
+    throughput: float
+    processed: float
+    calls: int
+    by_kind: Mapping[str, float]
+    ttft: tuple[float, float]
+    tbt: tuple[float, float]
+    deadline_e2e: tuple[float, float]
+    compound_e2e: tuple[float, float]
+    evictions: int
+    per_minute: tuple[float, ...]
+
+
+@cache
+def coefficients() -> LatencyCoefficients:
+    profile = read_profile(f"{PROFILE}#{PROFILE_ID}")
+    prefill, decode = profile["prefill"], profile["decode"]
+    return LatencyCoefficients(*(float(prefill[key]) for key in "abc"), *(float(decode[key]) for key in "abc"))
+
+
+@cache
+def _trace() -> tuple[float, ...]:
+    return tuple(row.at for row in read_trace(str(TRACE))) if TRACE.exists() else ()
+
+
+def arrivals(case: Case) -> list[float]:
+    """The trace from an offset of the seed's on, end to end as often as needed, its clock scaled to the rate."""
+    recorded = _trace()
+    if case.cv is not None or not recorded:
+        rng = np.random.default_rng([case.seed, 5])
+        return renewal_times(rng, case.rate, count=case.programs, cv=TRACE_CV if case.cv is None else case.cv)
+    at = np.asarray(recorded)
+    gaps = np.diff(at, append=at[-1] + (at[-1] - at[0]) / (len(at) - 1))
+    offset = (case.seed * 3_863) % len(gaps)
+    chosen = np.take(gaps, range(offset, offset + case.programs), mode="wrap")
+    times: list[float] = (np.cumsum(chosen) * (case.programs / case.rate / chosen.sum())).tolist()
+    return times
+
+
+def foresight(system: System, case: Case) -> Foresight:
+    if system.foresight == "oracle":
+        return Oracle()
+    if system.foresight == "blind":
+        return Blind(MEAN_OUTPUT, MEAN_TOKENS)
+    return Noisy(length_error=case.length_error, seed=case.seed)
+
+
+def instance(system: System, count: str = "tokens") -> InstanceSettings:
+    settings = dict(system.settings)
+    seats = system.slots
+    if issubclass(BATCHINGS[system.batching], Pausing):  # type: ignore[arg-type]
+        settings["slots"] = system.slots
+        seats = min(system.budget, PAUSED * system.slots)
+    if system.batching == "calm":
+        settings.setdefault("prefill_s", coefficients().prefill_b)
+        settings.setdefault("starvation", 0.5 if count == "tokens" else 0.5 * PER_REQUEST)
+    return InstanceSettings(
+        coefficients(),
+        kv_tokens=KV_TOKENS,
+        max_num_seqs=seats,
+        max_num_batched_tokens=system.budget,
+        max_model_len=16_384,
+        prefix_caching=False,
+        batching=system.batching,
+        batching_settings=settings,
+    )
+
+
+def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
+    """Stages are believed to take what they took lately, or `history` times what they take in a full batch."""
+    prefill_s = coefficients().prefill_b
+    full_s = LatencyModel(coefficients()).decode(FULL_BATCH, FULL_BATCH * 1000)
+    return Programs(
+        case.mix.programs(times, case.seed),
+        foresight(system, case),
+        Speeds(full_s if system.history is None else system.history * full_s, prefill_s),
+        case.count,
+        StagePace() if system.history is None else None,
+    )
+
+
+def run(system: System, case: Case, engine: InstanceSettings | None = None) -> Figures:
+    """`engine` None: the system's own."""
+    times = arrivals(case)
+    programs = programs_of(system, case, times)
+    settings = SimulationSettings(
+        (engine or instance(system, case.count),) * case.engines,
+        cutoff_s=PATIENCE_S,
+        progress_s=5.0,
+        telemetry_period_s=5.0,
+        sample_s=60.0,
+    )
+    policy = system.policy if case.engines == 1 or system.policy != "round_robin" else "least_outstanding"
+    result = Simulation(settings, build_dispatcher(policy), [], programs=programs).run()
+    return _figures(result, times[-1])
+
+
+def _figures(result: SimulationResult, span: float) -> Figures:
+    programs = result.programs
+    by_kind: dict[str, list[ProgramRecord]] = {}
+    for program in programs:
+        by_kind.setdefault(program.kind, []).append(program)
+    latency = [record for record in result.records if record.slo_class == "latency"]
+    minutes = [0.0] * (int(span // 60) + 1)
+    for program in programs:
+        minutes[min(int(program.at // 60), len(minutes) - 1)] += program.earned / 60.0
+    return Figures(
+        tokens_per_s=sum(program.earned for program in programs) / span,
+        requests_per_s=sum(program.attained for program in programs) / span,
+        attained=sum(program.attained for program in programs) / len(programs),
+        throughput=sum(use.generated_tokens for use in result.instances) / result.ended_at,
+        processed=sum(use.generated_tokens + use.prompt_tokens for use in result.instances) / result.ended_at,
+        calls=len(result.records),
+        by_kind={kind: sum(p.attained for p in found) / len(found) for kind, found in sorted(by_kind.items())},
+        ttft=_shares([record.ttft_s for record in latency]),
+        tbt=_shares([record.tpot_s for record in latency]),
+        deadline_e2e=_shares([program.e2e_s for program in by_kind.get("deadline", [])]),
+        compound_e2e=_shares([program.e2e_s for program in by_kind.get("compound", [])]),
+        evictions=sum(use.preemptions for use in result.instances),
+        per_minute=tuple(minutes[:-1]),
+    )
+
+
+def _shares(seconds: Sequence[float | None]) -> tuple[float, float]:
+    """p50 and p95; what never came is infinitely late."""
+    ascending = sorted(float("inf") if value is None else value for value in seconds)
+    return quantile(ascending, 0.5) or 0.0, quantile(ascending, 0.95) or 0.0
+
+
+def mean(found: Sequence[Figures], key: str) -> float:
+    return float(statistics.fmean(getattr(each, key) for each in found))

@@ -1,0 +1,1 @@
+"""FlowPrefill's figures."""

@@ -1,0 +1,51 @@
+"""FlowPrefill (paper 001) in the simulator: Fig. 9 to 17, each headline beside ours."""
+
+from __future__ import annotations
+
+from benchmarks.reproduce.claims import Progress, Section
+from benchmarks.reproduce.flowprefill.ablations import batching, blocking, orders, prediction
+from benchmarks.reproduce.flowprefill.compatibility import collocated, single_slo, with_chunks
+from benchmarks.reproduce.flowprefill.end_to_end import end_to_end, experts
+from benchmarks.reproduce.flowprefill.setting import CV, MODELS, PAPER, Bench, Part, Size
+
+TEXT = """
+One prefill instance (the paper's 1P1D; its decode instance never delays a prefill) of {profiles}; kernel-composed
+profiles of A100-SXM-80GB for the paper's A800. {count} requests a run and seeds {seeds}: the stand-in for the Qwen
+trace (lengths of Table 1, SLOs of Table 2), gamma arrivals with CV {cv}, which is the same provider's published figure;
+the trace's own arrivals are not to be had, and the table on burstiness shows what depends on them. Attainment counts
+first tokens in time, the median over the seeds; goodput is the highest rate at 90 %. It may lie past what the device
+can sustain for ever: a run lasts some two minutes, as the paper's, and S-EDF keeps for last what is late anyway.
+
+FlowPrefill: rounds on arrival and completion, S-EDF, batches to 4,096 tokens, operator boundaries composed from FLOP
+shares, measured all-reduces and the profile's attention term. DistServe: first come, first served, whole prompts, the
+best of four settings of how many share a step. CP2K and CP8K: chunks in EDF order, begun prompts preempted between
+chunks, short ones sharing a chunk; each chunk pays the profile's constant and its attention over what came before. The
+baselines' sweep is below; "vLLM, class priority" is what an operator has today (with one SLO for all, Fig. 14, it is
+first come, first served).
+
+Fig. 10, 11 and 13 to 16 are of Llama3-8B alone; the table on burstiness is one seed. Fig. 13 (real against predicted
+TTFT of three models) has no counterpart: here the device is the polynomial that predicts it.
+"""
+
+
+def reproduce(progress: Progress, quick: bool) -> Section:
+    """`quick`: one model and seed, 150 requests a run, seconds; else some ten minutes on one core."""
+    size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
+    bench = Bench()
+    parts: list[Part] = [end_to_end(bench, size, progress), orders(bench, size, progress)]
+    parts += [batching(bench, size, progress), blocking(size, progress), prediction(bench, size, progress)]
+    parts += [single_slo(size, progress), with_chunks(bench, size, progress), collocated(size, progress)]
+    parts.append(experts(bench, size, progress))
+    text = TEXT.format(
+        profiles="; ".join(model.profile for model in MODELS.values()),
+        count=f"{size.count:,}",
+        seeds=", ".join(map(str, size.seeds)),
+        cv=CV,
+    )
+    return Section(
+        PAPER,
+        text,
+        [claim for part in parts for claim in part.claims],
+        [table for part in parts for table in part.tables],
+        [plot for part in parts for plot in part.plots],
+    )

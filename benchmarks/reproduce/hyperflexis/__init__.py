@@ -1,0 +1,1 @@
+"""HyperFlexis' figures."""

@@ -1,0 +1,222 @@
+"""HyperFlexis Fig. 5 and 6: priorities instead of targets, and clients that join one after the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
+from benchmarks.reproduce.hyperflexis.setting import (
+    CONTENDERS,
+    MODELS,
+    OURS,
+    Point,
+    attainment,
+    fleet,
+    instance,
+    measure,
+    of_mix,
+    round_robin_knee,
+    run,
+)
+from controller.core.snapshot import MappingConfig
+from controller.simulator import SimulationResult, SimulationSettings
+from controller.simulator.mapping import around
+from controller.simulator.workloads.mixes import MIXES, Task, demands
+
+FIG5_TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)
+CLIENT_RATE, CLIENT_GAP_S, STAIRCASE_S = 15.0, 20.0, 90.0
+SPREAD = 0.25
+ROUND_ROBIN, BY_CLASS = "round robin", "engine priority by class"
+
+
+def mapping_of(tasks: Sequence[Task]) -> MappingConfig:
+    """One priority a task, each within 25 % of its Table 1 targets (sec. 7.3)."""
+    return around([(task.targets.ttft_s, task.targets.tpot_s) for task in tasks], SPREAD)
+
+
+def by_table(result: SimulationResult, tasks: Sequence[Task]) -> float:
+    """Attainment of the targets of Table 1, whatever the mapping assigned."""
+    targets = {task.name: task.targets for task in tasks}
+    met = 0
+    for record in result.records:
+        own = targets[record.slo_class]
+        ttft = record.ttft_s is not None and record.ttft_s <= own.ttft_s
+        met += ttft and (record.tpot_s is None or record.tpot_s <= own.tpot_s) and record.e2e_s is not None
+    return met / len(result.records)
+
+
+class Mapped(NamedTuple):
+    """One load of Fig. 5: each scheduler's point, and its attainment of Table 1's own targets (0..1)."""
+
+    mix: str
+    where: str
+    points: Mapping[str, Point]
+    table: Mapping[str, float]
+
+    def over(self, label: str, other: str) -> float:
+        return self.points[label].attainment / max(self.points[other].attainment, 1e-9)
+
+
+def figure_5(
+    progress: Progress, models: Sequence[str], times: Sequence[float], per_task: int, seeds: Sequence[int]
+) -> tuple[list[Claim], list[Table], list[Plot]]:
+    """Both schedulers on requests that say a priority alone; both are judged by what the mapping assigned."""
+    rows: list[list[Value]] = []
+    found: list[Mapped] = []
+    series: dict[str, list[tuple[float, float]]] = {}
+    for mix, tasks in MIXES.items():
+        for name in models:
+            at = round_robin_knee(name, mix, per_task, tuple(seeds))
+            mapped = fleet(MODELS[name], mapping=mapping_of(tasks))
+            for factor in times:
+                requests = of_mix(tasks, at * factor, per_task)
+                points = {
+                    label: measure(mapped, CONTENDERS[label], requests, seeds, keep=True)
+                    for label in (ROUND_ROBIN, BY_CLASS, *OURS)
+                }
+                table = {
+                    label: statistics.fmean(by_table(result, tasks) for result in point.results)
+                    for label, point in points.items()
+                }
+                found.append(Mapped(mix, f"{name}, {mix}, {factor:g} x", points, table))
+                for label, point in points.items():
+                    rows.append([mix, name, factor, label, point.attainment, table[label], point.e2e_s])
+                    series.setdefault(f"{label}, {name}, {mix}", []).append((factor, point.attainment))
+            progress(f"Fig. 5: {name}, {mix}")
+    setting = f"; targets mapped from priorities, +- 25 %, {per_task} a task"
+    made = [claim for label in OURS for claim in _claims_of_5(label, found, setting, seeds)]
+    columns = [
+        "mix",
+        "model",
+        "load, x",
+        "scheduler",
+        "attainment",
+        "attainment of Table 1's targets",
+        "mean latency, s",
+    ]
+    plot = Plot(
+        "hyperflexis-fig5",
+        "HyperFlexis Fig. 5: priorities mapped to targets",
+        "load, multiples of round robin's 90 % point",
+        "SLO attainment",
+        series,
+        level=0.9,
+    )
+    return made, [Table("Fig. 5: priorities mapped to targets", columns, rows)], [plot]
+
+
+def _claims_of_5(label: str, found: Sequence[Mapped], setting: str, seeds: Sequence[int]) -> list[Claim]:
+    """The largest gains over round robin and over today's engines, and the price in latency, of one scheduler."""
+    best = max(found, key=lambda one: one.over(label, ROUND_ROBIN))
+    today = max(found, key=lambda one: one.over(label, BY_CLASS))
+    tabled = max(one.table[label] / max(one.table[ROUND_ROBIN], 1e-9) for one in found)
+    late = (one.points[label].e2e_s - one.points[ROUND_ROBIN].e2e_s for one in found if one.mix == "2-task")
+    ratio, over_class, slower = best.over(label, ROUND_ROBIN), today.over(label, BY_CLASS), round(max(late), 3)
+    reason = (
+        "judged by what the mapping assigned, as in Fig. 6; round robin queues nothing in the gateway, so the "
+        f"mapping sees no contention and assigns tight targets. By Table 1's own targets: {tabled:.2f} times"
+    )
+    paper, figure = "HyperFlexis", "Fig. 5"
+    text = f"{label}: attainment over round robin, priorities mapped, times"
+    first = Claim(paper, figure, text, 7.02, round(ratio, 3), ratio >= 7.02, best.where + setting, seeds, reason)
+    text = f"{label}: attainment over engine priority by class, priorities mapped, times (not in the paper)"
+    second = Claim(paper, figure, text, None, round(over_class, 3), None, today.where + setting, seeds)
+    text = f"{label}, 2-task: at most so much slower than round robin, s"
+    third = Claim(paper, figure, text, 1.35, slower, slower <= 1.35, "2-task, all loads" + setting, seeds)
+    return [first, second, third]
+
+
+def figure_6(
+    progress: Progress, model: str, seeds: Sequence[int], duration_s: float = STAIRCASE_S
+) -> tuple[list[Claim], list[Table], list[Plot]]:
+    """Four clients of 15 requests/s, the lowest priority first, each 20 s after the other, all until the end.
+
+    One worker: the paper does not say, and this is where 15 requests/s of WikiSQL are below and 60 of all above what
+    the model bears, as its text has it.
+    """
+    tasks = MIXES["4-task"]
+    settings = SimulationSettings((instance(MODELS[model]),), mapping=mapping_of(tasks))
+    gap = CLIENT_GAP_S * duration_s / STAIRCASE_S
+    rows: list[list[Value]] = []
+    plots: list[Plot] = []
+    kept: dict[str, float] = {}
+    for label in (ROUND_ROBIN, BY_CLASS, *OURS):
+        results = [
+            run(
+                settings,
+                CONTENDERS[label],
+                demands(tasks, CLIENT_RATE * len(tasks), seed, duration_s=duration_s, stagger_s=gap),
+            )
+            for seed in seeds
+        ]
+        crowded = [_seconds(result, tasks, 3 * gap, duration_s) for result in results]
+        kept[label] = statistics.fmean(crowded)
+        for level, task in enumerate(tasks):
+            rows.append([label, f"P{level} {task.name}", task.targets.ttft_s, *_phases(results, task, gap, duration_s)])
+        rows.append([label, "all", None, None, None, statistics.fmean(map(attainment, results))])
+        plots.append(_plot(label, results[0], tasks))
+        progress(f"Fig. 6: {label}")
+    setting = f"{model}, 1 worker, 15 to 60 requests/s in steps of {gap:g} s"
+    text = "{}: seconds of the last phase in which P0 to P2 keep their mean TTFT, share"
+    shown = "the paper shows the curves, not a number: its statement is that all are kept"
+    short = (
+        "on this profile the last phase is about 1.3 times what one worker bears: who is put off differs (the table "
+        "has the share of each); slackline puts off those whose answers cost most, for the most attained in all"
+    )
+    made = []
+    for label in (*OURS, ROUND_ROBIN):
+        share, mine = round(kept[label], 3), label != ROUND_ROBIN
+        reached = share >= 0.95 if mine else None
+        theirs, reason = (1.0, "" if reached else short) if mine else (None, shown)
+        made.append(Claim("HyperFlexis", "Fig. 6", text.format(label), theirs, share, reached, setting, seeds, reason))
+    columns = [
+        "scheduler",
+        "priority",
+        "TTFT of Table 1, s",
+        "assigned TTFT, first 20 s",
+        "assigned, last phase",
+        "attained",
+    ]
+    return made, [Table("Fig. 6: clients that join one after the other", columns, rows)], plots
+
+
+def _seconds(result: SimulationResult, tasks: Sequence[Task], begin: float, end: float) -> float:
+    """Share of (second, priority above the lowest) whose mean TTFT keeps the target of Table 1."""
+    promised = {task.name: task.targets.ttft_s for task in tasks[:-1]}
+    seen: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for record in result.records:
+        if begin <= record.at < end and record.slo_class in promised:
+            late = record.ttft_s if record.ttft_s is not None else float("inf")
+            seen[int(record.at), record.slo_class].append(late)
+    kept = [statistics.fmean(each) <= promised[name] for (_, name), each in seen.items()]
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+def _phases(results: Sequence[SimulationResult], task: Task, gap: float, end: float) -> list[Value]:
+    own = [record for result in results for record in result.records if record.slo_class == task.name]
+    first = [record.targets.ttft_s for record in own if record.at < gap]
+    last = [record.targets.ttft_s for record in own if 3 * gap <= record.at < end]
+    return [
+        statistics.fmean(first) if first else None,
+        statistics.fmean(last) if last else None,
+        sum(record.attained for record in own) / max(1, len(own)),
+    ]
+
+
+def _plot(label: str, result: SimulationResult, tasks: Sequence[Task]) -> Plot:
+    """TTFT by second of arrival, and what was assigned."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for level, task in enumerate(tasks):
+        measured: dict[int, list[float]] = defaultdict(list)
+        assigned: dict[int, list[float]] = defaultdict(list)
+        for record in result.records:
+            if record.slo_class == task.name and record.ttft_s is not None:
+                measured[int(record.at)].append(record.ttft_s)
+                assigned[int(record.at)].append(record.targets.ttft_s)
+        series[f"P{level} TTFT"] = [(at, statistics.fmean(values)) for at, values in sorted(measured.items())]
+        series[f"P{level} assigned"] = [(at, statistics.fmean(values)) for at, values in sorted(assigned.items())]
+    name = "hyperflexis-fig6-" + "".join(c if c.isalnum() else "-" for c in label)
+    return Plot(name, f"HyperFlexis Fig. 6: {label}", "time, s", "TTFT, s", series)

@@ -1,0 +1,329 @@
+"""HyperFlexis Fig. 3: four and two tasks on two workers, and on two growing to four."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
+from benchmarks.reproduce.hyperflexis.setting import (
+    CONTENDERS,
+    MODELS,
+    OURS,
+    Model,
+    Point,
+    fleet,
+    growing,
+    knee,
+    measure,
+    of_mix,
+    round_robin_knee,
+)
+from controller.simulator.experiment import Contender
+from controller.simulator.workloads.mixes import MIXES
+
+TIMES = (1.0, 1.5, 2.0, 3.0, 4.5)  # of round robin's 90 % point
+SCALING = "{} on 2 to 4"
+ROUND_ROBIN, SCORPIO, PUBLISHED = "round robin", "SCORPIO at its best", "SCORPIO as published"
+BEHIND, BY_CLASS = "SCORPIO behind round robin", "engine priority by class"
+Curves = dict[str, list[tuple[float, Point]]]
+
+
+def curves(
+    model: Model,
+    mix: str,
+    times: Sequence[float],
+    per_task: int,
+    seeds: Sequence[int],
+    progress: Progress,
+    contenders: Mapping[str, Contender] = CONTENDERS,
+) -> tuple[float, Curves]:
+    """Round robin's 90 % point, and every contender at multiples of it; ours also on a growing fleet."""
+    tasks, fixed = MIXES[mix], fleet(model)
+    at = round_robin_knee(model.name, mix, per_task, tuple(seeds))
+    progress(f"{model.name}, {mix}: round robin holds 90 % up to {at:.1f} requests/s")
+    found: Curves = {}
+    for factor in times:
+        requests = of_mix(tasks, at * factor, per_task)
+        for label, contender in contenders.items():
+            found.setdefault(label, []).append((factor, measure(fixed, contender, requests, seeds)))
+        elastic = fleet(model, elastic=growing(model))
+        for label in OURS:
+            point = measure(elastic, CONTENDERS[label], requests, seeds)
+            found.setdefault(SCALING.format(label), []).append((factor, point))
+    return at, found
+
+
+def best_ratio(
+    found: Mapping[str, Curves], ours: str, theirs: str, value: Callable[[Point], float]
+) -> tuple[float, str, float]:
+    """The largest ours / theirs over models and loads ("up to"), and where: model, multiple of the 90 % point."""
+    ratios = [
+        (value(mine) / max(value(other), 1e-9), model, factor)
+        for model, each in found.items()
+        for (factor, mine), (_, other) in zip(each[ours], each[theirs], strict=True)
+    ]
+    return max(ratios)
+
+
+HEADLINES = {  # (ours on, against): the paper's factor by mix
+    ("{}", ROUND_ROBIN): {"4-task": 2.60, "2-task": 1.23},
+    (SCALING, ROUND_ROBIN): {"4-task": 4.44, "2-task": 1.50},
+    ("{}", SCORPIO): {"4-task": 1.73, "2-task": 2.14},
+    (SCALING, SCORPIO): {"4-task": 2.59, "2-task": 2.93},
+    ("{}", PUBLISHED): {"4-task": 1.73, "2-task": 2.14},
+    (SCALING, PUBLISHED): {"4-task": 2.59, "2-task": 2.93},
+    ("{}", BEHIND): {"4-task": 1.73, "2-task": 2.14},
+    (SCALING, BEHIND): {"4-task": 2.59, "2-task": 2.93},
+}
+LATENCY = {  # percent less mean end-to-end latency
+    ("{}", ROUND_ROBIN): {"4-task": 23.03},
+    (SCALING, ROUND_ROBIN): {"4-task": 50.96},
+    ("{}", SCORPIO): {"4-task": 51.91, "2-task": 49.21},
+    (SCALING, SCORPIO): {"4-task": 65.82, "2-task": 54.26},
+    ("{}", BEHIND): {"4-task": 51.91, "2-task": 49.21},
+    (SCALING, BEHIND): {"4-task": 65.82, "2-task": 54.26},
+}
+QWEN7B_LATENCY = {ROUND_ROBIN: 16.85, SCORPIO: 12.58, BEHIND: 12.58}  # per cent less; its text: Qwen7B, 2-task
+COST = {
+    ("{}", ROUND_ROBIN): {"2-task": 4.99},
+    ("{}", SCORPIO): {"4-task": 49.81, "2-task": 44.46},
+    (SCALING, SCORPIO): {"2-task": 45.29},
+    ("{}", BEHIND): {"4-task": 49.81, "2-task": 44.46},
+    (SCALING, BEHIND): {"2-task": 45.29},
+}
+STRONGER = (
+    "not the paper's setting: it put SCORPIO, a scheduler of one engine, behind round robin (sec. 7.4). Here it has "
+    "one queue for both workers, the true profile as its predictor and the best of its settings (see its sweep), "
+    "without the credits that lengthen answers; as published it also refuses, which ends runs early. The paper's form "
+    "is the line behind round robin"
+)
+APART = (
+    "engines take 32 sequences each here, and SCORPIO's guard keeps that batch well within its TPOT; the paper gives "
+    "neither what its engines take nor SCORPIO's settings"
+)
+ALIKE = 5.0  # per cent: taken for the "comparable cost" of its text
+LARGE = ("Qwen32B", "Llama70B")
+SHORT_RUN = (
+    "round robin never falls far below a fifth: a quarter of the requests (WikiSQL) have 20 s, and with 300 a task the "
+    "run is about as long as that"
+)
+
+
+PROVISIONED = (
+    "cost is provisioned time until the last answer: all schedulers have the same tokens to make, so equal fleets only "
+    "save idle and inefficient steps, and a grown fleet pays for the time its last answers keep it up. SCORPIO at its "
+    "best keeps its engines as full as we do"
+)
+SAME_WORK = (
+    "both fleets make the same tokens, so what differs is when the last answer comes: putting off whoever costs most "
+    "leaves long answers for the end, where the batch is small and the fleet is paid for all the same"
+)
+REASONS = {ROUND_ROBIN: SHORT_RUN, SCORPIO: STRONGER, PUBLISHED: STRONGER, BEHIND: APART}
+
+
+def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[int]) -> list[Claim]:
+    made: list[Claim] = []
+
+    def add(what: str, mix: str, theirs: float, ours: float, label: str, where: str, reason: str) -> None:
+        reached = ours >= theirs
+        text = f"{label}, {mix}: {what}"
+        why = "" if reached else reason
+        made.append(Claim("HyperFlexis", "Fig. 3", text, theirs, round(ours, 4), reached, where + setting, seeds, why))
+
+    for label in OURS:
+        for (ours, against), values in HEADLINES.items():
+            for mix, theirs in values.items():
+                ratio, model, factor = best_ratio(by_mix[mix], ours.format(label), against, lambda p: p.attainment)
+                what = f"attainment over {against}, times"
+                where = f"{model}, {factor:g} x the 90 % point; "
+                add(what, mix, theirs, ratio, ours.format(label), where, REASONS[against])
+        for name, table, value in (
+            ("mean latency below", LATENCY, lambda p: p.e2e_s),
+            ("cost below", COST, lambda p: p.cost),
+        ):
+            for (ours, against), values in table.items():
+                for mix, theirs in values.items():
+                    ratio, model, factor = best_ratio(by_mix[mix], against, ours.format(label), value)
+                    reason = REASONS[against]
+                    if name == "cost below":
+                        reason = SAME_WORK if against == ROUND_ROBIN else PROVISIONED
+                    where = f"{model}, {factor:g} x the 90 % point; "
+                    add(f"{name} {against}, %", mix, theirs, 100 * (1 - 1 / ratio), ours.format(label), where, reason)
+        small = {name: each for name, each in by_mix["2-task"].items() if name == "Qwen7B"}
+        for against, theirs in QWEN7B_LATENCY.items() if small else ():
+            ratio, model, factor = best_ratio(small, against, label, lambda p: p.e2e_s)
+            where = f"{model}, {factor:g} x the 90 % point; "
+            what = f"mean latency below {against}, Qwen7B alone, %"
+            add(what, "2-task", theirs, 100 * (1 - 1 / ratio), label, where, REASONS[against])
+        made += _dearer(by_mix["4-task"], label, setting, seeds)
+        made += _over_today(by_mix, label, setting, seeds)
+    return made
+
+
+def _dearer(found: Mapping[str, Curves], label: str, setting: str, seeds: Sequence[int]) -> list[Claim]:
+    """4-task: "comparable cost to RR" for the larger models; the smaller one "incurs a higher cost"."""
+    large = {name: each for name, each in found.items() if name in LARGE}
+    if not large:
+        return []
+    ratio, model, factor = best_ratio(large, label, ROUND_ROBIN, lambda p: p.cost)
+    more = round(100 * (ratio - 1), 2)
+    text = f"{label}, 4-task: most cost above round robin's, larger models, %; the paper: comparable"
+    where = f"{model}, {factor:g} x the 90 % point; {setting}"
+    reason = f"{ALIKE:g} % is taken for comparable; " + SAME_WORK
+    return [Claim("HyperFlexis", "Fig. 3", text, ALIKE, more, more <= ALIKE, where, seeds, reason)]
+
+
+def _over_today(
+    by_mix: Mapping[str, Mapping[str, Curves]], label: str, setting: str, seeds: Sequence[int]
+) -> list[Claim]:
+    """Against the engine's own priority by class, which the paper does not have."""
+    made = []
+    for mix, found in by_mix.items():
+        ratio, model, factor = best_ratio(found, label, BY_CLASS, lambda p: p.attainment)
+        text = f"{label}, {mix}: attainment over engine priority by class, times (not in the paper)"
+        where = f"{model}, {factor:g} x the 90 % point; {setting}"
+        made.append(Claim("HyperFlexis", "Fig. 3", text, None, round(ratio, 4), None, where, seeds))
+    return made
+
+
+def best_scorpio(model: Model, mix: str, rate: float, per_task: int, seeds: Sequence[int]) -> tuple[Contender, Table]:
+    """SCORPIO's own settings at one load: the whole sweep, and of those that answer everybody the one with the highest
+    attainment. Refusing attains at most a point more (the table shows it), but its latency and cost are those of fewer
+    requests."""
+    cases: list[tuple[str, Contender]] = []
+    for credits in (False, True):
+        base = CONTENDERS[PUBLISHED] if credits else replace(CONTENDERS[PUBLISHED], engine={})
+        for refuse in (False, True):
+            name = f"{'credits' if credits else 'no credits'}, {'refuses' if refuse else 'puts off'}"
+            admission: dict[str, bool | float] = {"refuse": refuse}
+            cases.append((name, replace(base, overrides={"admission": admission})))
+            for margin_s in (0.0, 0.1, 0.2, 0.3, 0.5):
+                changed = {"admission": {**admission, "margin_s": margin_s}}
+                cases.append((f"{name}, margin_s {margin_s:g}", replace(base, overrides=changed)))
+            for setting, values in (("inefficiency", (2.0, 5.0, 10.0)), ("batch_tokens", (512, 8192))):
+                for value in values:
+                    changed = {"admission": admission, "pacing": {setting: value}}
+                    cases.append((f"{name}, {setting} {value:g}", replace(base, overrides=changed)))
+            wide = {"admission": {**admission, "margin_s": 0.2}, "pacing": {"batch_tokens": 512}}
+            cases.append((f"{name}, margin_s 0.2, batch_tokens 512", replace(base, overrides=wide)))
+    swept = len(cases)
+    for credits in (True, False):
+        for refuse in (True, False):
+            name = (
+                f"behind round robin, {'credits' if credits else 'no credits'}, {'refuses' if refuse else 'puts off'}"
+            )
+            changed = {"admission": {"refuse": refuse}}
+            behind = replace(CONTENDERS[BEHIND], overrides=changed)
+            cases.append((name, behind if credits else replace(behind, engine={})))
+    rows: list[list[Value]] = []
+    for name, contender in cases:
+        point = measure(fleet(model), contender, of_mix(MIXES[mix], rate, per_task), seeds)
+        rows.append([name, point.attainment, point.e2e_s, point.cost, point.answered])
+    answers_all = [index for index in range(swept) if "puts off" in cases[index][0]]
+    best = max(answers_all, key=lambda index: (float(rows[index][1] or 0.0), -index))
+    columns = ["SCORPIO's settings", "attainment", "mean latency, s", "cost, units", "answered"]
+    title = f"SCORPIO's sweep: {model.name}, {mix}, {rate:.1f} requests/s; at its best, all answered: {rows[best][0]}"
+    return replace(cases[best][1], label=SCORPIO), Table(title, columns, rows)
+
+
+THRESHOLDS: tuple[dict[str, float], ...] = (
+    {"upper": 0.8, "lower": 0.3, "sustain_s": 5.0},
+    {"upper": 1.0, "lower": 0.5, "sustain_s": 2.0},
+    {"upper": 1.2, "lower": 0.6, "sustain_s": 1.0},
+    {"upper": 1.5, "lower": 0.6, "sustain_s": 1.0},
+)
+
+
+def thresholds(model: Model, rates: Mapping[str, float], per_task: int, seeds: Sequence[int]) -> Table:
+    """When to add and to give back: what the scaler's settings were taken from. `rates`: 90 % points by mix."""
+    times = (1.0, 2.0, 4.5)
+    rows: list[list[Value]] = []
+    for mix, rate in rates.items():
+        for changes in THRESHOLDS:
+            elastic = fleet(model, elastic=growing(model, **changes))
+            points = [
+                measure(elastic, CONTENDERS["slackline"], of_mix(MIXES[mix], rate * factor, per_task), seeds)
+                for factor in times
+            ]
+            shown = (f"{point.attainment:.3f}, {point.e2e_s:.1f} s, {point.cost:.0f}" for point in points)
+            rows.append([mix, changes["upper"], changes["lower"], changes["sustain_s"], *shown])
+    columns = ["mix", "adds above", "gives back below", "for, s", *(f"{factor:g} x" for factor in times)]
+    return Table(
+        f"Scaler's thresholds, slackline on 2 to 4: attainment, mean latency, cost; {model.name}", columns, rows
+    )
+
+
+def slots_table(model: Model, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
+    """What the paper leaves open and matters most: how many sequences an engine takes at once."""
+    rows: list[list[Value]] = []
+    tasks = MIXES["4-task"]
+    for slots in (32, 64, 256):
+        fixed = fleet(model, slots=slots)
+        elastic = fleet(model, slots=slots, elastic=growing(model))
+        at = knee(fixed, CONTENDERS[ROUND_ROBIN], tasks, per_task, seeds)
+        for factor in (2.0, 4.5):
+            requests = of_mix(tasks, at * factor, per_task)
+            met = [
+                measure(fixed, CONTENDERS[name], requests, seeds).attainment for name in (ROUND_ROBIN, SCORPIO, *OURS)
+            ]
+            met += [measure(elastic, CONTENDERS[name], requests, seeds).attainment for name in OURS]
+            rows.append([slots, round(at, 1), factor, *met])
+        progress(f"{slots} sequences an engine")
+    columns = [
+        "sequences",
+        "90 % point, requests/s",
+        "load, x",
+        ROUND_ROBIN,
+        SCORPIO,
+        *OURS,
+        *map(SCALING.format, OURS),
+    ]
+    return Table(f"Attainment by what an engine takes at once: {model.name}, 4-task", columns, rows)
+
+
+def tables(mix: str, model: str, at: float, found: Curves) -> Table:
+    rows = [
+        [label, *(f"{p.attainment:.3f} ± {p.spread:.3f}, {p.e2e_s:.1f} s, {p.cost:.0f}" for _, p in points)]
+        for label, points in found.items()
+    ]
+    columns = [
+        "attainment, mean latency, cost in units",
+        *(f"{factor:g} x" for factor, _ in next(iter(found.values()))),
+    ]
+    return Table(f"Fig. 3, {model}, {mix}; 1 x = {at:.1f} requests/s, round robin's 90 % point", columns, rows)
+
+
+def plot(mix: str, model: str, found: Curves) -> Plot:
+    series = {label: [(factor, point.attainment) for factor, point in points] for label, points in found.items()}
+    name = f"hyperflexis-fig3-{mix}-{model}".lower()
+    title = f"HyperFlexis Fig. 3: {model}, {mix}"
+    return Plot(name, title, "load, multiples of round robin's 90 % point", "SLO attainment", series, level=0.9)
+
+
+def reproduce(
+    progress: Progress, models: Sequence[str], times: Sequence[float], per_task: int, seeds: Sequence[int]
+) -> tuple[list[Claim], list[Table], list[Plot]]:
+    found: dict[str, dict[str, Curves]] = {}
+    made_tables: list[Table] = []
+    plots: list[Plot] = []
+    knees: dict[tuple[str, str], float] = {}
+    swept = models[-1]
+    for mix in ("4-task", "2-task"):
+        load = 2 * round_robin_knee(swept, mix, per_task, tuple(seeds))
+        best, sweep = best_scorpio(MODELS[swept], mix, load, per_task, seeds)
+        progress(sweep.title)
+        made_tables.append(sweep)
+        contenders = {**CONTENDERS, SCORPIO: best}
+        for name in models:
+            at, each = curves(MODELS[name], mix, times, per_task, seeds, progress, contenders)
+            found.setdefault(mix, {})[name] = each
+            knees[name, mix] = at
+            made_tables.append(tables(mix, name, at, each))
+            plots.append(plot(mix, name, each))
+    made_tables.append(slots_table(MODELS[models[-1] if len(models) == 1 else "Qwen32B"], per_task, seeds, progress))
+    rates = {mix: knees[models[-1], mix] for mix in ("4-task", "2-task")}
+    made_tables.append(thresholds(MODELS[models[-1]], rates, per_task, seeds))
+    progress("the scaler's thresholds")
+    setting = f"{per_task} a task, Poisson"
+    return claims(found, setting, seeds), made_tables, plots

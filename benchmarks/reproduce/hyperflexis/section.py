@@ -1,0 +1,84 @@
+"""HyperFlexis: Figures 3 to 8 and Table 2.
+
+Slowest parts first are the growing loads of Fig. 3; `quick` runs one model, one seed and a quarter of the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table
+from benchmarks.reproduce.hyperflexis import mapping as hyperflexis_mapping
+from benchmarks.reproduce.hyperflexis import multitask as hyperflexis_multitask
+from benchmarks.reproduce.hyperflexis import one_task as hyperflexis_one_task
+from benchmarks.reproduce.hyperflexis import scaling as hyperflexis_scaling
+from benchmarks.reproduce.hyperflexis import stages as hyperflexis_stages
+from benchmarks.reproduce.hyperflexis.setting import MODELS
+
+Found = tuple[list[Claim], list[Table], list[Plot]]
+SETTINGS = """
+Models stand on the nearest profiles of `../shared/data/latency_profiles.json`: {profiles}. The factors slow them so
+that HyperFlexis' own knee on WikiSQL alone lies where its Fig. 7 has it (40 and 12 requests/s on its NPUs). Engines
+take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table shows 64 and 256) and 2,048 tokens a
+step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its Table 2.
+
+Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate, seeds {seeds};
+a client says its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same
+instances attains 90 %. Requests never give up: a late answer is a miss, not an error. Cost is provisioned instance time
+(eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
+
+*hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
+stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. It stands in every
+figure; it has none of Fig. 8's intervals (a line to compare with), and with one task alone (Fig. 7) it *is* round
+robin. SCORPIO is read from its public scheduler: *behind round robin* as the paper put it (sec. 7.4: one on each
+worker, which sees its own queue alone; answers paced by credits; put off rather than refused, since its latencies and
+costs lie above all others' in the paper, as they only can where all is answered), and twice stronger than that, with
+one queue for both workers: *as published* (it refuses) and *at its best* of all settings, chosen for each mix by the
+sweep below. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description, since their
+papers could be read here in excerpts only and no code of their authors was found: "-" in the column *reached*. They too
+run at the best of their sweep.
+
+Sizes that are smaller than the figures': SCORPIO's sweep and the scaler's thresholds are of {swept} alone, the table of
+sequences an engine of one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has
+Qwen32B in Fig. 8 and does not name Fig. 6's).
+"""
+
+
+PARTS = ("fig3", "fig4", "fig5", "fig6", "fig7", "fig8", "table2")
+
+
+def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
+    """Every figure in turn, or `parts` of them. `quick`: one model and seed, 80 requests a task, two loads."""
+    seeds = (1,) if quick else (1, 2, 3)
+    per_task = 80 if quick else 300
+    two = ("Qwen7B",) if quick else ("Qwen7B", "Qwen32B")
+    three = two if quick else tuple(MODELS)
+    times = (1.0, 2.0) if quick else None
+    claims: list[Claim] = []
+    tables: list[Table] = []
+    plots: list[Plot] = []
+    runs: dict[str, Callable[[], Found]] = {
+        "fig3": lambda: hyperflexis_multitask.reproduce(
+            progress, three, times or hyperflexis_multitask.TIMES, per_task, seeds
+        ),
+        "fig4": lambda: hyperflexis_stages.figure_4(progress, two, times or hyperflexis_stages.TIMES, per_task, seeds),
+        "fig5": lambda: hyperflexis_mapping.figure_5(
+            progress, two, times or hyperflexis_mapping.FIG5_TIMES, per_task, seeds
+        ),
+        "fig6": lambda: hyperflexis_mapping.figure_6(progress, "Qwen7B", seeds, 18.0 if quick else 90.0),
+        "fig7": lambda: hyperflexis_one_task.figure_7(
+            progress, two, times or hyperflexis_one_task.FIG7_TIMES, per_task, seeds
+        ),
+        "fig8": lambda: hyperflexis_scaling.figure_8(progress, "Qwen32B", times or (1.0, 2.0, 3.0), per_task, seeds),
+        "table2": lambda: hyperflexis_scaling.table_2(progress, three, 2.0, per_task, seeds),
+    }
+    for part in PARTS:
+        if part in parts:
+            made, shown, drawn = runs[part]()
+            claims += [replace(each, part=part) for each in made]
+            tables += [replace(each, part=part) for each in shown]
+            plots += [replace(each, part=part) for each in drawn]
+    profiles = "; ".join(f"{m.name} on `{m.profile}` times {m.slowed:g}" for m in MODELS.values())
+    text = SETTINGS.format(profiles=profiles, per_task=per_task, seeds=", ".join(map(str, seeds)), swept=three[-1])
+    return Section("HyperFlexis", text, claims, tables, plots)

@@ -1,0 +1,103 @@
+"""Kairos' setting: its hardware anchors, its long-tailed workload, and the policies compared (paper sec. 4.1)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from benchmarks.reproduce.kairos.stages import Call, Outcome, Policy, Testbed
+from controller.core.types import LatencyCoefficients
+
+TTFT_S, TPOT_S = 8.0, 0.05
+REQUESTS = 1000
+MEDIAN, SIGMA, SHORTEST, LONGEST = 1_950, 1.45, 32, 131_072
+OUTPUT_MEAN, OUTPUT_POWER, OUTPUT_SIGMA, LONGEST_OUTPUT = 240, 0.7, 0.8, 8_000
+PER_SEQUENCE_S = 1.8e-4  # of those tried in kairos.calibration, the nearest to the paper's DistServe
+# 8K and 128K tokens prefill in 0.4004 and 8.8 s, decode at batch 1 in 11.0 and 40.3 ms (sec. 2.2; worked example K8).
+ANCHORS = LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, PER_SEQUENCE_S)
+TESTBED = Testbed(ANCHORS, chunk=8_192, kv_tokens=2_000_000, decode_slots=128, ttft_s=TTFT_S, tpot_s=TPOT_S)
+MOONCAKE = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "mooncake_conversation.csv.gz"
+
+_QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
+
+
+def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[Call]:
+    """A trace of fixed lengths in an order of the seed, Poisson arrivals at `rate` a second.
+
+    Prompts are the 1,000 quantiles of a lognormal law, clipped; outputs grow with the prompt (an agent's long contexts
+    go with long answers) with lognormal noise. Fixed quantiles rather than draws: the tail is a handful of requests.
+    """
+    rng = np.random.default_rng(seed)
+    prompts = np.clip(MEDIAN * np.exp(SIGMA * rng.permutation(_QUANTILES)), SHORTEST, LONGEST)
+    noise = np.exp(OUTPUT_SIGMA * rng.permutation(_QUANTILES) - OUTPUT_SIGMA**2 / 2)
+    outputs = np.clip(OUTPUT_MEAN * (prompts / 2_200) ** OUTPUT_POWER * noise, 2, LONGEST_OUTPUT)
+    return _calls(rate, rng, prompts[:count], outputs[:count])
+
+
+def mooncake(rate: float, seed: int, count: int = REQUESTS, path: Path = MOONCAKE) -> list[Call]:
+    """Lengths of the first requests of a recorded trace, Poisson arrivals. Raises FileNotFoundError."""
+    with gzip.open(path, "rt", newline="") as file:
+        rows = [
+            (float(r["input_tokens"]), float(r["output_tokens"]))
+            for r, _ in zip(csv.DictReader(file), range(count), strict=False)
+        ]
+    lengths = np.array(rows)
+    return _calls(rate, np.random.default_rng(seed), np.minimum(lengths[:, 0], LONGEST), np.maximum(lengths[:, 1], 2))
+
+
+def _calls(rate: float, rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray) -> list[Call]:
+    at = np.cumsum(rng.exponential(1 / rate, len(prompts)))
+    return [Call(float(a), int(p), int(o)) for a, p, o in zip(at, prompts, outputs, strict=True)]
+
+
+def work_s(calls: Sequence[Call]) -> float:
+    """Mean prefill seconds of a request alone."""
+    return statistics.fmean(ANCHORS.prefill_b * c.prompt_tokens + ANCHORS.prefill_c * c.prompt_tokens**2 for c in calls)
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+_TABLE = {
+    "decode_a": ANCHORS.decode_a,
+    "decode_b": ANCHORS.decode_b,
+    "decode_c": ANCHORS.decode_c,
+    "profile": "longest",
+}
+FCFS = Policy("chunked_prefill")
+CONTINUOUS = Policy("chunked_prefill")
+URGENCY, URGENCY_PRINTED = Policy("kairos_urgency"), Policy("kairos_urgency_printed")
+S_EDF = Policy("slo_aware_batching", {"prefill_a": 0.0, "prefill_b": 1 / 15_000, "batch_tokens": 8_192})
+SLACK, SLACK_PRINTED = Policy("kairos_decode", _TABLE), Policy("kairos_decode", {**_TABLE, "reserve": "solo"})
+
+DISTSERVE, KAIROS, KAIROS_PRINTED = "DistServe (FCFS)", "Kairos, as read", "Kairos, as printed"
+PAIRS: Mapping[str, tuple[Policy, Policy]] = {
+    DISTSERVE: (FCFS, CONTINUOUS),
+    KAIROS: (URGENCY, SLACK),
+    KAIROS_PRINTED: (URGENCY_PRINTED, SLACK_PRINTED),
+    "urgency prefill alone": (URGENCY, CONTINUOUS),
+    "slack decode alone": (FCFS, SLACK),
+    "printed urgency alone": (URGENCY_PRINTED, CONTINUOUS),
+    "slack decode alone, reserving a solo step": (FCFS, SLACK_PRINTED),
+    "S-EDF prefill (FlowPrefill), slack decode": (S_EDF, SLACK),
+}
+
+
+class Figures:
+    """Of one run: attainment in per cent, median tokens/s of a request's decode, longest TTFT in seconds."""
+
+    __slots__ = ("e2e", "longest_ttft_s", "throughput", "tpot", "ttft")
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        first = [each.ttft_s <= TTFT_S for each in outcomes]
+        pace = [each.tpot_s <= TPOT_S for each in outcomes]
+        self.ttft = 100 * statistics.fmean(first)
+        self.tpot = 100 * statistics.fmean(pace)
+        self.e2e = 100 * statistics.fmean(a and b for a, b in zip(first, pace, strict=True))
+        self.throughput = statistics.median(1 / each.tpot_s for each in outcomes if each.tpot_s > 0)
+        self.longest_ttft_s = max(each.ttft_s for each in outcomes)

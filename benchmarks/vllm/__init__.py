@@ -1,0 +1,1 @@
+"""Real vLLM servers for benchmarks and tests, and what `make bench-vllm` compares."""

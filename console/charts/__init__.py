@@ -1,0 +1,1 @@
+"""Rows turned into plain Plotly dicts."""

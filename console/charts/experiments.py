@@ -1,0 +1,179 @@
+"""A result as Plotly-ready dicts, drawn by `static/js/plots.js`: side by side, with units and SLO lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from console.charts.base import SERIES, Spec, line_style
+from console.wording.words import class_name
+
+Entry = Mapping[str, Any]
+ALL = ""  # all classes together
+LABEL_MAX = 20  # characters of a name under its bars; longer ones, turned upright, would leave no room for the bars
+
+
+def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str, Any]:
+    """`by_rate`: of each rate run, and there by class; `over_rates`: what moves with the rate, where several were run.
+
+    `targets`: the share of requests that each class wants attained, for the SLO lines.
+    """
+    entries = result["entries"]
+    rates = list(dict.fromkeys(entry["rate"] for entry in entries))
+    policies = list(dict.fromkeys(entry["policy"] for entry in entries))
+    names = sorted({name for entry in entries for name in entry["by_class"]})
+    found: dict[str, Any] = {
+        "policies": [{"name": name, "series": place % SERIES + 1} for place, name in enumerate(policies)],
+        "rates": [{"key": str(place), "name": rate_words(rate)} for place, rate in enumerate(rates)],
+        "classes": [{"key": name, "name": class_name(name)} for name in names],
+        "by_rate": {},
+    }
+    for place, rate in enumerate(rates):
+        own = [entry for entry in entries if entry["rate"] == rate]
+        found["by_rate"][str(place)] = {
+            "attainment": attainment(own, names, targets, result["level"]),
+            "goodput": bars(own, "goodput_tokens_per_s", "tokens/s in time", "%{y:.1f} tok/s"),
+            "cost": cost(own),
+            "queue": queue(own),
+            "ttft": {name: distribution(own, "ttft_s", name, "time to first token, s") for name in (ALL, *names)},
+            "tpot": {name: distribution(own, "tpot_s", name, "time per output token, s") for name in (ALL, *names)},
+        }
+    if len(rates) > 1:
+        found["over_rates"] = {
+            "attainment_rates": over_rates(entries, policies, "attainment", "attained", result["level"]),
+            "goodput_rates": over_rates(entries, policies, "goodput_tokens_per_s", "tokens/s in time", None),
+        }
+    return found
+
+
+def rate_words(rate: float | None) -> str:
+    return "the traffic's own rate" if rate is None else f"{rate:.4g} requests/s"
+
+
+def attainment(entries: Sequence[Entry], names: Sequence[str], targets: Mapping[str, float], level: float) -> Spec:
+    """Share attained by class, a bar a policy; the spread over the seeds where there were several."""
+    x = ["all", *(class_name(name) for name in names)]
+    traces = []
+    for place, entry in enumerate(entries):
+        y = [entry["attainment"], *(entry["by_class"].get(name) for name in names)]
+        low, high = entry["attainment_spread"]
+        trace = _bar(entry["policy"], x, y, place, "%{y:.1%}")
+        if high > low:
+            above, below = high - entry["attainment"], entry["attainment"] - low
+            trace["error_y"] = {"type": "data", "symmetric": False, "array": [above], "arrayminus": [below]}
+        traces.append(trace)
+    wanted = sorted({targets.get(name, level) for name in names} or {level}, reverse=True)
+    lines = [{"y": share, "color": "bad", "text": f"SLO {share * 100:.4g} %"} for share in wanted]
+    return {
+        "traces": traces,
+        "layout": {
+            "y_title": "attained",
+            "yaxis": {"range": [0, 1.08], "tickformat": ".0%"},
+            "xaxis": {"type": "category", "tickmode": "array", "tickvals": x, "ticktext": [short(name) for name in x]},
+            "lines": lines,
+            "barmode": "group",
+        },
+    }
+
+
+def short(name: str) -> str:
+    """As it stands under its bars."""
+    return name if len(name) <= LABEL_MAX else f"{name[: LABEL_MAX - 1]}…"
+
+
+def bars(entries: Sequence[Entry], name: str, title: str, value: str) -> Spec:
+    traces = [_bar(entry["policy"], [entry["policy"]], [entry[name]], i, value) for i, entry in enumerate(entries)]
+    return {"traces": traces, "layout": {"y_title": title, "yaxis": {}, "xaxis": {"type": "category"}}}
+
+
+def cost(entries: Sequence[Entry]) -> Spec:
+    """Provisioned instance time times unit cost; in the hover, the share of it that each attained request bears."""
+    traces = []
+    for place, entry in enumerate(entries):
+        first = entry["first_seed"]
+        attained = first["attained_per_s"] * first["seconds"]
+        each = f"{entry['cost'] / attained:.3g} for each attained request" if attained else "no request attained"
+        trace = _bar(entry["policy"], [entry["policy"]], [entry["cost"]], place, "%{y:,.0f}")
+        traces.append(trace | {"hovertemplate": f"%{{y:,.0f}}, {each}<extra>%{{fullData.name}}</extra>"})
+    layout = {"y_title": "cost (instance-seconds x unit cost)", "yaxis": {}, "xaxis": {"type": "category"}}
+    return {"traces": traces, "layout": layout}
+
+
+def distribution(entries: Sequence[Entry], what: str, name: str, title: str) -> Spec:
+    """Share of requests at most so slow (of those that got there), first seed; the class's own target as a line."""
+    traces = []
+    target = None
+    for place, entry in enumerate(entries):
+        first = entry["first_seed"]
+        one = first if name == ALL else first["by_class"].get(name, {})
+        seconds = one.get("distribution", {}).get(what, [])
+        target = one.get("targets", {}).get(what, target)
+        step = 1 / max(1, len(seconds) - 1)
+        shares = [round(place * step, 4) for place in range(len(seconds))]
+        traces.append(_line(entry["policy"], seconds, shares, place, "%{y:.0%} within %{x:.3g} s"))
+    lines = [{"x": target, "color": "bad", "text": f"SLO {target:g} s"}] if target is not None else []
+    return {
+        "traces": traces,
+        "layout": {
+            "y_title": "share of requests",
+            "x_title": title,
+            "yaxis": {"range": [0, 1.02], "tickformat": ".0%"},
+            "xaxis": {"rangemode": "tozero"},
+            "lines": lines,
+            "hovermode": "closest",
+        },
+    }
+
+
+def queue(entries: Sequence[Entry]) -> Spec:
+    """Requests without a first token: in the dispatcher and in the engines."""
+    traces = []
+    for place, entry in enumerate(entries):
+        over = entry["first_seed"]["queue"]
+        waiting = [a + b for a, b in zip(over["queued"], over["waiting"], strict=True)]
+        traces.append(_line(entry["policy"], over["at_s"], waiting, place, "%{y} waiting after %{x:.0f} s"))
+    layout = {"y_title": "requests waiting", "x_title": "seconds after the start", "yaxis": {}, "xaxis": {}}
+    return {"traces": traces, "layout": layout | {"hovermode": "closest"}}
+
+
+def over_rates(entries: Sequence[Entry], policies: Sequence[str], name: str, title: str, level: float | None) -> Spec:
+    """Median over the seeds at each rate; for attainment the lowest and the highest too."""
+    traces = []
+    for place, policy in enumerate(policies):
+        own = [entry for entry in entries if entry["policy"] == policy]
+        value = "%{y:.1%} at %{x:.4g}/s" if level is not None else "%{y:.1f} tok/s at %{x:.4g}/s"
+        trace = _line(policy, [entry["rate"] for entry in own], [entry[name] for entry in own], place, value)
+        trace["mode"] = "lines+markers"
+        if level is not None:
+            spread = [entry["attainment_spread"] for entry in own]
+            above = [high - entry[name] for (_, high), entry in zip(spread, own, strict=True)]
+            below = [entry[name] - low for (low, _), entry in zip(spread, own, strict=True)]
+            trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        traces.append(trace)
+    share = {"range": [0, 1.05], "tickformat": ".0%"} if level is not None else {}
+    lines = [{"y": level, "color": "bad", "text": f"level {level * 100:.4g} %"}] if level is not None else []
+    layout = {"y_title": title, "x_title": "requests/s", "yaxis": share, "xaxis": {}, "lines": lines}
+    return {"traces": traces, "layout": layout | {"hovermode": "closest"}}
+
+
+def _bar(name: str, x: Sequence[Any], y: Sequence[Any], place: int, value: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "bar",
+        "x": list(x),
+        "y": list(y),
+        "marker": {"color": f"series-{place % SERIES + 1}"},
+        "hovertemplate": f"{value}<extra>%{{fullData.name}}</extra>",
+    }
+
+
+def _line(name: str, x: Sequence[Any], y: Sequence[Any], place: int, value: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "line": line_style(place),
+        "hovertemplate": f"{value}<extra>%{{fullData.name}}</extra>",
+    }

@@ -1,0 +1,327 @@
+"""The form that asks for an experiment, and how what is typed becomes a spec (and an error of the spec a field's)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.utils import timezone
+
+from console.forms.base import SecondsField, TimeField
+from controller.dispatch import POLICY_SETS
+from controller.models import ServedModel
+from controller.selectors import experiments
+from controller.selectors.fleet_model import default_model
+from controller.services.experiment_reading import REQUESTS_MAX
+from controller.services.experiment_specs import RATES_MAX
+from workers.experiments.shipped_profiles import profile_names
+
+CONTENDERS = 4
+CHANGE_MAX = 16
+USUAL_PROFILE = "llama-3.1-8b-a100"
+SEEDS_MAX = 5
+KINDS = (("window", "Recorded traffic"), ("trace", "A registered trace"), ("mix", "A mix or a generator"))
+MIXES = (
+    ("4-task", "HyperFlexis 4-task (Table 1)"),
+    ("2-task", "HyperFlexis 2-task (Table 1)"),
+    ("own", "One task of my own"),
+)
+LAWS = tuple((law, law) for law in ("normal", "lognormal", "gamma", "constant"))
+PARTS = {
+    "window": ("since", "until", "model", "tenant", "slo_class"),
+    "trace": ("trace", "trace_ttft_s", "trace_tpot_s"),
+    "mix": ("mix", "rate", "duration_s", "cv"),
+}
+NEEDED = ("since", "until", *PARTS["trace"], *PARTS["mix"], "profile", "count")
+OWN = ("prompt_mean", "prompt_std", "output_mean", "output_std", "law", "own_ttft_s", "own_tpot_s")
+
+
+def tokens(label: str, least: int = 1, **kwargs: Any) -> forms.IntegerField:
+    field = forms.IntegerField(label=label, min_value=least, max_value=100_000, required=False, **kwargs)
+    field.unit = "tokens"  # type: ignore[attr-defined]
+    return field
+
+
+class ExperimentForm(forms.Form):
+    """Traffic, fleet and how often. What only another kind of traffic needs is not looked at."""
+
+    name = forms.CharField(max_length=120, required=False, help_text="Empty: named after its traffic.")
+    kind = forms.ChoiceField(label="Traffic", choices=KINDS, initial="window")
+
+    since = TimeField(label="From (UTC)")
+    until = TimeField(label="To (UTC)")
+    model = forms.ChoiceField(required=False, help_text="Requests for this model are replayed.")
+    tenant = forms.CharField(max_length=64, required=False, help_text="Empty: of all tenants.")
+    slo_class = forms.CharField(max_length=64, required=False, label="Class", help_text="Empty: of all classes.")
+
+    trace = forms.ChoiceField(required=False)
+    trace_ttft_s = SecondsField(label="First token within", required=False, initial=2.0)
+    trace_tpot_s = SecondsField(label="Then a token every", required=False, initial=0.1)
+
+    mix = forms.ChoiceField(choices=MIXES, required=False)
+    rate = forms.FloatField(min_value=0.001, max_value=100_000, required=False, initial=10.0, label="Rate")
+    duration_s = SecondsField(label="For", required=False, initial=120.0)
+    cv = forms.FloatField(
+        min_value=0, max_value=20, required=False, initial=1.0, label="Burstiness",
+        help_text="Coefficient of variation of the gaps: 1 is Poisson, 0 a metronome.",
+    )  # fmt: skip
+    prompt_mean = tokens("Prompt, mean", initial=500)
+    prompt_std = tokens("Prompt, deviation", 0, initial=200)
+    output_mean = tokens("Answer, mean", initial=100)
+    output_std = tokens("Answer, deviation", 0, initial=50)
+    law = forms.ChoiceField(label="Distribution", choices=LAWS, required=False)
+    own_ttft_s = SecondsField(label="First token within", required=False, initial=1.0)
+    own_tpot_s = SecondsField(label="Then a token every", required=False, initial=0.1)
+
+    fleet = forms.ChoiceField(
+        choices=[
+            ("today", "Today's instances, as fitted"),
+            ("then", "As many as there were then, of recorded traffic"),
+            ("profile", "A shipped profile"),
+        ],
+        initial="today",
+    )
+    profile = forms.ChoiceField(required=False, choices=())
+    count = forms.IntegerField(label="Instances", min_value=1, max_value=256, required=False, initial=2)
+
+    rates = forms.CharField(
+        max_length=200, required=False, label="Rates",
+        help_text=f"Requests/s, separated by commas, at most {RATES_MAX}. Empty: the traffic's own.",
+    )  # fmt: skip
+    seeds = forms.IntegerField(
+        min_value=1, max_value=SEEDS_MAX, initial=1, label="Repeats",
+        help_text="With different random numbers; figures are medians. Recorded traffic needs one.",
+    )  # fmt: skip
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        fields: dict[str, Any] = self.fields
+        names = list(ServedModel.objects.order_by("name").values_list("name", flat=True))
+        fields["model"].choices = [("", "the busiest")] + [(name, name) for name in names]
+        known = experiments.traces().values_list("slug", "name", "requests")[:200]
+        fields["trace"].choices = [(slug, f"{name} ({count:,} requests)") for slug, name, count in known]
+        fields["profile"].choices = [(name, name) for name in profile_names()]
+        fields["rate"].unit = fields["rates"].unit = "requests/s"
+        for name in (*NEEDED, *OWN):  # where their kind of traffic or fleet is chosen: no "(optional)" beside them
+            fields[name].needed = True
+        if USUAL_PROFILE in dict(fields["profile"].choices):
+            fields["profile"].initial = USUAL_PROFILE
+        now = timezone.now().replace(microsecond=0)
+        self.initial.setdefault("since", now - timedelta(hours=1))
+        self.initial.setdefault("until", now)
+
+    def clean_rates(self) -> list[float]:
+        found = []
+        for part in filter(None, (each.strip() for each in self.cleaned_data["rates"].split(","))):
+            try:
+                rate = float(part)
+            except ValueError:
+                rate = 0.0
+            if not 0 < rate <= 100_000:
+                raise forms.ValidationError(f"{part!r} is not a rate above 0.")
+            found.append(rate)
+        if len(found) > RATES_MAX:
+            raise forms.ValidationError(f"At most {RATES_MAX} rates.")
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        """What the chosen kinds of traffic and fleet need must be there."""
+        data = super().clean() or self.cleaned_data
+        kind = data.get("kind")
+        needed = {"window": ("since", "until"), "trace": PARTS["trace"], "mix": PARTS["mix"]}.get(kind or "", ())
+        if kind == "mix" and data.get("mix") == "own":
+            needed += OWN
+        if data.get("fleet") == "profile":
+            needed += ("profile", "count")
+        for name in needed:
+            if data.get(name) in (None, "") and name not in self.errors:
+                self.add_error(name, "This is needed here.")
+        since, until = data.get("since"), data.get("until")
+        if data.get("fleet") == "then" and kind != "window":
+            self.add_error("fleet", "How many there were then is known of recorded traffic only.")
+        if kind == "window" and since and until and since >= until:
+            self.add_error("until", "Must be after the start.")
+        for name in [n for n in self.errors if n in self._unused(data)]:
+            del self.errors[name]
+        return data
+
+    def _unused(self, data: Mapping[str, Any]) -> set[str]:
+        """Fields of traffic or fleets that were not chosen: nobody looks at what they hold."""
+        unused = {name for kind, names in PARTS.items() if kind != data.get("kind") for name in names}
+        if data.get("kind") != "mix" or data.get("mix") != "own":
+            unused |= set(OWN)
+        return unused | ({"profile", "count"} if data.get("fleet") != "profile" else set())
+
+    # ---- as a spec ------------------------------------------------------------------------------------------------
+
+    def workload(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        if data["kind"] == "window":
+            times = {name: data[name].isoformat() for name in ("since", "until")}
+            chosen = {name: data[name] for name in ("model", "tenant", "slo_class") if data[name]}
+            return {"kind": "window", **times, **chosen}
+        if data["kind"] == "trace":
+            targets = {"ttft_s": data["trace_ttft_s"], "tpot_s": data["trace_tpot_s"]}
+            return {"kind": "trace", "path": data["trace"], **targets}
+        times = {name: data[name] for name in ("rate", "duration_s", "cv")}
+        if data["mix"] != "own":
+            return {"kind": "mix", "mix": data["mix"], **times}
+        task = {
+            "name": "own",
+            "ttft_s": data["own_ttft_s"],
+            "tpot_s": data["own_tpot_s"],
+            **{what: self._lengths(what) for what in ("prompt", "output")},
+        }
+        return {"kind": "tasks", "tasks": [task], **times}
+
+    def _lengths(self, what: str) -> dict[str, Any]:
+        data = self.cleaned_data
+        return {"law": data["law"], "mean": data[f"{what}_mean"], "std": data[f"{what}_std"]}
+
+    def instances(self, change: int) -> Any:
+        data = self.cleaned_data
+        if data["fleet"] != "profile":
+            return {"fleet": data["fleet"], "model": data["model"] or default_model(), "change": change}
+        return {"profile": data["profile"], "count": data["count"] + change}
+
+    def spec(self, contenders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """`contenders`: policy and change of each that is used."""
+        labels = labels_of(contenders)
+        policies = [
+            {**policy_now(each["policy"]), "label": label, "instances": self.instances(each["change"])}
+            for each, label in zip(contenders, labels, strict=True)
+        ]
+        found: dict[str, Any] = {
+            "instances": policies[0]["instances"],
+            "workload": self.workload(),
+            "policies": policies,
+            "seeds": list(range(1, self.cleaned_data["seeds"] + 1)),
+        }
+        if self.cleaned_data["rates"]:
+            found["rates"] = self.cleaned_data["rates"]
+        return found
+
+    def _trace_name(self) -> str:
+        choices: Any = self.fields["trace"].choices  # type: ignore[attr-defined]
+        return str(dict(choices)[self.cleaned_data["trace"]]).rsplit(" (", 1)[0][:50]
+
+    def default_name(self, contenders: Sequence[Mapping[str, Any]]) -> str:
+        data = self.cleaned_data
+        traffic = {
+            "window": lambda: f"{data['since']:%d %b %H:%M} to {data['until']:%H:%M} UTC",
+            "trace": self._trace_name,
+            "mix": lambda: dict(MIXES)[data["mix"]],
+        }[data["kind"]]()
+        return f"{traffic}: {' against '.join(labels_of(contenders))}"[:120]
+
+
+class ContenderForm(forms.Form):
+    """One thing that is compared: a policy set on so many instances. Without a policy the row is not used."""
+
+    policy = forms.ChoiceField(required=False, label="Policy set")
+    change = forms.IntegerField(
+        required=False, initial=0, label="Instances", min_value=-CHANGE_MAX, max_value=CHANGE_MAX,
+        help_text="More (1) or fewer (-1) than the fleet has.",
+    )  # fmt: skip
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = [(name, name.replace("_", " ")) for name in POLICY_SETS]
+        live = settings.DISPATCH_POLICY
+        shown = [(name, f"{text} (serves now)" if name == live else text) for name, text in names]
+        self.fields["policy"].choices = [("", "none"), *shown]  # type: ignore[attr-defined]
+        self.fields["policy"].needed = self.fields["change"].needed = True  # type: ignore[attr-defined]
+
+    def clean_change(self) -> int:
+        return self.cleaned_data["change"] or 0
+
+
+class BaseContenders(forms.BaseFormSet):
+    """Up to four."""
+
+    def used(self) -> list[tuple[int, dict[str, Any]]]:
+        """Rows with a policy, with their place on the page."""
+        return [(i, each.cleaned_data) for i, each in enumerate(self.forms) if each.cleaned_data.get("policy")]
+
+    def clean(self) -> None:
+        if any(self.errors):
+            return
+        rows = self.used()
+        if not self.forms:
+            raise forms.ValidationError("Choose at least one policy set.")
+        if not rows:
+            self.forms[0].add_error("policy", "Choose at least one.")
+        seen = set()
+        for place, row in rows:
+            key = (row["policy"], row["change"])
+            if key in seen:
+                self.forms[place].add_error("policy", "The same as one above it.")
+            seen.add(key)
+
+
+ContenderFormSet = forms.formset_factory(
+    ContenderForm, formset=BaseContenders, extra=0, min_num=CONTENDERS, max_num=CONTENDERS, absolute_max=CONTENDERS
+)
+
+
+def first_contenders() -> list[dict[str, Any]]:
+    """What the page starts with: how it is, and one instance less."""
+    live = settings.DISPATCH_POLICY
+    return [{"policy": live, "change": 0}, {"policy": live, "change": -1}, {"change": 0}, {"change": 0}]
+
+
+def policy_now(name: str) -> dict[str, Any]:
+    """The policy set that serves now comes with the settings it serves with."""
+    serving = name == settings.DISPATCH_POLICY and settings.DISPATCH_OVERRIDES
+    return {"name": name, "overrides": settings.DISPATCH_OVERRIDES} if serving else {"name": name}
+
+
+def labels_of(contenders: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{each['policy'].replace('_', ' ')}{changed_words(each['change'])}" for each in contenders]
+
+
+def changed_words(change: int) -> str:
+    if not change:
+        return ""
+    size = abs(change)
+    return f", {size} instance{'s' if size > 1 else ''} {'less' if change < 0 else 'more'}"
+
+
+# Where an error of a spec belongs on the page; what is not here belongs above the form.
+FIELDS = {
+    "workload.since": "since", "workload.until": "until", "workload.model": "model", "workload.path": "trace",
+    "workload.rate": "rate", "workload.duration_s": "duration_s", "workload.cv": "cv", "rates": "rates",
+    "seeds": "seeds", "instances": "fleet", "name": "name",
+    "workload.tenant": "tenant", "workload.slo_class": "slo_class",
+}  # fmt: skip
+OWN_FIELDS = {"prompt": "prompt_std", "output": "output_std"}
+
+
+def place_error(form: ExperimentForm, contenders: Any, used: Sequence[int], field: str, text: str) -> None:
+    """`used`: the places on the page of the spec's policies."""
+    policy = re.match(r"policies\[(\d+)\]\.?(.*)", field)
+    if policy and int(policy[1]) < len(used):
+        sized = policy[2].endswith(("change", "count"))
+        if not policy[2].startswith("instances") or sized:
+            name = "change" if sized else "policy"
+            contenders.forms[used[int(policy[1])]].add_error(name, text)
+        else:
+            form.add_error("fleet", text)
+        return
+    for start, name in FIELDS.items():
+        if field.startswith(start):
+            form.add_error(name, text)
+            return
+    task = re.match(r"workload\.tasks\[0\]\.(prompt|output)", field)
+    form.add_error(OWN_FIELDS[task[1]] if task else None, text)
+
+
+def estimate_words(requests: int | None, runs: int) -> str:
+    if requests is None:
+        return f"{runs} runs."
+    each = f"about {requests:,} requests" if runs == 1 else f"{runs} runs of about {requests:,} requests"
+    return f"{each[0].upper()}{each[1:]}; at most {REQUESTS_MAX:,} in one run."

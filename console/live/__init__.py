@@ -1,0 +1,1 @@
+"""Live state of the gateways, shaped for pages and browsers."""

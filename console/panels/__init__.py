@@ -1,0 +1,1 @@
+"""What one panel of a page shows, gathered from selectors."""

@@ -1,0 +1,157 @@
+"""What surrounded one request: its model's scalers at that moment, its class, and the decisions around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from django.db.models import Q
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from console.panels.history import NO_CLASS
+from console.wording.decode_wait import never_decoded_s
+from console.wording.scaling import why
+from console.wording.sentences import sentence
+from console.wording.words import class_name
+from controller.models import Decision, RequestRecord, ScalingPolicy, ScalingSample, SLOClass
+from controller.selectors import causes, decisions, scaling
+
+AROUND = timedelta(seconds=60)  # before its arrival and after its end
+SECOND = timedelta(seconds=1)
+SHOWN_BEFORE, SHOWN_AFTER = 10, 5
+BATCHES = 3
+CLASSES = 5
+INSTANCES = 5
+
+
+class Scaler(NamedTuple):
+    """`policy` on the terms of that time; `then`: the sample near the moment, none where nothing was recorded."""
+
+    policy: ScalingPolicy
+    then: ScalingSample | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """`moment`: when its waiting ended, in a place at an engine or without one."""
+
+    moment: datetime
+    scaling_url: str
+    decisions_url: str
+    scalers: list[Scaler]
+    slo_class: SLOClass | None
+    instances: list[tuple[str, str]]  # what each was to it, and its id
+    decisions: list[tuple[Decision, str]]
+
+
+def around(row: RequestRecord) -> Around:
+    """At most five queries."""
+    waited_s = row.queue_s if row.queue_s is not None and never_decoded_s(row) is None else row.e2e_s or 0.0
+    moment = row.arrived_at + timedelta(seconds=waited_s)
+    since = row.arrived_at - AROUND
+    until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + AROUND
+    bounds = {"since": _second(since), "until": _second(until)}
+    whom = {"tenant": row.tenant, "slo_class": row.slo_class or NO_CLASS}
+    return Around(
+        moment=moment,
+        scaling_url=f"{reverse('scaling')}?{urlencode({'at': _second(moment)})}",
+        decisions_url=f"{reverse('audit')}?{urlencode(whom | bounds)}",
+        scalers=_scalers(row.model, moment),
+        slo_class=_class_of(row),
+        instances=_instances(row),
+        decisions=[(each, told_of(each, [_key(row)])) for each in _near(row, since, until)],
+    )
+
+
+def _scalers(model: str, moment: datetime) -> list[Scaler]:
+    policies = scaling.as_of(scaling.policies(model=model), moment)
+    samples = scaling.samples_at(at=moment, model=model) if policies else {}
+    # A policy that was off is looked after by nobody: what is on record of it is of before.
+    seen = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
+    return [Scaler(policy, then, why(policy, then) if then else "") for policy, then in seen]
+
+
+def _class_of(row: RequestRecord) -> SLOClass | None:
+    """As it is now, if it still is: the tenant's own, else the common one."""
+    owners = Q(tenant__isnull=True) | Q(tenant__name=row.tenant)
+    found = SLOClass.objects.filter(owners, name=row.slo_class) if row.slo_class else SLOClass.objects.none()
+    return min(found, key=lambda each: each.tenant_id is None, default=None)
+
+
+def _instances(row: RequestRecord) -> list[tuple[str, str]]:
+    """Where it was, else those that its last decision names as having no room for it."""
+    mine = "Its instance" if never_decoded_s(row) is None else "Prefilled by"
+    found = [(mine, row.instance), ("Prefilled by", row.prefill_instance)]
+    been = [(what, name) for what, name in found if name]
+    last = row.decisions[-1] if row.decisions else {}
+    return been or [("Instance", name) for name in last.get("rejected") or {}]
+
+
+def _near(row: RequestRecord, since: datetime, until: datetime) -> list[Decision]:
+    """Oldest first: those that its scalers had taken before and that held on, then the nearest to its moment."""
+    whom = causes.Traffic(row.tenant, row.slo_class, (_key(row),), (row.model,))
+    near = decisions.search(since=since, until=until, bearing=causes.bearing_on(whom))
+    ended = until - AROUND
+    told = near.filter(kind="refusals", at__gte=ended).order_by("at", "id")[:BATCHES]  # its own is among them
+    held = causes.lasting((row.model,), since)
+    others = near.exclude(kind="refusals")
+    after = others.filter(at__gt=ended).order_by("at", "id")[:SHOWN_AFTER]
+    found = others.filter(at__lte=ended)[:SHOWN_BEFORE].union(after, told, *held, all=True)
+    return sorted(found, key=lambda each: (each.at, each.pk))
+
+
+def _key(row: RequestRecord) -> str:
+    return f"{row.tenant}/{row.slo_class}"
+
+
+def told_of(decision: Decision, keys: Sequence[str]) -> str:
+    """Its sentence; of a gateway's batch of refusals also how many were of these classes ("tenant/class")."""
+    counts = decision.inputs.get("by_class") or {} if decision.kind == "refusals" else {}
+    shares = [f"{counts[key]} of them {key.partition('/')[2] or 'without a class'}" for key in keys if key in counts]
+    return "; ".join([sentence(decision), *shares])
+
+
+def leads(decision: Decision) -> list[tuple[str, str]]:
+    """From a decision to what it was about: label and address."""
+    then = f"{reverse('scaling')}?{urlencode({'at': _second(decision.at)})}"
+    if decision.kind == "refusals":
+        return _refused(decision)
+    if decision.subject_type == "scaling_policy":
+        return [*_named_instances(decision), ("Scaling at that moment", then)]
+    if decision.subject_type == "instance":
+        return [("The instance", reverse("instance", args=[decision.subject])), ("Scaling at that moment", then)]
+    return []
+
+
+def _named_instances(decision: Decision) -> list[tuple[str, str]]:
+    """Those that a scaler's decision started, took, stopped or tells of."""
+    outcome, one = decision.outcome, decision.inputs.get("instance")
+    lists = (outcome.get(name) or [] for name in ("started", "asleep", "stopped"))
+    switched = (outcome.get("switched") or {}).get("instance")
+    names = dict.fromkeys([*([one] if one else []), *(name for each in lists for name in each), switched or ""])
+    return [(f"Instance {name}", reverse("instance", args=[name])) for name in names if name][:INSTANCES]
+
+
+def _refused(decision: Decision) -> list[tuple[str, str]]:
+    """The requests of a batch, by class: they arrived before it, some of them long before."""
+    found = []
+    for key in list(decision.inputs.get("by_class") or {})[:CLASSES]:
+        tenant, _, slo_class = key.partition("/")
+        asked = {
+            "tenant": tenant,
+            "slo_class": slo_class or NO_CLASS,
+            "attained": "no",
+            "until": _second(decision.at + SECOND),
+        }
+        label = f"Misses of {class_name(slo_class)}, {tenant}, until then"
+        found.append((label, f"{reverse('requests')}?{urlencode(asked)}"))
+    return found
+
+
+def _second(at: datetime) -> str:
+    """As inputs of moments have it. Bounds lie a minute off, so that a part of a second loses nobody."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

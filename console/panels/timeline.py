@@ -1,0 +1,255 @@
+"""One finished request as a waterfall against its deadlines. Seconds after arrival, shares 0..1 of the width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from console.wording.decode_wait import is_given_up, never_decoded_s, prefilled_s
+from console.wording.figures import number
+from console.wording.verdict import verdict
+from console.wording.words import reason_in_words
+from controller.models import RequestRecord
+
+ROOM = 1.03  # so that the last mark is not on the edge
+TICKS = 6  # at most
+FARTHEST = 3.0  # times what was measured: loose targets must not squeeze it into a sliver
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`kind` is the bar's style: queue, engine, bad, tick, late, due, decision or none."""
+
+    start: float
+    share: float
+    kind: str
+    title: str
+
+
+@dataclass(slots=True)
+class Track:
+    """One line of the picture; `note` says what its figure does not."""
+
+    label: str
+    value_s: float | None
+    bars: list[Bar] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`axis`: where a labelled line stands, and its label."""
+
+    tracks: list[Track]
+    axis: list[tuple[float, str]]
+
+
+def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
+    """`whole_s`: the width of the picture, to put two requests on one scale; without it the request's own span."""
+    whole = whole_s or span_s(row)
+    tracks = [_decisions(row, whole), _queue(row, whole)]
+    if row.queue_s is not None and row.e2e_s is not None:
+        tracks += _stages(row, whole) if row.ttft_s is not None else _unseen(row, whole)
+    tracks.append(_answer(row, whole))
+    return Timeline([track for track in tracks if track], axis(whole))
+
+
+def span_s(row: RequestRecord) -> float:
+    """The width of the picture: whatever is latest, measured or due; a due time far beyond is told, not drawn."""
+    measured = (row.e2e_s, row.ttft_s, row.queue_s)
+    due = (row.target_ttft_s, row.target_deadline_s, due_s(row, row.output_tokens))
+    latest = max([value for value in (*measured, *due) if value is not None] or [0.0])
+    happened = max([value for value in measured if value is not None] or [0.0])
+    return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * ROOM or 1.0
+
+
+def due_s(row: RequestRecord, token: int) -> float:
+    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
+    return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s
+
+
+def token_numbers(kept: int, tokens: int) -> list[int]:
+    """Which tokens the record's times belong to: the 1st, 2nd, 4th, 8th ... and the last."""
+    return [*(2**index for index in range(kept - 1)), tokens] if kept else []
+
+
+def axis(whole: float) -> list[tuple[float, str]]:
+    """Round times, at most TICKS of them, from zero."""
+    rough = whole / TICKS
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    return [(index * step / whole, f"{index * step:g} s") for index in range(int(whole / step) + 1)]
+
+
+def _bar(start_s: float, end_s: float, whole: float, kind: str, title: str) -> Bar:
+    return Bar(start_s / whole, max(0.0, end_s - start_s) / whole, kind, title)
+
+
+def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> Bar:
+    return Bar(at_s / whole, 0.0, kind, title)
+
+
+def _due(track: Track, at_s: float, whole: float, what: str) -> None:
+    """An upright mark, or a note where it lies beyond the picture."""
+    if at_s <= whole:
+        track.bars.append(_mark(at_s, whole, f"{what} after {at_s:.4g} s"))
+    else:
+        track.note = "; ".join(part for part in (track.note, f"{what} after {at_s:.4g} s") if part)
+
+
+def _decisions(row: RequestRecord, whole: float) -> Track | None:
+    """When each recorded step was taken, by its number in the list below the picture."""
+    bars = [
+        _mark(at, whole, f"{place} {step.get('kind', '')} after {at:.3f} s", "decision")
+        for place, step in enumerate(row.decisions, 1)
+        if isinstance(at := step.get("at"), int | float)
+    ]
+    return Track("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
+
+
+def _queue(row: RequestRecord, whole: float) -> Track:
+    waited = row.queue_s if row.queue_s is not None else row.e2e_s
+    track = Track("Queue", waited, note="" if row.queue_s is not None else "never sent")
+    if waited is not None:
+        kind = "queue" if row.queue_s is not None else "bad"
+        track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway's queue"))
+    if row.queue_s is None:  # no other line could say it
+        _due(track, row.target_ttft_s, whole, "first token due")
+    if row.waiting_time_s is not None:
+        _due(track, row.waiting_time_s, whole, "gives up")
+    return track
+
+
+def _stages(row: RequestRecord, whole: float) -> list[Track]:
+    """Prefill and decode; between them the KV cache's way, where two instances shared the work."""
+    moves = kv_moves(row)
+    if not moves:
+        return [_prefill(row, whole, row.ttft_s or 0.0), _decode(row, whole)]
+    ended = prefilled_s(row)
+    until = moves[-1].began_s if ended is None else ended
+    return [_prefill(row, whole, until), _kv(moves, whole), _decode(row, whole)]
+
+
+def _unseen(row: RequestRecord, whole: float) -> list[Track]:
+    """Without a first token that anybody saw; an instance that only prefilled has said when it was through."""
+    waits_from = never_decoded_s(row)
+    if waits_from is not None:
+        return _waited_in_vain(row, waits_from, whole)
+    ended = prefilled_s(row) if row.prefill_instance else None
+    if ended is None:
+        return [_engine(row, whole, row.queue_s or 0.0)]
+    moves = kv_moves(row)
+    kv = [_kv(moves, whole)] if moves else []
+    return [_prefill(row, whole, ended), *kv, _engine(row, whole, ended)]
+
+
+def _waited_in_vain(row: RequestRecord, waits_from: float, whole: float) -> list[Track]:
+    """Prefilled, and ended before an instance that decodes had it: its engine had long done its part."""
+    moves, ended = kv_moves(row), row.e2e_s or 0.0
+    begins = max([waits_from, *(move.ended_s for move in moves)])
+    wait = Track("Wait to decode", ended - begins, note="given up" if is_given_up(row) else "never placed")
+    kind = "bad" if verdict(row).badge == "bad" else "queue"
+    wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without an instance that decodes it"))
+    return [_prefill(row, whole, waits_from), *([_kv(moves, whole)] if moves else []), wait]
+
+
+class KvMove(NamedTuple):
+    """One attempt to bring the KV cache to an instance that decodes. Seconds after arrival."""
+
+    began_s: float
+    ended_s: float
+    source: str
+    target: str
+    arrived: bool
+    told: str  # what it is called where the bar is pointed at
+
+
+def kv_moves(row: RequestRecord) -> list[KvMove]:
+    """In the order of their ends; only the last one can have arrived."""
+    found = []
+    for step in row.decisions:
+        figures = step.get("figures") or {}
+        ended, took = step.get("at"), figures.get("after_s")
+        if step.get("kind") != "transfer" or not isinstance(ended, int | float) or not isinstance(took, int | float):
+            continue
+        began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
+        words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
+        if figures.get("early_bytes"):
+            early = f"{number(figures['early_bytes'], 'bytes')} of them while the prompt was computed"
+            words.append(f"{number(figures['bytes'], 'bytes')}, {early}")
+        elif figures.get("bytes") and figures.get("seconds"):
+            rate = number(figures["bytes"] / figures["seconds"], "bytes/s")
+            words.append(f"{number(figures['bytes'], 'bytes')} in {figures['seconds']:.4f} s, {rate}")
+        if not arrived:
+            words.append(reason_in_words(str(step.get("reason", ""))))
+        elif figures.get("undo"):  # of what it left at its source
+            words.append(reason_in_words(str(figures["undo"])))
+        target, source = str(figures.get("instance", "")), str(figures.get("source", ""))
+        found.append(KvMove(began, ended, source, target, arrived, ", ".join(words)))
+    return found
+
+
+def _kv(moves: list[KvMove], whole: float) -> Track:
+    last = moves[-1]
+    way = f"{last.source} to {last.target}" if last.source else f"to {last.target}" if last.target else ""
+    tries = f"{len(moves)} attempts" if len(moves) > 1 else ""
+    track = Track("KV cache", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part))
+    for move in moves:
+        track.bars.append(_bar(move.began_s, move.ended_s, whole, "kv" if move.arrived else "bad", move.told))
+    return track
+
+
+def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
+    """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
+    sent = row.queue_s or 0.0
+    apart = row.instance if never_decoded_s(row) is not None else row.prefill_instance
+    where = f"on {apart}, its queue included" if apart else "engine's queue included"
+    track = Track("Prefill", until - sent, note=where)
+    kind = "" if row.ttft_met or (row.ttft_s is None and until <= row.target_ttft_s) else "bad"
+    said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
+    track.bars.append(_bar(sent, until, whole, kind, said))
+    _due(track, row.target_ttft_s, whole, "first token due")
+    return track
+
+
+def _decode(row: RequestRecord, whole: float) -> Track:
+    first, last = row.ttft_s or 0.0, row.e2e_s or 0.0
+    where = f" on {row.instance}" if row.prefill_instance else ""
+    track = Track("Decode", last - first, note=f"{row.output_tokens} tokens{where}")
+    kind = "decode" if row.tpot_met else "bad"
+    track.bars.append(_bar(first, last, whole, kind, f"{row.output_tokens} tokens until {last:.3f} s"))
+    times = _times(row.token_times)
+    for token, at in zip(token_numbers(len(times), row.output_tokens), times, strict=True):
+        due = due_s(row, token)
+        late = at > due
+        title = f"token {token} after {at:.3f} s, due {due:.3f} s"
+        track.bars.append(_mark(at, whole, title, "late" if late else "tick"))
+    _due(track, due_s(row, row.output_tokens), whole, "last token due")
+    return track
+
+
+def _engine(row: RequestRecord, whole: float, sent: float) -> Track:
+    """Not streamed, or cut before the first token: prefill and decode cannot be seen apart."""
+    ended = row.e2e_s or 0.0
+    what = f"KV cache and decode on {row.instance}, " if row.prefill_instance else ""
+    track = Track("Engine", ended - sent, note=f"{what}first token not seen")
+    kind = "bad" if verdict(row).badge == "bad" else ""
+    track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s in the engine"))
+    _due(track, due_s(row, row.output_tokens), whole, "answer due by TTFT and TPOT")
+    return track
+
+
+def _times(summary: Sequence[Any]) -> list[float]:
+    return [float(at) for at in summary if isinstance(at, int | float)]
+
+
+def _answer(row: RequestRecord, whole: float) -> Track:
+    track = Track("Whole answer", row.e2e_s)
+    if row.e2e_s is not None:
+        kind = "bad" if verdict(row).badge == "bad" else "engine"
+        track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))
+    if row.target_deadline_s is not None:
+        _due(track, row.target_deadline_s, whole, "deadline")
+    return track

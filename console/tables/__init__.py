@@ -1,0 +1,1 @@
+"""Long lists: keyset pages and exports."""

@@ -1,0 +1,1 @@
+"""Sentences and names: decisions, reasons and figures in plain English."""

@@ -1,0 +1,66 @@
+"""What an engine was started with, as its page shows it: only what is set, and nothing that reads like a secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from console.wording.figures import Figure, shown
+
+# A foreign server's notes may hold what its registrar liked: what is called like this is not for every reader.
+SECRET = re.compile(r"pass(word|wd|phrase)?$|secret|token$|credential|private|auth|(^|_|-)key$|apikey", re.IGNORECASE)
+IN_URL = re.compile(r"(?<=://)[^/@\s]*@")  # somebody's name and password
+HIDDEN = "set, not shown"
+# Names that do not read as words by themselves.
+NAMES_OF_SETTINGS = {
+    "kv_blocks": "KV blocks",
+    "kv_cache_gib": "KV cache, GiB",
+    "kv_capacity_tokens": "KV cache, tokens",
+    "kv_role": "side of KV transfers",
+    "max_model_len": "longest context, tokens",
+    "max_num_batched_tokens": "tokens in a step, at most",
+    "chunk_tokens": "chunk of a prompt, tokens",
+    "dtype": "number format",
+    "batching": "batching policy",
+    "startup_delay": "delay at its start, s",
+    "start_after": "not started before",
+    "weights": "weights at its start",
+    "host_copy": "copy in host memory at",
+    "emulated_load_s": "emulated load of weights, s",
+    "emulated_weight_bytes": "emulated weights, bytes",
+}
+
+
+def engine_spec(spec: Mapping[str, Any]) -> list[Figure]:
+    """By name, as a person would look for it."""
+    found = [_setting(key, value) for key, value in spec.items() if value not in (None, "", [], {})]
+    return sorted(found, key=lambda each: each.name.lower())
+
+
+def _setting(key: str, value: Any) -> Figure:
+    name, safe = NAMES_OF_SETTINGS.get(key, key.replace("_", " ")), without_secrets(key, value)
+    text = safe if isinstance(safe, str) else shown(key, safe, "at") if key == "start_after" else _plainly(safe)
+    return Figure(name, text, key)
+
+
+def _plainly(value: Any) -> str:
+    """Numbers as they were given: an option's own value, not a measurement."""
+    if isinstance(value, bool) or value is None:
+        return shown("", value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plainly(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_plainly, value)) or "none"
+    return str(value)
+
+
+def without_secrets(key: str, value: Any) -> Any:
+    """The same with what must not be read left out, however deep it lies."""
+    if SECRET.search(key):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {name: without_secrets(str(name), each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [without_secrets("", each) for each in value]
+    return IN_URL.sub("", value) if isinstance(value, str) else value

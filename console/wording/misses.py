@@ -1,0 +1,175 @@
+"""Why a request missed its SLO, in sentences made of what its own record says and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from console.panels.timeline import due_s
+from console.templatetags.units import count, ms
+from console.wording.decode_wait import is_given_up, never_decoded_s
+from console.wording.words import reason_in_words
+from controller.core.records import ENGINE_REJECTED
+from controller.models import RequestRecord
+
+ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
+
+
+def why_missed(row: RequestRecord) -> list[str]:
+    """Empty where it attained, or where it is counted as no miss: its client left, or the engine refused it."""
+    if row.attained or row.error_code == ENGINE_REJECTED:
+        return []
+    if row.outcome in ("refused", "expired", "failed"):
+        return _unserved(row)
+    if row.outcome == "cut":
+        return [
+            f"Its instance {row.instance} broke off during the answer, after {_number(row.output_tokens, 'token')}."
+        ]
+    return _late(row) if row.outcome == "ok" else []
+
+
+def _unserved(row: RequestRecord) -> list[str]:
+    last = row.decisions[-1] if row.decisions else {}
+    kind, reason = str(last.get("kind", "")), str(last.get("reason", ""))
+    prefilled = never_decoded_s(row)
+    if prefilled is not None and is_given_up(row):
+        return [_not_decoded(row, prefilled, reason)]
+    if kind in ENDS and (told := UNSERVED.get(reason)) is not None:
+        try:
+            return told(row, last.get("figures") or {}, last.get("rejected") or {})
+        except (KeyError, TypeError, ValueError):
+            pass  # of an older gateway, without those figures
+    code = reason if kind in ENDS and reason else row.error_code or row.outcome
+    return [f"It was not served: {reason_in_words(code)}."]
+
+
+Told = Mapping[str, Any]
+
+
+def _expired(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    after = f"It expired after {ms(figures['waited_s'])} in the queue"
+    if figures.get("paused"):
+        return [f"{after}: an operator held it back until its waiting time was over."]
+    able = figures["instances"]
+    if not able:
+        return [f"{after}: no instance of {row.model} took requests when its waiting time was over."]
+    them = f"all {able} instances that took requests were busy" if able > 1 else "the only instance was busy"
+    had = f", with {_number(figures['outstanding'], 'request')}" if "outstanding" in figures else ""
+    others = f", and {count(figures['queued'])} more waited in the queue" if figures.get("queued") else ""
+    said = [f"{after}: {them}{had}{others}."]
+    if len(rejected) > 1:  # of one alone the sentence before has said it
+        said.append("; ".join(f"{name} had {what}" for name, what in rejected.items()) + ".")
+    if figures.get("hopeless"):
+        due = f"Its first token was due after {ms(row.target_ttft_s)}"
+        said.append(f"{due}; once that could not be kept, those that could still make theirs went first.")
+    return said
+
+
+def _no_instance(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    if "waited_s" in figures:
+        waited = f"It was refused after {ms(figures['waited_s'])} in the queue"
+        return [f"{waited}: no instance of {row.model} was up, and the one that was on its way came no more."]
+    return [f"It was refused at once: no instance of {row.model} was up, and none was on its way."]
+
+
+def _starts_too_late(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    starts, may = ms(figures["starts_in_s"]), ms(figures["waiting_s"])
+    return [f"It was refused: no instance was up, the next one was expected in {starts}, and it may wait {may}."]
+
+
+def _queue_full(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    return [f"It was refused: {count(figures['queued'])} requests waited, as many as the gateway's queue may hold."]
+
+
+def _behind(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    after, others = ms(figures["waited_s"]), count(figures["queued"])
+    return [f"It was refused after {after} in the queue: behind those before it, it would be late; {others} waited."]
+
+
+def _alone(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    needs = {
+        "decode_step_s": ("a token takes {}", "tpot_s", "{} a token were asked for"),
+        "answer_s": ("its whole answer takes {}", "deadline_s", "its deadline was {}"),
+        "prefill_s": ("its prompt takes {}", "ttft_s", "its first token was due after {}"),
+    }
+    name = next(name for name in needs if name in figures)
+    takes, bound, asked = needs[name]
+    bound = bound if bound in figures else "deadline_s"
+    alone, was = takes.format(ms(figures[name])), asked.format(ms(figures[bound]))
+    return [f"It was refused: even alone on an idle instance {alone}, as predicted, and {was}."]
+
+
+def _not_decoded(row: RequestRecord, prefilled: float, code: str) -> str:
+    done = f"Its prompt was computed on {row.instance} {ms(prefilled)} after it came"
+    return f"{done}, and it was given up after {ms(row.e2e_s)} without being decoded: {reason_in_words(code)}."
+
+
+def _engine_failed(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    tries = f"{figures['attempts']} attempts" if figures["attempts"] > 1 else "one attempt"
+    return [f"It was given up after {tries}; the last, at {figures['instance']}, failed: {figures['error']}."]
+
+
+def _no_time(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    where = f"{figures['instance']} failed ({figures['error']})"
+    return [f"{where}, and its waiting time left none to try another instance."]
+
+
+def _cancelled(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+    return [f"{figures['actor']} cancelled it in the queue."]
+
+
+UNSERVED = {
+    "cancelled_by_operator": _cancelled,
+    "waiting_time": _expired,
+    "no_instance": _no_instance,
+    "starts_too_late": _starts_too_late,
+    "queue_full": _queue_full,
+    "unattainable_in_queue": _behind,
+    "infeasible_alone": _alone,
+    "engine_failed": _engine_failed,
+    "no_time_to_retry": _no_time,
+}
+
+
+def _late(row: RequestRecord) -> list[str]:
+    """Served, but not in time: each promise that was broken, and what it met when it was sent."""
+    said = []
+    if not row.ttft_met:
+        said.append(_first_token(row) if row.ttft_s is not None else _unseen(row))
+        said += _as_sent(row)
+    if not row.tpot_met and row.tpot_s is not None:
+        said.append(f"Its tokens came every {ms(row.tpot_s)} on {row.instance}; {ms(row.target_tpot_s)} were promised.")
+    if not row.deadline_met and row.e2e_s is not None:
+        said.append(f"Its answer ended after {ms(row.e2e_s)}; its deadline was {ms(row.target_deadline_s)}.")
+    return said
+
+
+def _first_token(row: RequestRecord) -> str:
+    first, queue = row.ttft_s or 0.0, row.queue_s or 0.0
+    late = f"Its first token came after {ms(first)}, {ms(first - row.target_ttft_s)} too late"
+    where = row.prefill_instance or row.instance
+    return f"{late}: {ms(queue)} in the gateway's queue, {ms(first - queue)} on {where}."
+
+
+def _unseen(row: RequestRecord) -> str:
+    due, queue = ms(due_s(row, row.output_tokens)), ms(row.queue_s)
+    took = f"Its answer, which was not streamed, took {ms(row.e2e_s)}, {queue} of it in the gateway's queue"
+    return f"{took}; its first token and its pace allow {due} for {_number(row.output_tokens, 'token')}."
+
+
+def _as_sent(row: RequestRecord) -> list[str]:
+    """What the dispatcher saw when it sent it, the last time."""
+    sent = [step for step in row.decisions if step.get("kind") == "dispatch"]
+    figures = (sent[-1].get("figures") or {}) if sent else {}
+    if "outstanding" not in figures or "queued" not in figures:
+        return []
+    where = row.prefill_instance or row.instance
+    others = f"{where} had {_number(figures['outstanding'], 'other request')}"
+    others += f", and {count(figures['queued'])} more waited"
+    lost = sent[-1].get("reason") == "hopeless_spare_budget"
+    after = " It was too late to make it by then, and was served from what was spare." if lost else ""
+    return [f"When it was sent, {others}.{after}"]
+
+
+def _number(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{count(number)} {what}s"

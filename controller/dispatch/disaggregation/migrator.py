@@ -1,0 +1,282 @@
+"""The migrator: which decode instance takes over a prefilled request, and the life of each transfer, without I/O.
+
+HyperFlexis sec. 5.1 schedules the stages of P/D disaggregation apart: the dispatcher knows the prefill instances, the
+migrator the decode instances. *Where* a decode stage goes is a placement's choice (dispatch.placements, asked by
+dispatch.placing); this class keeps the promises around it. A request is prefilling, waiting, placed (Place went out),
+reserved (blocks are taken), moving (KV flows), committed (it decodes; what the prefill instance kept may go) and
+released (it has gone). Every state but the last has a time-out and an undo (dispatch.undoing): whatever an instance or
+a link does, the request is placed again, prefilled again where its KV is lost, cannot leave or never comes, or given
+up. Links that are down are avoided; placements that ask are told how long each would take. Where KV can be pulled while
+it is computed, a stage is placed when its prompt is nearly computed: late enough to know who will be free, early enough
+that most of the way lies beside the prefill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from controller.core import events as ev
+from controller.core.kv_links import OTHER_MODEL, KvMoved
+from controller.core.snapshot import FleetState
+from controller.core.types import Role
+from controller.dispatch.disaggregation.incompatible_peers import Strangers, begins_anew
+from controller.dispatch.disaggregation.link_book import LinkBook
+from controller.dispatch.disaggregation.placements import Placement, Prefilled
+from controller.dispatch.disaggregation.placing import Placing
+from controller.dispatch.disaggregation.reach import Reach
+from controller.dispatch.disaggregation.rollback import Undoing
+from controller.dispatch.disaggregation.transfer_queue import TransferQueue
+from controller.dispatch.disaggregation.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.fleet import Roster
+
+
+class Migrator:
+    """`name` is the policy set it was built from. `now` never goes backwards."""
+
+    def __init__(self, name: str, config: MigratorConfig, placement: Placement) -> None:
+        self.name = name
+        self.config = config
+        self.placement = placement
+        self.links = LinkBook(config.link_failures, config.link_closed_s)
+        self._roster = Roster()
+        self._queue = TransferQueue(placement.order)
+        self._strangers = Strangers(config.strangers_s, self._queue.under_way)
+        self._reach = Reach(self._roster.workers, self.links, self._strangers)
+        self.undoing = Undoing(
+            config, self._queue, self._roster, self.links, self._reach, self._strangers, placement.one_shot
+        )
+        self.placing = Placing(
+            name, config, placement, self._queue, self._roster, self.links, self._reach, self._strangers, self.undoing
+        )
+        self._now = 0.0
+        self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
+            ev.PrefillSent: self._prefill_sent,
+            ev.PrefillEnding: self._prefill_ending,
+            ev.PrefillDone: self._prefill_done,
+            ev.TransferStarted: self._started,
+            ev.TransferMoves: self._moves,
+            ev.TransferDone: self._done,
+            ev.TransferFailed: self._transfer_failed,
+            ev.KvReleased: self._released,
+            ev.LinkSeen: self._link_seen,
+            ev.Progress: self._progress,
+            ev.Finished: self._over,
+            ev.Failed: self._over,
+            ev.Cancelled: self._cancelled,
+            ev.InstanceUp: self._instance_up,
+            ev.InstanceDown: self._instance_down,
+            ev.Telemetry: self._telemetry,
+        }
+
+    # ---- the driver's side -----------------------------------------------------------------------------------------
+
+    def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
+        """Take in what happened, then place what finds an instance."""
+        now = self._now = max(now, self._now)
+        actions: list[ev.Action] = []
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event, now, actions)
+            else:
+                self._roster.handle(event)
+        self.undoing.overdue(now, actions)
+        if self._queue.waiting or self._queue.hopeless:
+            self.placing.place_waiting(now, actions)
+        wake_at = self.placing.next_at(now)
+        return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
+
+    def fleet(self, now: float) -> list[FleetState]:
+        """The decode instances as they are believed to be."""
+        return [worker.view(now) for worker in self._roster.workers.values() if worker.spec.role is Role.DECODE]
+
+    @property
+    def busy(self) -> bool:
+        """Is any decode stage known of, from the sending of its prefill to its end, or KV that is to be freed?"""
+        return len(self._queue) > 0 or len(self.undoing.releases) > 0
+
+    def waiting(self) -> int:
+        """Prefilled requests that have no decode instance yet."""
+        return len(self._queue.waiting) + len(self._queue.hopeless)
+
+    def pressure(self, now: float) -> dict[str, tuple[int, float]]:
+        """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
+        return self._queue.pressure(now)
+
+    def state_of(self, request_id: str) -> State | None:
+        transfer = self._queue.get(request_id)
+        return transfer.state if transfer is not None else None
+
+    # ---- what happens ----------------------------------------------------------------------------------------------
+
+    def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
+        if event.request.output_tokens < 2 and event.request.max_tokens == 1 and not event.paired:
+            return  # ends with its first token
+        self.undoing.forget(
+            event.request.id
+        )  # of an earlier attempt: nor is it to begin anew for what became of that one
+        actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
+        self.undoing.releases.over(event.request.id, event.instance_id)  # or the new KV would be freed for the old
+        transfer = Transfer(event.request, event.instance_id, now, event.prefill_s, event.paired)
+        self._queue.add(transfer)
+        if self._strangers and self.placing.turned_away(transfer, now, actions):
+            return
+        if self.placement.one_shot:
+            candidates = self._reach.candidates(transfer, self._reach.decoders(transfer, now))
+            choice = self.placement.choose(transfer.stage, candidates, now)
+            if choice is not None:
+                self.placing.assign(transfer, choice, now)
+        if event.paired:
+            self._begin_early(transfer, now)
+        else:
+            self.undoing.prefill_begins(transfer, now)
+
+    def _prefill_ending(self, event: ev.PrefillEnding, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._queue.get(event.request_id)
+        expected = transfer is not None and transfer.source == event.instance_id
+        if self.config.overlap and expected and transfer is not None and transfer.state is State.PREFILLING:
+            self._begin_early(transfer, now)
+
+    def _begin_early(self, transfer: Transfer, now: float) -> None:
+        transfer.begin_early(max(now, transfer.due))
+        self._queue.move_to(transfer, State.WAITING, now)
+
+    def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
+        request = event.request
+        known = self._queue.get(request.id)
+        transfer = known or Transfer(request, event.instance_id, now)
+        if known is not None and known.state is not State.PREFILLING:
+            if known.early:  # from now on the time-outs of a moving transfer count
+                known.early, known.since = False, max(known.since, now)
+                self._queue.starts_at(known, now)
+            return
+        transfer.stage = Prefilled(request, now)
+        transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
+        self._queue.add(transfer)
+        self._queue.move_to(transfer, State.WAITING, now)
+
+    def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is not None and transfer.state is State.PLACED:
+            self._queue.move_to(transfer, State.MOVING if event.moves else State.RESERVED, now)
+
+    def _moves(self, event: ev.TransferMoves, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is not None and transfer.state in (State.PLACED, State.RESERVED):
+            self._queue.move_to(transfer, State.MOVING, now)
+
+    def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._of(event.request_id, event.instance_id, actions)
+        if transfer is None or transfer.landed:
+            return
+        self._queue.move_to(transfer, State.COMMITTED, now)
+        transfer.assumed = event.assumed
+        if not event.assumed:
+            self._arrived(transfer, event.moved, now)
+        if event.released:
+            self._queue.move_to(transfer, State.RELEASED, now)
+        elif not event.assumed:  # else it may be pulled still: freed when the answer is there
+            self.undoing.free(transfer, now, actions)
+        worker = self._roster.workers.get(transfer.target)
+        if worker is not None:
+            worker.first_token(event.request_id, now, elsewhere=True)
+
+    def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
+        self.undoing.releases.over(event.request_id, event.instance_id)
+        transfer = self._queue.get(event.request_id)
+        ours = transfer is not None and transfer.source == event.instance_id
+        if event.known and ours and transfer is not None and transfer.state is State.COMMITTED:
+            self._queue.move_to(transfer, State.RELEASED, now)
+
+    def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
+        """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
+        transfer = self._queue.get(request_id)
+        if transfer is None or transfer.target != instance_id or transfer.state in (State.PREFILLING, State.WAITING):
+            actions.append(ev.Abort(request_id, instance_id))
+            return None
+        return transfer
+
+    def _transfer_failed(self, event: ev.TransferFailed, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._queue.get(event.request_id)
+        if transfer is None or transfer.target != event.instance_id:
+            return
+        assumed = transfer.state is State.COMMITTED and transfer.assumed
+        if not assumed and event.request_id not in self._queue.moving:
+            return
+        if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
+            transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
+            self.undoing.withdraw(transfer, now)
+        elif transfer.kv_is_lost(event.reason):
+            self.undoing.prefill_again(transfer, "kv_lost", now, actions)
+        elif assumed and event.reason != OTHER_MODEL:  # it may be there no more
+            self.links.failed((transfer.source, transfer.target), transfer, now)
+            self.undoing.free(transfer, now, actions)
+            self.undoing.prefill_again(transfer, "decode_failed", now, actions)
+        else:
+            self.undoing.failed(transfer, event.reason, now, actions)
+
+    def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
+        self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
+
+    def _progress(self, event: ev.Progress, now: float, actions: list[ev.Action]) -> None:
+        transfer = self._queue.get(event.request_id)
+        worker = self._roster.workers.get(transfer.target) if transfer is not None else None
+        if worker is not None:
+            worker.progress(event.request_id, event.tokens, now)
+
+    def _over(self, event: ev.Finished | ev.Failed, now: float, actions: list[ev.Action]) -> None:
+        if isinstance(event, ev.Finished):
+            self._progress(ev.Progress(event.request_id, event.output_tokens), now, actions)
+        transfer = self.undoing.forget(event.request_id)
+        if transfer is None or not (transfer.landed and transfer.assumed):
+            return
+        self.undoing.free(transfer, now, actions)
+        if isinstance(event, ev.Finished):
+            self._arrived(transfer, None, now)
+
+    def _arrived(self, transfer: Transfer, moved: KvMoved | None, now: float) -> None:
+        """Its KV, for certain: the way is good, and it is read at its end."""
+        self.links.moved((transfer.source, transfer.target), moved)
+        self._strangers.read(transfer.source, transfer.target, now)
+
+    def _cancelled(self, event: ev.Cancelled, now: float, actions: list[ev.Action]) -> None:
+        transfer = self.undoing.forget(event.request_id)
+        if transfer is None or transfer.state is State.PREFILLING:
+            return  # the dispatcher aborts the prefill
+        if transfer.target:
+            actions.append(ev.Abort(event.request_id, transfer.target))
+        if not transfer.landed or transfer.assumed:
+            self.undoing.free(transfer, now, actions)
+
+    def _instance_up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
+        self._roster.handle(event)
+        self._strangers.forget(event.spec.id)
+
+    def _telemetry(self, event: ev.Telemetry, now: float, actions: list[ev.Action]) -> None:
+        worker = self._roster.workers.get(event.instance_id)
+        if worker is not None and self._strangers and begins_anew(event.load, worker.load):
+            self._strangers.forget(event.instance_id)
+        self._roster.handle(event)
+
+    def _instance_down(self, event: ev.InstanceDown, now: float, actions: list[ev.Action]) -> None:
+        gone = event.instance_id
+        self._roster.handle(event)
+        self.links.forget(gone, self._roster.workers)
+        self._strangers.forget(gone)
+        self.undoing.releases.gone(gone)
+        for transfer in [t for t in self._queue if not t.landed]:
+            if transfer.target == gone:
+                transfer.target = ""
+                if transfer.state is not State.PREFILLING:
+                    self._queue.move_to(transfer, State.WAITING, now)
+            if transfer.source == gone and transfer.state is not State.PREFILLING:
+                self.undoing.prefill_again(transfer, "kv_lost", now, actions)
+
+
+def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:
+    """Decided in this pass for an attempt that is over: a new beginning, or the freeing of what is computed anew."""
+    if isinstance(action, ev.PrefillAgain):
+        return action.request.id == sent.request.id
+    return isinstance(action, ev.FreeKv) and action == ev.FreeKv(sent.request.id, sent.instance_id)

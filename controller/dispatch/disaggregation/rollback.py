@@ -1,0 +1,168 @@
+"""Every way back of a decode stage: what is overdue is undone, what failed is placed again, prefilled again, given up.
+
+The migrator (dispatch.migrator) says what happens to a transfer; this half of it says what follows when that goes wrong
+or does not happen in time. No state is without its time-out (`MigratorConfig`), and each has its undo (`State`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from controller.core import events as ev
+from controller.core.decisions import Decision, Figure
+from controller.core.kv_links import OTHER_MODEL
+from controller.dispatch.disaggregation.incompatible_peers import Strangers
+from controller.dispatch.disaggregation.kv_releases import Releases
+from controller.dispatch.disaggregation.link_book import LinkBook
+from controller.dispatch.disaggregation.reach import Reach
+from controller.dispatch.disaggregation.transfer_queue import TransferQueue
+from controller.dispatch.disaggregation.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.fleet import Roster
+
+
+class Undoing:
+    """Shares its parts with its migrator. `now` is in seconds and never goes backwards."""
+
+    def __init__(
+        self,
+        config: MigratorConfig,
+        queue: TransferQueue,
+        roster: Roster,
+        links: LinkBook,
+        reach: Reach,
+        strangers: Strangers,
+        one_shot: bool,
+    ) -> None:
+        self.config = config
+        self.releases = Releases(config.release_timeout_s, config.release_tries)
+        self._queue = queue
+        self._roster = roster
+        self._links = links
+        self._reach = reach
+        self._strangers = strangers
+        self._one_shot = one_shot
+        self._prefills: list[tuple[float, int, Transfer]] = []  # a heap by `overdue_at`; ended ones leave at the top
+        self._serial = 0
+
+    # ---- time-outs -------------------------------------------------------------------------------------------------
+
+    def prefill_begins(self, transfer: Transfer, now: float) -> None:
+        """From now on it has the time it is expected to take, and `prefilling_timeout_s`."""
+        self._serial += 1
+        transfer.overdue_at = now + transfer.prefill_s + self.config.prefilling_timeout_s
+        heapq.heappush(self._prefills, (transfer.overdue_at, self._serial, transfer))
+
+    def overdue(self, now: float, actions: list[ev.Action]) -> None:
+        """Undo whatever has lasted too long."""
+        while self._next_prefill() <= now:
+            transfer = self._prefills[0][2]
+            self.free(transfer, now, actions)  # it may just have ended
+            self.prefill_again(transfer, "prefilling_timeout", now, actions, frozenset({transfer.source}))
+        for transfer in [t for t in self._queue.moving.values() if now >= t.since + self._limit(t)]:
+            reason = f"{transfer.state.value}_timeout"
+            actions.append(ev.Abort(transfer.request.id, transfer.target, reason))
+            self.failed(transfer, reason, now, actions)
+        for _, transfer in [*self._queue.waiting, *self._queue.hopeless]:
+            if now >= self._waits_until(transfer):
+                self.give_up(transfer, "waiting_timeout", now, actions)
+        self.releases.overdue(now, actions)
+
+    def next_at(self) -> float:
+        """When the next of them is overdue."""
+        moving = (t.since + self._limit(t) for t in self._queue.moving.values())
+        waiting = (self._waits_until(t) for _, t in (*self._queue.waiting, *self._queue.hopeless))
+        return min(self._next_prefill(), self.releases.next_at(), *moving, *waiting)
+
+    def _limit(self, transfer: Transfer) -> float:
+        if transfer.state is State.PLACED:
+            return self.config.placed_timeout_s
+        if transfer.state is State.RESERVED:
+            return self.config.reserved_timeout_s
+        return math.inf if transfer.early else self.config.moving_timeout_s  # until then its prefill's time-out counts
+
+    def _waits_until(self, transfer: Transfer) -> float:
+        """Counted from its first token: whoever finds no room again and again waits all the same."""
+        return transfer.stage.first_at + self.config.waiting_timeout_s
+
+    def _next_prefill(self) -> float:
+        while self._prefills:
+            at, _, transfer = self._prefills[0]
+            current = self._queue.get(transfer.request.id) is transfer and transfer.overdue_at == at
+            if current and transfer.prefilling:
+                return at
+            heapq.heappop(self._prefills)
+        return math.inf
+
+    # ---- undoing ---------------------------------------------------------------------------------------------------
+
+    def forget(self, request_id: str) -> Transfer | None:
+        transfer = self._queue.pop(request_id)
+        if transfer is not None and transfer.target in self._roster.workers:
+            self._roster.workers[transfer.target].remove(request_id)
+        return transfer
+
+    def free(self, transfer: Transfer, now: float, actions: list[ev.Action]) -> None:
+        """What its prefill instance keeps."""
+        self.releases.ask(transfer.request.id, transfer.source, now, actions)
+
+    def prefill_again(
+        self,
+        transfer: Transfer,
+        reason: str,
+        now: float,
+        actions: list[ev.Action],
+        avoid: frozenset[str] = frozenset(),
+    ) -> None:
+        request = transfer.request
+        if transfer.target and transfer.state is not State.PREFILLING:
+            actions.append(ev.Abort(request.id, transfer.target, reason))
+        self.forget(request.id)
+        figures: dict[str, Figure] = {"instance": transfer.source, "state": transfer.state.value}
+        counts = reason != OTHER_MODEL or transfer.source in request.avoid
+        avoid = self._avoided(transfer, avoid)
+        actions.append(ev.PrefillAgain(request, Decision("place", reason, request.id, now, figures), avoid, counts))
+
+    def _avoided(self, transfer: Transfer, avoid: frozenset[str]) -> frozenset[str]:
+        """Also where it had to leave before, if there is still somebody else."""
+        request = transfer.request
+        all_of_them = avoid | request.avoid
+        if transfer.source in avoid:
+            request.avoid |= {transfer.source}
+        return all_of_them if self._reach.elsewhere(request, all_of_them) else avoid
+
+    def failed(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        """At its target: another is to be found, later where there is none."""
+        transfer.excluded.add(transfer.target)
+        if reason == OTHER_MODEL:  # no fault of anybody, and soon asked by nobody else: it ends with the instances
+            if {transfer.source, transfer.target} <= self._roster.workers.keys():  # else it is said of a run before
+                self._strangers.met(transfer.source, transfer.target, now)
+            self.withdraw(transfer, now)
+            return
+        transfer.failures += 1
+        if reason != "refused":  # the engine's own word: the way was good
+            self._links.failed((transfer.source, transfer.target), transfer, now)
+        if all(worker.id in transfer.excluded for worker in self._reach.decoders(transfer, now)):
+            transfer.not_before = now + self.config.retry_s * 2**transfer.failures  # nowhere else to go: let it heal
+        self.withdraw(transfer, now)
+        if transfer.failures >= self.config.max_failures:
+            self.give_up(transfer, reason, now, actions)
+
+    def withdraw(self, transfer: Transfer, now: float) -> None:
+        """Back to waiting; a one-shot choice stays unless it failed."""
+        keeps = self._one_shot and transfer.target not in transfer.excluded
+        if transfer.target and not keeps:
+            worker = self._roster.workers.get(transfer.target)
+            if worker is not None:
+                worker.remove(transfer.request.id)
+            transfer.target = ""
+        if transfer.paired:
+            transfer.overdue_at = math.inf  # its prefill was aborted with it
+        self._queue.move_to(transfer, State.WAITING, now)
+
+    def give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
+        request = transfer.request
+        self.forget(request.id)
+        self.free(transfer, now, actions)
+        figures: dict[str, Figure] = {"failures": transfer.failures, "waited_s": now - transfer.stage.first_at}
+        actions.append(ev.GiveUp(request, Decision("place", reason, request.id, now, figures)))

@@ -1,0 +1,151 @@
+"""The instances of a run: which are up, start or drain, and what each cost when it is gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from controller.core.types import Role
+from controller.simulator.fleet.instance import Instance, WatchStep
+from controller.simulator.fleet.preemptive_instance import PreemptiveInstance
+from controller.simulator.report.results import InstanceUse
+from controller.simulator.settings import InstanceSettings, SimulationSettings
+
+
+class Warm(NamedTuple):
+    """A process without weights: its slot, when it was asked for and when it is up."""
+
+    slot: int
+    since: float
+    ready_at: float
+
+
+class Cluster:
+    """Slots 0 to n - 1 are the settings' instances; later slots are more of the first. A slot's second occupant, after
+    a failure, has an id of its own."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self._settings = settings
+        self._live: dict[str, Instance] = {}
+        self.watch: WatchStep | None = None
+        self._slots: dict[int, str] = {}
+        self._gone: list[InstanceUse] = []
+        self._occupants: Counter[int] = Counter()
+        self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
+        self.warm: dict[str, Warm] = {}
+        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm or are up
+        self.draining: set[str] = set()
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(list(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def get(self, instance_id: str) -> Instance | None:
+        """None unless it is up."""
+        return self._live.get(instance_id)
+
+    def only_prefills(self, instance_id: str) -> bool:
+        instance = self._live.get(instance_id)
+        return instance is not None and instance.spec.role is Role.PREFILL
+
+    def in_slot(self, slot: int) -> Instance | None:
+        return self._live.get(self._slots.get(slot, ""))
+
+    def ask(self, slot: int, now: float, role: Role | None = None) -> str:
+        """An instance is wanted there; its id. It costs from now on, and is up when `bring_up` is called.
+
+        A slot beyond the settings' own gets one like the first of the role, or like the first.
+        """
+        occupant = self._occupants[slot]
+        self._occupants[slot] += 1
+        name = f"engine-{slot}" + (f"-{occupant}" if occupant else "")
+        self.starting[name] = (slot, now)
+        kinds = self._settings.instances
+        self._kinds[name] = kinds[slot] if slot < len(kinds) else self._alike(role)
+        return name
+
+    def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
+        last = max([*self._occupants, len(self._settings.instances) - 1])
+        return self.ask(last + 1, now, role)
+
+    def _alike(self, role: Role | None) -> InstanceSettings:
+        kinds = self._settings.instances
+        return next((kind for kind in kinds if role is None or kind.role == role), kinds[0])
+
+    def keep_warm(self, now: float, ready_at: float) -> str:
+        """One more process without weights; its id. It costs from now on."""
+        name = self.ask_for_one_more(now)
+        slot, since = self.starting.pop(name)
+        self.warm[name] = Warm(slot, since, ready_at)
+        return name
+
+    def load(self, name: str, role: Role) -> None:
+        """A warm one gets weights, and a role: from now on it starts."""
+        warm = self.warm.pop(name)
+        self.starting[name] = (warm.slot, warm.since)
+        self._kinds[name] = self._alike(role)
+
+    def role_of(self, name: str) -> Role:
+        """Of one that starts or is up."""
+        return Role(self._kinds[name].role)
+
+    def bring_up(self, name: str) -> Instance | None:
+        """None if it is not wanted any more."""
+        wanted = self.starting.pop(name, None)
+        if wanted is None:
+            return None
+        slot, since = wanted
+        wanted_kind = self._kinds[name]
+        kind = PreemptiveInstance if wanted_kind.part.engine_kind == "preemptive_prefill" else Instance
+        instance = kind(name, wanted_kind, since, self._settings.leaps)
+        if self._settings.machine_speed is not None:
+            instance.speed = self._settings.machine_speed.of(slot)
+        instance.watch = self.watch
+        self._live[name] = instance
+        self._slots[slot] = name
+        return instance
+
+    def give_up(self, name: str, now: float) -> None:
+        """One that still starts, or is warm, is not wanted any more; what it cost so far stays."""
+        since = self.warm.pop(name).since if name in self.warm else self.starting.pop(name)[1]
+        self._gone.append(self._unused(name, since, now))
+        del self._kinds[name]
+
+    def _unused(self, name: str, since: float, until: float) -> InstanceUse:
+        """Provisioned, and never served."""
+        kind = self._kinds[name]
+        cost = kind.unit_cost * kind.tensor_parallel
+        return InstanceUse(name, until - since, 0.0, 0, 0, 0, 0, 0, cost, kind.role)
+
+    def remove(self, instance: Instance, now: float) -> None:
+        del self._live[instance.id]
+        self._kinds.pop(instance.id, None)
+        self.draining.discard(instance.id)
+        instance.up, instance.due = False, None
+        self._gone.append(_use(instance, now))
+
+    def uses(self, now: float) -> list[InstanceUse]:
+        """Of all that were ever asked for, those included that still start or are warm."""
+        waiting = {name: since for name, (_, since) in self.starting.items()}
+        waiting |= {name: warm.since for name, warm in self.warm.items()}
+        unused = [self._unused(name, since, now) for name, since in waiting.items()]
+        return self._gone + [_use(instance, now) for instance in self] + unused
+
+
+def _use(instance: Instance, until: float) -> InstanceUse:
+    totals = instance.engine.totals
+    return InstanceUse(
+        instance.id,
+        until - instance.up_at,
+        instance.busy_s,
+        totals.steps,
+        totals.generated,
+        totals.prompt,
+        totals.prompt_cached,
+        totals.preemptions,
+        instance.spec.unit_cost,
+        instance.spec.role.value,
+    )

@@ -1,0 +1,57 @@
+"""Instances that die as the settings say, with all they were serving, and what takes their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from controller.core import events as ev
+from controller.core.types import Role
+from controller.simulator.fleet.cluster import Cluster
+from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.settings import Failure, SimulationSettings
+from controller.simulator.trip import Trip
+
+
+class Host(Protocol):
+    """What a simulation lends to its failures."""
+
+    settings: SimulationSettings
+    cluster: Cluster
+    heap: EventHeap
+    handoff: Handoff | None
+
+    def at_engine(self, instance_id: str) -> Sequence[Trip]: ...
+
+    def lost(self, trip: Trip) -> None: ...
+
+    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+
+    def bring_up_later(self, name: str, at: float) -> None: ...
+
+
+class Failures:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def start(self) -> None:
+        for failure in self._host.settings.failures:
+            self._host.heap.push(failure.at, Kind.FAILURE, partial(self._die, failure))
+
+    def _die(self, failure: Failure) -> None:
+        host, now = self._host, self._host.heap.now
+        instance = host.cluster.in_slot(failure.instance)
+        if instance is None:
+            return
+        host.tell_dispatcher(ev.InstanceDown(instance.id))
+        for trip in host.at_engine(instance.id):
+            host.lost(trip)
+        if host.handoff is not None:
+            host.handoff.died(instance)
+        host.cluster.remove(instance, now)
+        if failure.for_s is not None:
+            if instance.spec.role is not Role.DECODE:  # as live: what comes now waits for the replacement
+                host.tell_dispatcher(ev.Expected(instance.spec.model, now))
+            host.bring_up_later(host.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)

@@ -1,0 +1,246 @@
+"""One simulated engine: the real scheduler, a latency model for a device, and leaps over equal steps."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+from controller.core.steps import (
+    EngineAction,
+    EngineEvent,
+    Landed,
+    Release,
+    Reserve,
+    Seq,
+    SeqState,
+    Start,
+    Step,
+    StepsDone,
+)
+from controller.core.types import Load
+from controller.policies.batching import Pausing
+from controller.predict.latency import LatencyModel
+from controller.simulator.fleet.machine_speed import SpeedClock
+from controller.simulator.fleet.tokens import Track
+from controller.simulator.settings import InstanceSettings
+
+MOST_STEPS = 256  # a leap is cut by the next arrival anyway; planning further ahead is work thrown away
+
+
+WatchStep = Callable[[str, Step, int, float, float], None]  # instance, step, how often it ran, start, end
+
+
+class Instance:
+    """`due`: when the running step, or the last step of the leap, ends; `version` changes with it."""
+
+    def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:
+        self.id = instance_id
+        self.spec = settings.spec(instance_id)
+        self.engine = settings.build_engine()
+        self.latency = LatencyModel(settings.latency)
+        self.kv_bytes_per_token = settings.kv_bytes_per_token
+        self._by_longest = settings.decode_by == "longest"
+        self.up_at = up_at
+        self.up = True
+        self.down_at: float | None = None
+        self.due: float | None = None
+        self.version = 0
+        self.busy_s = 0.0
+        self.watch: WatchStep | None = None
+        self.speed: SpeedClock | None = None  # None: steps take what the latency model says
+        self.ending: list[Seq] = []  # whose KV others take, and whose prefill's last step began; for who watches them
+        self.tracks: dict[str, Track] = {}
+        self.step_ends: array[float] = array("d")
+        self._leaps = leaps
+        self._pausing = isinstance(self.engine.batching, Pausing)
+        self._steady = self._pausing or bool(getattr(self.engine.batching, "steady", False))
+        self._single = not self._steady  # steps run one by one
+        self._landing: set[Seq] = set()  # came with their KV, have not been in a step yet
+        self._flowing: set[Seq] = set()  # got a token in the last step; kept for policies that may leave some out
+        self._step: Step | None = None
+        self._started = 0.0
+        self._ends: list[float] = []
+        self._planned: tuple[tuple[Seq, ...], list[float]] = ((), [])  # the last leap whole, should it go on as planned
+
+    # ---- what the simulation does ---------------------------------------------------------------------------------
+
+    def tell(self, events: Sequence[EngineEvent], now: float) -> list[EngineAction]:
+        """Hand events to the engine; a leap is cut to the step that runs now, after which the engine looks again."""
+        if len(self._ends) > 1:
+            if any(isinstance(event, Reserve | Landed | Release) for event in events):
+                self._settle(now)
+            self._cut(now)
+        for event in events:
+            if isinstance(event, Landed):
+                self.tracks[event.seq.id] = Track(counted=event.seq.output_tokens)
+                if self._steady and not self._pausing:
+                    self._landing.add(event.seq)
+        actions = self.engine.handle(events, now).actions
+        if actions and type(actions[-1]) is Start:
+            self._begin(actions.pop().step, now)  # type: ignore[union-attr]
+        return actions
+
+    def complete(self, now: float) -> tuple[list[Seq], list[EngineAction]]:
+        """The step or leap that was due ended: sequences with their first token, and what else the engine says."""
+        step, ends = self._step, self._ends
+        if step is None:
+            raise RuntimeError(f"{self.id} has no step to complete")
+        self._step, self._ends, self.due = None, [], None
+        self.version += 1  # the same end may be due twice: what changed nothing in the engine was announced again
+        self.busy_s += now - self._started
+        started = [chunk.seq for chunk in step.chunks if chunk.last]
+        first = [seq for seq in started if seq.output_tokens == 0]
+        for seq in started:
+            self.tracks.setdefault(seq.id, Track()).begin(len(self.step_ends), seq.output_tokens)
+        self._track(step, started, now)
+        self.step_ends.extend(ends)
+        if self.watch is not None:
+            self.watch(self.id, step, len(ends), self._started, now)
+        return first, self.tell([StepsDone(step.id, len(ends), now - self._started)], now)
+
+    def _track(self, step: Step, started: Sequence[Seq], at: float) -> None:
+        """Whose tokens the next entries of `step_ends` are; of an engine that runs step by step, whose come `at`. One
+        that was aborted in the step has none."""
+        if self._single:
+            tracks = self.tracks
+            for seq in (*started, *step.decodes):
+                if (track := tracks.get(seq.id)) is not None:
+                    track.times.append(at)
+        elif self._pausing:
+            flowing = set(step.decodes)
+            for seq in flowing - self._flowing:
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            flowing.update(started)
+            self._flowing = flowing
+        elif self._landing:
+            for seq in self._landing.intersection(step.decodes):
+                if seq.state is not SeqState.FINISHED:
+                    self.tracks[seq.id].begin(len(self.step_ends), seq.output_tokens)
+            self._landing.difference_update(step.decodes)
+
+    def token_times(self, seq: Seq) -> array[float]:
+        """Of a sequence that ended; forgets it."""
+        track = self.tracks.pop(seq.id, None)
+        return track.collect(self.step_ends, seq.output_tokens) if track is not None else array("d")
+
+    def token_times_so_far(self, seq: Seq, now: float) -> array[float]:
+        """Of a sequence that is cut while it runs: the tokens it has by now, those of the running leap included."""
+        track = self.tracks.pop(seq.id, None)
+        if track is None:
+            return array("d")
+        decodes = self._step.decodes if self._step is not None else ()
+        extra = bisect_right(self._ends, now) if len(self._ends) > 1 and seq in decodes else 0
+        return track.collect(self.step_ends + array("d", self._ends[:extra]), seq.output_tokens + extra)
+
+    # ---- what is seen from outside --------------------------------------------------------------------------------
+
+    def produced(self, now: float) -> Iterator[tuple[str, int]]:
+        """(id, tokens so far) of every sequence that has its first token."""
+        extra = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        leaping = set(self._step.decodes) if extra and self._pausing and self._step is not None else None
+        for seq in self.engine.running:
+            if seq.output_tokens:
+                yield seq.id, seq.output_tokens + (extra if leaping is None or seq in leaping else 0)
+
+    def load(self, now: float) -> Load:
+        engine = self.engine
+        totals = engine.totals
+        return Load(
+            observed_at=now,
+            running=len(engine.running) + engine.arrived_count,
+            waiting=engine.waiting_count,
+            kv_usage=self._kv_usage(now),
+            kv_capacity_tokens=engine.config.kv_capacity_tokens,
+            max_num_seqs=engine.config.max_num_seqs,
+            prompt_tokens_total=totals.prompt,
+            generation_tokens_total=totals.generated,
+        )
+
+    def _kv_usage(self, now: float) -> float:
+        """As step by step: in mid-leap each decode also holds the blocks of the steps that ended."""
+        blocks = self.engine.blocks
+        done = bisect_right(self._ends, now) if len(self._ends) > 1 else 0
+        if not done or self._step is None:
+            return blocks.usage
+        done = min(done, len(self._ends) - 1)
+        more = sum(blocks.blocks_for(seq.computed + done + 1) - len(seq.blocks) for seq in self._step.decodes)
+        return blocks.usage + more / blocks.total
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: Step, now: float) -> None:
+        self._step, self._started = step, now
+        if step.chunks:
+            tokens = squares = 0
+            for chunk in step.chunks:
+                tokens += chunk.length
+                squares += chunk.length * (chunk.length + 2 * chunk.start)
+                if chunk.last and chunk.seq.keep_kv:
+                    self.ending.append(chunk.seq)
+            seconds = self.latency.step(tokens, squares, len(step.decodes), self._context(step))
+            self._ends = [self._after(now, seconds)]
+        else:
+            self._ends = self._decode_ends(step, now)
+        self._plan()
+
+    def _decode_ends(self, step: Step, now: float) -> list[float]:
+        """The same additions in the same order as one step after the other, so that results are equal to the bit."""
+        if not self._leaps:
+            return [self._after(now, self.latency.decode(len(step.decodes), self._context(step)))]
+        repeats = min(self.engine.repeats(), MOST_STEPS)
+        decodes, ends = self._planned
+        done = bisect_right(ends, now)
+        if decodes == step.decodes and 0 < done < len(ends) and ends[done - 1] == now:
+            return ends[done : done + repeats]  # an arrival cut the leap and found no room: nothing has changed
+        ends = self._extrapolated(step, now, repeats)
+        self._planned = (step.decodes, list(ends))
+        return ends
+
+    def _extrapolated(self, step: Step, now: float, repeats: int) -> list[float]:
+        batch, context = len(step.decodes), self._context(step)
+        grows = 1 if self._by_longest else batch
+        k = self.latency.coefficients
+        a, b, c = k.decode_a, k.decode_b, k.decode_c * batch
+        ends, at = [], now
+        after = self.speed.after if self.speed is not None else None
+        for _ in range(repeats):
+            at = at + (a + b * context + c) if after is None else after(at, a + b * context + c)
+            ends.append(at)
+            context += grows
+        return ends
+
+    def _context(self, step: Step) -> int:
+        """Tokens that the time of its decodes grows with."""
+        return max((seq.tokens for seq in step.decodes), default=0) if self._by_longest else step.context_sum
+
+    def _after(self, now: float, seconds: float) -> float:
+        return now + seconds if self.speed is None else self.speed.after(now, seconds)
+
+    def _settle(self, now: float) -> None:
+        """Tell the engine of the steps of a leap that have ended: blocks are about to be counted."""
+        done = bisect_right(self._ends, now)
+        if not done or done == len(self._ends) or self._step is None:
+            return
+        step, at = self._step, self._ends[done - 1]
+        self._track(step, (), at)
+        if self.watch is not None:
+            self.watch(self.id, step, done, self._started, at)
+        self.step_ends.extend(self._ends[:done])
+        self.busy_s += at - self._started
+        ran = StepsDone(step.id, done, at - self._started)
+        for action in self.engine.handle([ran], at).actions:
+            if not isinstance(action, Start):
+                raise RuntimeError(f"a leap of {self.id} ended a sequence before its end")
+            self._begin(action.step, at)
+
+    def _cut(self, now: float) -> None:
+        keep = bisect_right(self._ends, now) + 1
+        if keep < len(self._ends):
+            del self._ends[keep:]
+            self._plan()
+
+    def _plan(self) -> None:
+        self.due = self._ends[-1]
+        self.version += 1

@@ -1,0 +1,162 @@
+"""Instances that are there for a part of a run only: when each joins, and how one that leaves ends.
+
+A replay of yesterday needs yesterday's fleet, not today's. One that leaves is drained: it gets nothing new and goes
+once it is empty, as a scaled-in instance does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.core.snapshot import FleetState
+from controller.core.types import Role
+from controller.dispatch import StageDispatcher
+from controller.simulator.fleet.cluster import Cluster
+from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.settings import InstanceSettings, SimulationSettings
+
+LOOK_S = 1.0  # whether what drains is empty
+
+
+class Host(Protocol):
+    """What coming and going asks of the simulation."""
+
+    settings: SimulationSettings
+    heap: EventHeap
+    cluster: Cluster
+    dispatcher: StageDispatcher
+    handoff: Handoff | None
+
+    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+
+    def come_up(self, name: str) -> None: ...
+
+
+class DrainHost(Protocol):
+    """What draining asks of it."""
+
+    cluster: Cluster
+    dispatcher: StageDispatcher
+    handoff: Handoff | None
+
+    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+
+
+def fleet_of(host: DrainHost, now: float) -> dict[str, FleetState]:
+    """All instances as the deciders see them, by id."""
+    states = host.dispatcher.fleet(now)
+    if host.handoff is not None:
+        states = states + host.handoff.migrator.fleet(now)
+    return {state.id: state for state in states}
+
+
+def drain(host: DrainHost, name: str) -> None:
+    host.cluster.draining.add(name)
+    host.tell_dispatcher(ev.InstanceDraining(name))
+
+
+def end_drained(host: DrainHost, now: float, names: Collection[str]) -> list[str]:
+    """What of these drained and is empty now goes; its ids."""
+    cluster, handoff, gone = host.cluster, host.handoff, []
+    fleet = fleet_of(host, now) if names else {}
+    for name in sorted(names):
+        instance, state = cluster.get(name), fleet.get(name)
+        busy = state is not None and state.running + state.waiting > 0
+        if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
+            continue
+        cluster.remove(instance, now)
+        host.tell_dispatcher(ev.InstanceDown(name))
+        gone.append(name)
+    return gone
+
+
+class Presence:
+    """The settings' instances come, each in its slot, and go."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._leaving: set[str] = set()  # what a scaler drains is the scaler's to end: it may come back in another role
+        self._joins: list[tuple[float, str]] = []  # when, of which model; those that serve requests from the gateway
+
+    def start(self) -> None:
+        host = self._host
+        for slot, each in enumerate(host.settings.instances):
+            if each.left:
+                continue
+            if each.from_s > 0:
+                host.heap.push(each.from_s, Kind.FAILURE, partial(self._join, slot))
+            else:
+                self._join(slot)
+            if each.role != Role.DECODE:
+                self._joins.append((each.from_s, each.model))
+            if each.until_s is not None:
+                host.heap.push(each.until_s, Kind.FAILURE, partial(self._leave, slot))
+        for model in {model for _, model in self._joins}:
+            self._expect(model)
+
+    def _join(self, slot: int) -> None:
+        self._host.come_up(self._host.cluster.ask(slot, self._host.heap.now))
+
+    def _leave(self, slot: int) -> None:
+        instance = self._host.cluster.in_slot(slot)
+        if instance is None or instance.id in self._host.cluster.draining:
+            return
+        drain(self._host, instance.id)
+        self._leaving.add(instance.id)
+        self._expect(instance.spec.model)
+        self._look()
+
+    def _look(self) -> None:
+        host, now = self._host, self._host.heap.now
+        self._leaving &= host.cluster.draining
+        self._leaving.difference_update(end_drained(host, now, self._leaving))
+        if self._leaving:
+            host.heap.push(now + LOOK_S, Kind.TICK, self._look)
+
+    def _expect(self, model: str) -> None:
+        """As live: while none is there and another is on its way, requests wait for it."""
+        host, now = self._host, self._host.heap.now
+        there = (each for each in host.cluster if each.id not in host.cluster.draining)
+        if any(each.spec.model == model and each.spec.role is not Role.DECODE for each in there):
+            return
+        coming = [at for at, of in self._joins if of == model and at > now]
+        if coming:
+            host.tell_dispatcher(ev.Expected(model, min(coming)))
+
+
+def numbers(settings: SimulationSettings) -> tuple[int, int]:
+    """How many of the settings' instances are there at once, at least and at most."""
+    there = [each for each in settings.instances if not each.left]
+    edges = {0.0, *(each.from_s for each in there), *(each.until_s for each in there if each.until_s is not None)}
+    counts = [sum(each.from_s <= at and (each.until_s is None or at < each.until_s) for each in there) for at in edges]
+    return min(counts), max(counts)
+
+
+def from_second(settings: SimulationSettings, start: float) -> SimulationSettings:
+    """The same run from `start` seconds on, without the instances that had left by then. One stage may be there
+    without the other, as in the whole run: collocated instances prefill for themselves and decode for others. Times of
+    failures are of the run that begins then.
+
+    Raises ConfigError where nobody is left who serves.
+    """
+    instances = tuple(_seen_from(each, start) for each in settings.instances)
+    roles = {each.role for each in instances if not each.left}
+    if not roles:
+        raise ConfigError("no instance was there any more when its requests came", field="instances")
+    if len(roles) == 1 and Role.COLLOCATED not in roles:
+        (alone,) = roles
+        raise ConfigError(f"only {alone} instances were still there when its requests came", field="instances")
+    return replace(settings, instances=instances)
+
+
+def _seen_from(each: InstanceSettings, start: float) -> InstanceSettings:
+    if each.left or (each.until_s is not None and each.until_s <= start):
+        return replace(each, left=True)
+    until_s = None if each.until_s is None else each.until_s - start
+    return replace(each, from_s=max(0.0, each.from_s - start), until_s=until_s)

@@ -1,0 +1,1 @@
+"""What a simulation found: results, summaries, tables, charts and pages."""

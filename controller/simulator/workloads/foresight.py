@@ -1,0 +1,98 @@
+"""What an analyser foresees of programs: everything, nothing but a mean, or the truth with a stated error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from controller.core.estimates import LengthBound
+from controller.core.noise import standard_normal
+from controller.predict.foresight import KnownLength, MeanLength, NoisyBounds, checked_error
+from controller.simulator.workloads.programs import Call, Program, Speeds, calls_after, stage_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Lengths and graphs as they will be (Concord's starred variant)."""
+
+    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+        return KnownLength(output_tokens)
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        return [stage_seconds(stage, speeds) for stage in program.stages]
+
+    def tokens(self, program: Program) -> float:
+        return float(program.tokens)
+
+    def later(self, program: Program, stage: int) -> Call:
+        return calls_after(program, stage)
+
+    @property
+    def optimism(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """Truth times lognormal errors: `length_error` of an answer's remaining tokens (bound at `quantile` standard
+    deviations), `graph_error` of each stage's time and of the program's tokens (later ones included). The numbers are
+    ours; the paper shows its predictors' errors only as curves."""
+
+    length_error: float = 0.5
+    quantile: float = 1.28
+    graph_error: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checked_error(self.length_error, "length_error")
+        checked_error(self.graph_error, "graph_error")
+
+    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+        return NoisyBounds(call_id, output_tokens, self.length_error, self.quantile, self.seed)
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        return [
+            stage_seconds(stage, speeds) * math.exp(self._z(f"{program.id}/{number}"))
+            for number, stage in enumerate(program.stages)
+        ]
+
+    def tokens(self, program: Program) -> float:
+        return program.tokens * self._factor(program)
+
+    def later(self, program: Program, stage: int) -> Call:
+        return calls_after(program, stage, self._factor(program))
+
+    def _factor(self, program: Program) -> float:
+        return math.exp(self._z(f"{program.id}/tokens"))
+
+    @property
+    def optimism(self) -> float:
+        return math.exp(-self.quantile * self.graph_error)
+
+    def _z(self, name: str) -> float:
+        return self.graph_error * standard_normal(name, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """No analyser: every call is believed to have the mean answer, every stage to take equally long, every program to
+    be worth the same."""
+
+    mean_output: int
+    mean_tokens: float
+
+    def length(self, call_id: str, output_tokens: int) -> LengthBound:
+        return MeanLength(self.mean_output)
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        return [self.mean_output * speeds.token_s] * len(program.stages)
+
+    def tokens(self, program: Program) -> float:
+        return self.mean_tokens
+
+    def later(self, program: Program, stage: int) -> Call:
+        return Call(0, 0)
+
+    @property
+    def optimism(self) -> float:
+        return 0.0

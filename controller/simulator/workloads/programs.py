@@ -1,0 +1,266 @@
+"""Programs: stages of parallel calls, each stage released when the one before has ended and its tool has run.
+
+Concord ch. 3 and sec. 4.1: a compound request earns the input and output tokens of *all* its calls if the last one
+ends by the end-to-end deadline, and nothing otherwise. Each stage has an amortised deadline, phi(s) x D, phi the
+accumulated share of time up to stage s (worked example C6). A single request is a program of one call: then its own
+promise decides (paced token by token, or a deadline).
+
+What schedulers are told of lengths and graphs are beliefs (`Foresight`), never the truth, unless the oracle is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from controller.core.errors import ConfigError
+from controller.core.estimates import Estimate, LengthBound
+from controller.core.types import Outcome, Targets
+from controller.simulator.report.results import ProgramRecord
+from controller.simulator.workloads.demand import Demand
+from controller.simulator.workloads.mixes import PATIENT_S
+from controller.simulator.workloads.stage_deadlines import accumulated_shares, checked_rule, stage_due
+from controller.simulator.workloads.stage_pace import StagePace
+
+
+class Call(NamedTuple):
+    """One LLM call, tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Stage(NamedTuple):
+    """`tool_s`: what runs between the end of its calls and the next stage."""
+
+    calls: tuple[Call, ...]
+    tool_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`targets`: of a single paced request (no deadline), or the end-to-end deadline of the whole."""
+
+    id: str
+    at: float
+    kind: str
+    stages: tuple[Stage, ...]
+    targets: Targets
+
+    def __post_init__(self) -> None:
+        if not self.stages or not all(stage.calls for stage in self.stages):
+            raise ConfigError(f"program {self.id!r} needs stages, each with calls", field="stages")
+        if self.targets.deadline_s is None and (len(self.stages) > 1 or len(self.stages[0].calls) > 1):
+            raise ConfigError(f"program {self.id!r} of several calls needs a deadline", field="deadline_s")
+
+    @property
+    def tokens(self) -> int:
+        return sum(call.prompt_tokens + call.output_tokens for stage in self.stages for call in stage.calls)
+
+    @property
+    def single(self) -> bool:
+        return len(self.stages) == 1 and len(self.stages[0].calls) == 1
+
+
+def calls_after(program: Program, stage: int, factor: float = 1.0) -> Call:
+    """Tokens of all later calls as one, times `factor`."""
+    calls = [call for each in program.stages[stage + 1 :] for call in each.calls]
+    prompt, output = sum(call.prompt_tokens for call in calls), sum(call.output_tokens for call in calls)
+    return Call(round(factor * prompt), round(factor * output))
+
+
+class Speeds(NamedTuple):
+    """Seconds a token, for the shares of stages and the time a program needs at least."""
+
+    token_s: float = 0.03
+    prefill_s: float = 1e-4
+
+    def times(self, factor: float) -> Speeds:
+        return Speeds(factor * self.token_s, factor * self.prefill_s)
+
+
+def longest_call_s(stage: Stage, speeds: Speeds) -> float:
+    return max(call.output_tokens * speeds.token_s + call.prompt_tokens * speeds.prefill_s for call in stage.calls)
+
+
+def stage_seconds(stage: Stage, speeds: Speeds) -> float:
+    """Of its longest call, and its tool."""
+    return longest_call_s(stage, speeds) + stage.tool_s
+
+
+class Foresight(Protocol):
+    """What a request analyser believes. Deterministic for a program or call."""
+
+    def length(self, call_id: str, output_tokens: int) -> LengthBound: ...
+
+    def seconds(self, program: Program, speeds: Speeds) -> list[float]:
+        """Of each stage."""
+        ...
+
+    def tokens(self, program: Program) -> float:
+        """Of all calls of the program."""
+        ...
+
+    def later(self, program: Program, stage: int) -> Call:
+        """Prompt and output tokens of all calls after this stage."""
+        ...
+
+    @property
+    def optimism(self) -> float:
+        """Times `seconds` is what stages take at least."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    program: Program
+    tokens: float
+    seconds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)  # seconds of each stage at best
+    stage: int = 0  # the next one
+    running: int = 0
+    lost: bool = False
+    earned: int = 0
+    calls: int = 0
+    ended_at: float = 0.0
+    attained: bool = True
+
+
+@dataclass(slots=True)
+class Programs:
+    """Of one run. `count`: what a program's goodput is counted in, "tokens" or "requests" (then each is worth 1).
+    `pace`: learns how much longer than at `speeds` stages take; None: they are believed to take that long.
+    `stage_deadlines`: the rule by which a stage has its part of the deadline (stage_deadlines.py)."""
+
+    programs: Sequence[Program]
+    foresight: Foresight
+    speeds: Speeds = field(default_factory=Speeds)
+    count: str = "tokens"
+    pace: StagePace | None = None
+    stage_deadlines: str = "accumulated"
+    records: list[ProgramRecord] = field(default_factory=list)
+    _open: dict[str, _Open] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count not in ("tokens", "requests"):
+            raise ConfigError(f"unknown count {self.count!r}; valid: requests, tokens", field="count")
+        if len({program.id for program in self.programs}) != len(self.programs):
+            raise ConfigError("two programs have the same id", field="programs")
+        checked_rule(self.stage_deadlines)
+
+    def first(self) -> list[Demand]:
+        """Calls of the first stages, with which the workload begins."""
+        found: list[Demand] = []
+        for program in self.programs:
+            opened = self._open[program.id] = _Open(program, self.foresight.tokens(program))
+            found += self._release(opened, program.at)
+        return found
+
+    def arrived(self, demand: Demand) -> Demand:
+        """A call that was there from the beginning (`first`), as it is believed to be by now."""
+        opened = self._open.get(demand.workflow)
+        if opened is None or opened.program.single or self.pace is None:
+            return demand
+        self._look_ahead(opened)
+        return self._demand(opened, 0, demand.id, Call(demand.prompt_tokens, demand.output_tokens), demand.at)
+
+    def _look_ahead(self, opened: _Open) -> None:
+        speeds = self.speeds.times(self.pace.factor) if self.pace is not None else self.speeds
+        opened.seconds = self.foresight.seconds(opened.program, speeds)
+        opened.shares = accumulated_shares(opened.seconds)
+        lowest = self.speeds.times(self.pace.lowest) if self.pace is not None else self.speeds
+        opened.least = self.foresight.seconds(opened.program, lowest)
+
+    def ended(self, demand: Demand, outcome: Outcome, attained: bool, goodput: int, now: float) -> list[Demand]:
+        """A call ended: what comes next, if it was its stage's last. A lost call loses the program."""
+        opened = self._open.get(demand.workflow)
+        if opened is None:
+            return []
+        program = opened.program
+        opened.running -= 1
+        opened.calls += 1
+        opened.lost |= outcome is not Outcome.OK
+        opened.ended_at = now
+        if program.single:
+            opened.earned, opened.attained = goodput, attained
+        if opened.running:
+            return []
+        done = opened.stage == len(program.stages)
+        if opened.lost or done:
+            self._close(opened)
+            return []
+        return self._release(opened, now + program.stages[opened.stage - 1].tool_s)
+
+    def finished(self, now: float) -> list[ProgramRecord]:
+        """The run is over: what is still open is lost."""
+        for opened in list(self._open.values()):
+            opened.lost, opened.ended_at = True, now
+            self._close(opened)
+        return self.records
+
+    def _close(self, opened: _Open) -> None:
+        program, took = opened.program, opened.ended_at - opened.program.at
+        deadline = program.targets.deadline_s
+        if not program.single:
+            opened.attained = not opened.lost and deadline is not None and took <= deadline + 1e-9
+            opened.earned = program.tokens if opened.attained else 0
+            if self.pace is not None and opened.attained:
+                alone = math.fsum(longest_call_s(stage, self.speeds) for stage in program.stages)
+                self.pace.observe(took - math.fsum(stage.tool_s for stage in program.stages[:-1]), alone)
+        self.records.append(
+            ProgramRecord(
+                program.id, program.at, program.kind, len(program.stages), opened.calls, program.tokens,
+                None if opened.lost else took, deadline, opened.attained and not opened.lost, opened.earned,
+            )
+        )  # fmt: skip
+        del self._open[program.id]
+
+    def _release(self, opened: _Open, at: float) -> list[Demand]:
+        self._look_ahead(opened)
+        number, stage = opened.stage, opened.program.stages[opened.stage]
+        found = [
+            self._demand(opened, number, f"{opened.program.id}/{number}.{index}", call, at)
+            for index, call in enumerate(stage.calls)
+        ]
+        opened.stage += 1
+        opened.running = len(found)
+        return found
+
+    def _demand(self, opened: _Open, stage: int, call_id: str, call: Call, at: float) -> Demand:
+        program, deadline = opened.program, opened.program.targets.deadline_s
+        length = self.foresight.length(call_id, call.output_tokens)
+        program_id = "" if program.single else program.id
+        if deadline is None:
+            targets = program.targets
+            paced_end = at + targets.ttft_s + (length.upper(0) - 1) * targets.tpot_s
+            paced = self.count == "tokens"
+            estimate = Estimate(
+                length, 1.0, each_token=paced, due=at + targets.ttft_s, latest=paced_end, likely_latest=paced_end
+            )
+        else:
+            whole, share = math.fsum(opened.seconds), opened.shares[stage]
+            due = stage_due(self.stage_deadlines, opened.seconds, stage, program.at, at, deadline)
+            end, later_s = program.at + deadline, (1.0 - share) * whole
+            latest = end - math.fsum(opened.least[stage + 1 :]) * self.foresight.optimism
+            worth = opened.tokens if self.count == "tokens" else 1.0
+            later = self.foresight.later(program, stage)
+            estimate = Estimate(
+                length, worth, due=due, latest=latest, program=program_id, likely_latest=end - later_s,
+                later_output=later.output_tokens, later_prompt=later.prompt_tokens,
+            )  # fmt: skip
+            left = max(1e-3, due - at)
+            targets = Targets(left, left, left, PATIENT_S)
+        return Demand(
+            id=call_id,
+            at=at,
+            prompt_tokens=call.prompt_tokens,
+            output_tokens=call.output_tokens,
+            targets=targets,
+            slo_class=program.kind,
+            workflow=program.id,
+            estimate=estimate,
+            may_defer=not program.single,  # a stage that is late loses nothing yet: what is promised is the whole
+        )

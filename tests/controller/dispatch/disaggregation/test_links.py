@@ -1,0 +1,286 @@
+"""Links in the migrator: avoided when down, closed after failures in a row, counted where a placement asks."""
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.errors import ConfigError
+from controller.core.kv_links import KvMoved, LinkState
+from controller.core.types import InstanceSpec, LatencyCoefficients, Role
+from controller.dispatch import build_dispatcher, build_migrator
+from controller.dispatch.disaggregation.link_book import LinkBook, Trial
+from controller.dispatch.disaggregation.transfers import State
+from tests.controller.dispatch.fleet import request
+
+STEP = LatencyCoefficients(0.01, 1e-4, 0.0, 0.02, 0.0, 0.001)  # a decode step of n sequences: 20 + n ms
+MOVED = KvMoved(bytes=100_000, tokens=100, seconds=0.01)  # 1,000 bytes a token
+
+
+def up(name, role=Role.DECODE):
+    return ev.InstanceUp(InstanceSpec(name, "m", latency=STEP, max_num_seqs=32, role=role))
+
+
+def done(name, now=0.0, source="p", **more):
+    asked = request(name, arrival=now, **more)
+    return ev.PrefillDone(asked, source, asked.prompt_tokens)
+
+
+def fleet(*prefill, decoders=2, **overrides):
+    made = build_migrator("slackline", overrides)
+    made.handle([up(f"d{i}") for i in range(decoders)] + [up(name, Role.PREFILL) for name in ("p", *prefill)], 0.0)
+    return made
+
+
+def seen(source, target, state=LinkState.DOWN, bandwidth=None, latency=None):
+    return ev.LinkSeen(source, target, state, bandwidth, latency)
+
+
+def on_its_way(now):
+    return Trial.ON_ITS_WAY
+
+
+def targets(reply):
+    return [(action.request.id, action.target) for action in reply.actions if isinstance(action, ev.Place)]
+
+
+def of(reply, kind):
+    return [action for action in reply.actions if isinstance(action, kind)]
+
+
+# ---- the book -------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_nobody_spoke_of_is_usable_and_unmeasured():
+    book = LinkBook(3, 2.0)
+    assert book.usable(("p", "d"), 0.0)
+    assert book.move_s(("p", "d"), 100) is None
+
+
+def test_failures_in_a_row_close_a_link_each_time_for_twice_as_long():
+    book, pair = LinkBook(2, 2.0), ("p", "d")
+    book.failed(pair, "a", 0.0)
+    assert book.usable(pair, 0.0)
+    book.failed(pair, "b", 1.0)
+    assert (book.usable(pair, 2.9), book.usable(pair, 3.0)) == (False, True)
+    book.placed(pair, "c", on_its_way, 3.0)
+    book.failed(pair, "c", 3.0)
+    assert (book.usable(pair, 6.9), book.usable(pair, 7.0)) == (False, True)
+    book.moved(pair, None)
+    book.failed(pair, "d", 8.0)
+    assert book.usable(pair, 8.0), "one that arrived makes it as good as new"
+
+
+def test_no_link_stays_closed_for_more_than_half_a_minute():
+    book, pair = LinkBook(1, 2.0), ("p", "d")
+    for turn in range(8):
+        book.placed(pair, turn, on_its_way, 100.0 * turn)
+        book.failed(pair, turn, 100.0 * turn)
+    assert (book.usable(pair, 729.9), book.usable(pair, 730.0)) == (False, True)
+
+
+def test_many_that_fail_at_once_close_it_no_longer_than_the_first_few():
+    book, pair = LinkBook(3, 2.0), ("p", "d")
+    for name in range(8):
+        book.failed(pair, name, 1.0)
+    assert (book.usable(pair, 2.9), book.usable(pair, 3.0)) == (False, True)
+    book.failed(pair, "heard of later", 2.9)
+    book.failed(pair, "and after that", 5.0)
+    assert book.usable(pair, 5.0), "both were sent before"
+
+
+def test_one_that_was_sent_before_neither_ends_nor_fails_the_trial():
+    book, pair = LinkBook(1, 2.0), ("p", "d")
+    book.failed(pair, "first", 0.0)
+    book.placed(pair, "trial", on_its_way, 2.0)
+    book.failed(pair, "straggler", 2.1)
+    assert book.tried(pair, 2.0, 2.2), "by the same one, and closed to others for no other reason"
+    book.failed(pair, "trial", 2.5)
+    assert not book.tried(pair, 2.0, 2.5)
+    assert (book.usable(pair, 6.4), book.usable(pair, 6.5)) == (False, True)
+
+
+def test_a_trial_that_arrives_opens_it_whatever_failed_beside_it():
+    book, pair = LinkBook(2, 2.0), ("p", "d")
+    for name in ("first", "second"):
+        book.failed(pair, name, 0.0)
+    book.placed(pair, "trial", on_its_way, 2.0)
+    book.failed(pair, "straggler", 2.1)
+    book.moved(pair, None)
+    book.failed(pair, "another", 2.2)
+    assert book.usable(pair, 2.2), "failures in a row are counted anew"
+
+
+def test_what_its_engine_says_and_what_transfers_say_both_count():
+    book, pair = LinkBook(1, 2.0), ("p", "d")
+    book.seen(pair, LinkState.UP, 1e6, 0.0)
+    book.failed(pair, "a", 0.0)
+    assert not book.usable(pair, 0.1), "it answers, and loses what is sent over it"
+    book.moved(pair, None)
+    book.seen(pair, LinkState.DOWN, None, None)
+    assert not book.usable(pair, 0.2)
+    (view,) = book.views(0.2)
+    assert (view.state, view.closed, view.bandwidth_bytes_s) == (LinkState.DOWN, False, 1e6)
+
+
+def test_time_of_a_move_from_bandwidth_else_from_transfers():
+    book = LinkBook(3, 2.0)
+    book.moved(("p", "d"), MOVED)
+    assert book.move_s(("p", "d"), 200) == pytest.approx(0.02), "as the last one went"
+    book.seen(("p", "d"), LinkState.UP, 1e6, 0.005)
+    assert book.move_s(("p", "d"), 200) == pytest.approx(0.205), "200,000 bytes at a million a second"
+    book.seen(("p", "e"), LinkState.UP, 2e6, 0.0)
+    assert book.move_s(("p", "e"), 200) == pytest.approx(0.1), "the model's KV is as large on another link"
+
+
+def test_an_instance_that_comes_back_begins_anew():
+    book = LinkBook(1, 2.0)
+    book.failed(("p", "d"), "a", 0.0)
+    book.forget("d", {"p"})
+    assert book.usable(("p", "d"), 0.1)
+
+
+@pytest.mark.parametrize("name", ["link_failures", "link_closed_s", "link_patience_s"])
+def test_wrong_settings_are_named(name):
+    with pytest.raises(ConfigError) as raised:
+        build_dispatcher("slackline", {"migrator": {name: 0}})
+    assert raised.value.field == name
+
+
+# ---- the migrator ---------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_is_down_is_avoided_and_used_again_when_it_is_back():
+    made = fleet()
+    assert targets(made.handle([seen("p", "d0"), done("a"), done("b")], 0.0)) == [("a", "d1"), ("b", "d1")]
+    made.handle([ev.TransferDone(name, "d1") for name in "ab"] + [ev.Finished(name, 10) for name in "ab"], 0.5)
+    back = made.handle([seen("p", "d0", LinkState.UP), done("c", 1.0)], 1.0)
+    assert targets(back) == [("c", "d0")]
+
+
+def test_a_degraded_link_is_no_reason_to_go_elsewhere():
+    made = fleet()
+    assert targets(made.handle([seen("p", "d0", LinkState.DEGRADED), done("a")], 0.0)) == [("a", "d0")]
+
+
+def test_with_every_link_down_it_is_prefilled_again_where_one_is_not():
+    made = fleet("q")
+    reply = made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
+    (again,) = of(reply, ev.PrefillAgain)
+    assert (again.request.id, again.avoid, again.decision.reason) == ("a", {"p"}, "links_down")
+    assert of(reply, ev.FreeKv) == [ev.FreeKv("a", "p")]
+    assert made.state_of("a") is None
+
+
+def test_a_collocated_instance_needs_no_link():
+    made = fleet()
+    made.handle([up("c", Role.COLLOCATED)], 0.0)
+    reply = made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
+    assert [again.avoid for again in of(reply, ev.PrefillAgain)] == [{"p"}]
+
+
+def test_nowhere_else_to_go_it_waits_for_the_link_and_then_tries_it():
+    made = fleet("q")
+    down = [seen(source, target) for source in "pq" for target in ("d0", "d1")]
+    reply = made.handle([*down, done("a")], 0.0)
+    assert (targets(reply), of(reply, ev.PrefillAgain)) == ([], [])
+    assert reply.wake_at is not None
+    assert targets(made.handle([ev.Woke()], 1.9)) == []
+    assert targets(made.handle([ev.Woke()], 2.0)) == [("a", "d0")]
+
+
+def test_a_link_that_only_failed_lately_is_taken_where_there_is_no_other_way():
+    """The pause after a failure is the request's own: 0.05 s, doubled each time."""
+    made = fleet(decoders=1, migrator={"link_failures": 1})
+    made.handle([done("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0"), ev.TransferFailed("a", "d0", "transfer_failed")], 0.0)
+    assert targets(made.handle([ev.Woke()], 0.05)) == []
+    assert targets(made.handle([ev.Woke()], 0.1)) == [("a", "d0")]
+
+
+def test_a_link_that_comes_back_is_taken_at_once():
+    made = fleet()
+    made.handle([seen("p", "d0"), seen("p", "d1"), done("a")], 0.0)
+    assert targets(made.handle([seen("p", "d1", LinkState.UP)], 0.5)) == [("a", "d1")]
+
+
+def test_transfers_that_fail_in_a_row_close_their_link_for_everybody():
+    made = fleet(migrator={"link_failures": 2})
+    for name in ("a", "b"):
+        ((_, target),) = targets(made.handle([done(name, tpot=0.03)], 0.0))
+        assert target == "d0"
+        made.handle([ev.TransferStarted(name, "d0"), ev.TransferFailed(name, "d0", "transfer_failed")], 0.0)
+        made.handle([ev.TransferDone(name, "d1"), ev.Finished(name, 10)], 0.1)
+    assert targets(made.handle([done("c", 0.2)], 0.2)) == [("c", "d1")]
+    made.handle([ev.TransferDone("c", "d1"), ev.Finished("c", 10)], 0.3)
+    assert targets(made.handle([done("d", 2.5)], 2.5)) == [("d", "d0")], "the trial"
+
+
+def test_transfers_cut_by_one_blip_close_their_link_for_as_long_as_one_would():
+    made = fleet(decoders=1)
+    names = [f"r{number}" for number in range(8)]
+    made.handle([done(name) for name in names], 0.0)
+    cut = [ev.TransferFailed(name, "d0", "cut") for name in names]
+    made.handle([*(ev.TransferStarted(name, "d0") for name in names), *cut], 0.0)
+    assert not made.links.usable(("p", "d0"), 1.9)
+    assert made.links.usable(("p", "d0"), 2.0)
+
+
+def test_an_overdue_transfer_says_why_it_is_undone():
+    made = fleet(decoders=1, migrator={"moving_timeout_s": 1.0})
+    made.handle([done("a"), ev.TransferStarted("a", "d0")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0")], 0.0)
+    assert of(made.handle([ev.Woke()], 1.0), ev.Abort) == [ev.Abort("a", "d0", "moving_timeout")]
+    assert made.state_of("a") is State.WAITING
+
+
+def test_what_is_prefilled_again_goes_elsewhere_if_it_can():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("p", Role.PREFILL), up("q", Role.PREFILL)], 0.0)
+    for avoided, other in (("p", "q"), ("q", "p")):
+        reply = dispatcher.handle([ev.Arrived(request(f"r-{avoided}"), frozenset({avoided}))], 0.0)
+        assert [action.instance_id for action in of(reply, ev.Send)] == [other]
+
+
+# ---- tpot_linked ----------------------------------------------------------------------------------------------------
+
+
+def linked(**speeds):
+    made = build_migrator("slackline", {"migration": {"name": "tpot_linked"}})
+    made.handle([up("d0"), up("d1"), up("d2"), up("p", Role.PREFILL)], 0.0)
+    made.handle([ev.PrefillDone(request("first", prompt=100), "p", 100)], 0.0)
+    made.handle([ev.TransferStarted("first", "d0"), ev.TransferDone("first", "d0", MOVED)], 0.0)
+    made.handle([ev.Finished("first", 10)], 0.0)
+    made.handle([seen("p", name, LinkState.UP, speed, 0.0) for name, speed in speeds.items()], 0.0)
+    return made
+
+
+def test_the_instance_that_it_joins_the_soonest_is_asked_first():
+    """1,000 tokens are a megabyte: 1 s to d0, 10 ms to d1, half a second to d2. An idle step takes 21 ms."""
+    assert targets(linked(d0=1e6, d1=1e8, d2=2e6).handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d1")]
+
+
+def test_equal_ways_decide_nothing():
+    """Then the one placed at least recently is asked, as without links."""
+    made = linked(d0=1e8, d1=1e8, d2=1e8)
+    assert targets(made.handle([done("a", prompt=1000)], 1.0)) == [("a", "d1")]
+
+
+def test_the_time_on_the_way_counts_against_its_pace():
+    """9 tokens at 30 ms each after the first: half a second on the way leaves less than nothing, 10 ms leave 28.9."""
+    made = linked(d0=2e6, d1=2e6, d2=1e8)
+    made.handle([done("busy", prompt=10, tpot=0.022, output=100)], 1.0)
+    assert targets(made.handle([done("a", prompt=1000, tpot=0.03, output=10)], 1.0))[-1] == ("a", "d2")
+
+
+def test_an_unmeasured_link_is_as_good_as_the_mean():
+    """d0 takes 1 s, d1 10 ms; d2 nobody measured: 505 ms."""
+    made = linked(d0=1e6, d1=1e8)
+    made.handle([seen("p", "d1")], 1.0)
+    assert targets(made.handle([done("a", prompt=1000, tpot=2.0)], 1.0)) == [("a", "d2")]
+
+
+def test_a_pair_whose_links_are_all_down_begins_anew_in_the_moment_it_is_sent():
+    made = fleet("q")
+    sent = ev.PrefillSent(request("a"), "p", paired=True)
+    (again,) = of(made.handle([seen("p", "d0"), seen("p", "d1"), sent], 0.0), ev.PrefillAgain)
+    assert (again.request.id, again.avoid) == ("a", {"p"})
+    assert made.state_of("a") is None

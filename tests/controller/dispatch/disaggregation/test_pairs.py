@@ -1,0 +1,85 @@
+"""Stages that begin together: the decode stage is placed when the prompt is sent, time-outs count when it has ended."""
+
+from __future__ import annotations
+
+from controller.core import events as ev
+from controller.core.types import InstanceSpec, Role
+from controller.dispatch import build_migrator
+from controller.dispatch.disaggregation.transfers import State
+from tests.controller.dispatch.disaggregation.decoders import STEP, migrator, of, places, up
+from tests.controller.dispatch.fleet import request
+
+PATIENCE = {"migrator": {"placed_timeout_s": 1.0, "moving_timeout_s": 2.0, "retry_s": 0.05}}
+
+
+def sent(name: str, prefill_s: float = 0.5, source: str = "p", **more) -> ev.PrefillSent:
+    return ev.PrefillSent(request(name, **more), source, paired=True, prefill_s=prefill_s)
+
+
+def test_a_pair_is_placed_when_its_prompt_is_sent() -> None:
+    made = migrator()
+    assert places(made.handle([sent("a")], 0.0)) == [("a", "d0")]
+    assert made.state_of("a") is State.PLACED
+    alone = ev.PrefillSent(request("b"), "p")
+    assert places(made.handle([alone], 0.0)) == []
+
+
+def test_its_pace_counts_from_when_its_first_token_is_expected() -> None:
+    made = migrator()
+    (place,) = of(made.handle([sent("a", prefill_s=3.0, tpot=0.03)], 0.0), ev.Place)
+    assert place.decision.figures["pace_s"] == 0.03 + 3.0 / 9
+    assert place.decision.figures["kv_tokens"] == request("a").prompt_tokens
+
+
+def test_one_token_goes_in_a_pair_too() -> None:
+    asked = request("a", output=1)
+    asked.max_tokens = 1
+    made = migrator()
+    assert places(made.handle([ev.PrefillSent(asked, "p", paired=True)], 0.0)) == [("a", "d0")]
+    assert places(made.handle([ev.PrefillSent(asked, "p")], 0.0)) == []
+
+
+def test_a_long_prompt_is_no_slow_transfer() -> None:
+    made = migrator(**PATIENCE)
+    made.handle([sent("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0")], 0.0)
+    assert of(made.handle([ev.Woke()], 100.0), ev.Abort) == []
+    made.handle([ev.PrefillDone(request("a"), "p", 10)], 101.0)
+    assert made.state_of("a") is State.MOVING
+    assert of(made.handle([ev.Woke()], 102.9), ev.Abort) == []
+    (abort,) = of(made.handle([ev.Woke()], 103.0), ev.Abort)
+    assert (abort.request_id, abort.instance_id) == ("a", "d0")
+
+
+def test_a_decode_engine_that_fails_is_replaced_by_another() -> None:
+    made = migrator(decoders=2)
+    ((_, first),) = places(made.handle([sent("a")], 0.0))
+    reply = made.handle([ev.TransferStarted("a", first), ev.TransferFailed("a", first, "unreachable")], 0.1)
+    ((_, second),) = places(reply)
+    assert {first, second} == {"d0", "d1"}
+
+
+def test_a_prefill_that_ends_after_the_first_token_changes_nothing() -> None:
+    made = migrator()
+    made.handle([sent("a")], 0.0)
+    made.handle([ev.TransferStarted("a", "d0"), ev.TransferDone("a", "d0")], 0.0)
+    assert made.handle([ev.PrefillDone(request("a"), "p", 10)], 0.1).actions == []
+    assert made.state_of("a") is State.COMMITTED
+
+
+def test_only_engines_of_its_kind_read_its_kv() -> None:
+    made = build_migrator("hyperflexis")
+    made.handle([up("v"), up("s", backend="sglang"), up("p", Role.PREFILL, backend="sglang")], 0.0)
+    for index in range(3):
+        assert places(made.handle([sent(f"a{index}")], 0.0)) == [(f"a{index}", "s")]
+    other = ev.InstanceUp(InstanceSpec("q", "m", latency=STEP, role=Role.PREFILL))
+    made.handle([other], 0.0)
+    assert places(made.handle([ev.PrefillDone(request("b"), "q", 10)], 0.0)) == [("b", "v")]
+
+
+def test_what_became_of_an_earlier_attempt_does_not_undo_the_new_one() -> None:
+    made = migrator()
+    made.handle([sent("a")], 0.0)
+    reply = made.handle([ev.InstanceDown("p"), sent("a", source="q")], 0.1)
+    assert of(reply, ev.PrefillAgain) == []
+    assert places(reply) == [("a", "d0")]

@@ -1,0 +1,119 @@
+"""Engines asked together: who hangs or fails holds nobody up, and threads have a bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import pytest
+
+from workers.actions.parallel_calls import Asker
+
+LONG_S = 60.0  # however slow the test's machine: nothing here waits for it
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs does so until the test ends, or opens it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_all_are_heard_with_what_they_say_or_raise() -> None:
+    def fails() -> str:
+        raise ValueError("no")
+
+    heard = Asker().ask({"a": lambda: "yes", "b": fails}, LONG_S)
+    assert heard["a"].result() == "yes"
+    assert isinstance(heard["b"].exception(), ValueError)
+
+
+def test_who_hangs_is_missing_and_not_asked_again_until_it_is_over(gate: threading.Event) -> None:
+    asked: Counter[str] = Counter()
+
+    def hangs() -> str:
+        asked["h"] += 1
+        gate.wait()
+        return "late"
+
+    asker = Asker(patience_s=0.01)
+    calls = {"h": hangs, "a": lambda: "yes"}
+    assert "h" not in asker.ask(calls, 1.0)
+    began = time.monotonic()
+    for _ in range(5):
+        assert "h" not in asker.ask({"h": hangs}, LONG_S), "it was silent: nobody waits for it any more"
+    assert (asked["h"], time.monotonic() - began < LONG_S) == (1, True)
+    gate.set()
+    wait(asker._open.values(), LONG_S)
+    heard = asker.ask({"h": hangs}, LONG_S)
+    assert (heard["h"].result(), asked["h"]) == ("late", 1)
+
+
+def test_an_answer_to_an_old_question_is_not_told_but_asked_anew(gate: threading.Event) -> None:
+    """Its process may have done something else for minutes in between."""
+    said = iter(("old", "new"))
+
+    def slow() -> str:
+        word = next(said)
+        if word == "old":
+            gate.wait()
+        return word
+
+    asker = Asker(patience_s=0.01, fresh_s=0.05)
+    assert asker.ask({"h": slow}, 0.01) == {}
+    time.sleep(0.1)  # longer than an answer is fresh
+    gate.set()
+    wait(asker._open.values(), LONG_S)
+    while not (heard := asker.ask({"h": slow}, LONG_S)):
+        wait(asker._open.values(), LONG_S)
+    assert heard["h"].result() == "new"
+
+
+def test_threads_have_a_bound_and_who_answers_comes_before_who_hangs(gate: threading.Event) -> None:
+    running, lock = Counter[str](), threading.Lock()
+
+    def hangs() -> None:
+        with lock:
+            running["now"] += 1
+            running["most"] = max(running["most"], running["now"])
+        gate.wait()
+
+    asker = Asker(at_once=8, patience_s=0.01)
+    healthy = {f"h{n}": lambda: "yes" for n in range(40)}
+    assert asker.ask(healthy, LONG_S).keys() == healthy.keys()
+    silent = {f"s{n}": hangs for n in range(100)}
+    for _ in range(50):
+        heard = asker.ask({**silent, **healthy}, 0.5)
+        assert running["most"] <= 16
+        if healthy.keys() <= heard.keys():
+            break
+    assert healthy.keys() <= heard.keys()
+    assert sum(asker.silent(key) for key in silent) >= 8
+    assert not any(asker.silent(key) for key in healthy)
+
+
+def test_the_silent_take_turns(gate: threading.Event) -> None:
+    asked: Counter[int] = Counter()
+
+    def away(number: int) -> None:
+        asked[number] += 1
+        raise OSError
+
+    asker = Asker(at_once=4, patience_s=LONG_S)
+    calls = {number: (lambda number=number: away(number)) for number in range(20)}
+    for _ in range(3):
+        assert asker.ask(calls, LONG_S).keys() == calls.keys()
+    assert set(asked.values()) == {3}
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten(gate: threading.Event) -> None:
+    asker = Asker(patience_s=0.0)
+    asker.ask({"h": gate.wait}, 0.05)
+    gate.set()
+    wait(asker._open.values(), LONG_S)
+    assert asker.ask({}, LONG_S) == {}
+    assert (asker._open, asker._silent) == ({}, {})

@@ -1,0 +1,317 @@
+"""KV that moves while its prompt is still being computed: two real processes, and the answer is the single engine's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from controller.core.kv_links import KvMoved, moved_from_json
+from controller.core.steps import Chunk as StepChunk
+from controller.core.steps import FinishReason, Seq, SeqState, Step
+from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
+from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.test_engine import make_engine
+from workers.engine.http.errors import ApiError
+from workers.engine.http.streams import Stream
+from workers.engine.kv import links as kv_links
+from workers.engine.kv import server as kv_server
+from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.links import Links
+from workers.engine.kv.progress import Progress
+from workers.engine.kv.server import KvServer
+from workers.engine.kv.store import EmulatedKv
+from workers.engine.kv.transfer import Listener, Offer, Traffic
+from workers.engine.kv.wire import KvTransferError
+
+PROMPT = list(range(10, 330))
+LAYERS, TOKEN_BYTES = 4, 1024
+WHOLE = LAYERS * TOKEN_BYTES * len(PROMPT)
+OPTIONS = (
+    *("--model", "tiny", "--max-model-len", "512", "--kv-blocks", "64", "--no-enable-prefix-caching"),
+    *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(TOKEN_BYTES), "--shutdown-timeout", "0"),
+)
+SLOW = {
+    "continuous": ("--profile", "constant:800ms", "--max-num-batched-tokens", "160"),  # the prompt takes two steps
+    "slackline": ("--profile", "constant:1600ms"),  # one, that is offered when three of four layers are passed
+}
+EARLY = {"do_remote_decode": True, "early": True}
+
+
+@pytest.fixture(scope="module", params=list(SLOW))
+def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, EngineProcess]]:
+    same = (*OPTIONS, "--scheduler", request.param)
+    prefill = (*same, *SLOW[request.param], "--role", "prefill")
+    with fleet(p=prefill, d=(*same, "--profile", "constant:2ms", "--role", "decode")) as engines:
+        yield engines
+
+
+def asked(params: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": PROMPT,
+        "max_tokens": 6,
+        "ignore_eos": True,
+        "kv_transfer_params": params,
+        **more,
+    }
+
+
+class Prefill:
+    """One under way: `offer` came with the headers, `ended` is set with the body."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.offer = orjson.loads(response.headers["x-slackline-kv-offer"])
+        self.body = asyncio.ensure_future(response.json())
+
+    @classmethod
+    async def begin(cls, session: aiohttp.ClientSession, **more: Any) -> Prefill:
+        response = await session.post(COMPLETIONS, json=asked(EARLY, max_tokens=1, **more))
+        assert response.status == 200
+        return cls(response)
+
+
+async def received(session: aiohttp.ClientSession, name: str = "received_bytes") -> float:
+    async with session.get("/metrics") as answer:
+        text = await answer.text()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"slackline_kv_{name} "))
+
+
+async def test_kv_moves_before_the_prefill_has_ended(sessions):
+    whole = await complete(sessions["d"], prompt=PROMPT, max_tokens=6, ignore_eos=True)
+    before = await received(sessions["d"])
+    prefill = await Prefill.begin(sessions["p"])
+    assert "first_token" not in prefill.offer
+    async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, stream=True)) as response:
+        assert response.status == 200, "blocks are reserved"
+
+        async def some_came() -> bool:
+            return await received(sessions["d"]) - before > WHOLE / 2 - 1
+
+        await until(some_came, "half of it, at least, was computed when the offer was made")
+        assert not prefill.body.done()
+        raw = await response.read()
+    said = await prefill.body
+    text = "".join(orjson.loads(event)["choices"][0]["text"] for event in events_of(raw)[:-1])
+    assert text == whole["choices"][0]["text"]
+    assert text.startswith(said["choices"][0]["text"])
+    moved = moved_in(raw)
+    assert moved.bytes == await received(sessions["d"]) - before == WHOLE
+    assert WHOLE / 2 <= moved.early_bytes < WHOLE, "all but the last layer, at most, of what the last step computes"
+    assert (await samples(sessions["p"]))["vllm:kv_cache_usage_perc", ""] == 0, "released once taken"
+
+
+def moved_in(raw: bytes) -> KvMoved:
+    comment = next(event for event in raw.split(b"\n\n") if event.startswith(b": kv "))
+    moved = moved_from_json(orjson.loads(comment[5:]))
+    assert moved is not None
+    return moved
+
+
+async def test_a_whole_answers_headers_come_with_its_kv(sessions):
+    prefill = await Prefill.begin(sessions["p"])
+    async with sessions["d"].post(COMPLETIONS, json=asked(prefill.offer, max_tokens=150)) as response:
+        assert not response.content.at_eof(), "150 steps of 2 ms are to come"
+        moved = moved_from_json(orjson.loads(response.headers["x-slackline-kv"]))
+        assert moved is not None
+        assert moved.early_bytes > 0
+        whole = await response.json()
+    assert whole["usage"]["completion_tokens"] == 150
+    await prefill.body
+
+
+async def test_a_prefill_that_is_aborted_ends_the_transfer_with_a_reason(sessions):
+    prefill = await Prefill.begin(sessions["p"], request_id="gone")
+    decode = asyncio.ensure_future(post(sessions["d"], COMPLETIONS, asked(prefill.offer)))
+    await asyncio.sleep(0.05)
+    told, said = await post(sessions["p"], "/abort_requests", {**FLEET, "request_ids": ["gone"]})
+    assert told == 200, said
+    status, answer = await decode
+    assert (status, answer["error"]["kv"]["reason"]) == (502, "kv_lost")
+    assert (await prefill.body)["choices"][0]["finish_reason"] == "abort"
+    assert (await samples(sessions["d"]))["vllm:kv_cache_usage_perc", ""] == 0
+
+
+async def test_of_a_stream_a_failed_transfer_is_an_error_inside_it(sessions):
+    prefill = await Prefill.begin(sessions["p"])
+    lost = prefill.offer | {"remote_port": 1}
+    async with sessions["d"].post(COMPLETIONS, json=asked(lost, stream=True)) as response:
+        assert response.status == 200
+        raw = await response.read()
+    assert raw.startswith(b'data: {"error"')
+    assert orjson.loads(raw[6:])["error"]["kv"]["reason"] == "unreachable"
+    assert b"[DONE]" not in raw
+    await prefill.body
+    body = asked(prefill.offer, stream=True)
+    async with sessions["d"].post(COMPLETIONS, json=body) as response:
+        assert (await response.read()).endswith(b"data: [DONE]\n\n"), "it can be pulled again"
+
+
+async def test_who_does_not_ask_gets_no_early_offer(sessions):
+    async with sessions["p"].post(COMPLETIONS, json=asked({"do_remote_decode": True}, max_tokens=1)) as response:
+        assert "x-slackline-kv-offer" not in response.headers
+        body = await response.json()
+    assert body["kv_transfer_params"]["first_token"] >= 0
+
+
+# ---- layer by layer, without engines --------------------------------------------------------------------------------
+
+
+class Source:
+    """A sequence in the middle of its prefill: a step computes its tokens 32 to 64, and `passed` layers are done."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.seq = Seq("s", 0.0, 64, 1, token_ids=list(range(64)), keep_kv=True, state=SeqState.RUNNING, computed=32)
+        self.progress = Progress(lambda step_id: self.passed if step_id == 7 else 0)
+        list(self.progress.began(Step(7, (StepChunk(self.seq, 32, 32, True),), (), 0)))
+
+    def end(self) -> None:
+        self.seq.computed, self.seq.output_tokens = 64, 1
+        self.seq.token_ids.append(9)
+        self.seq.state, self.seq.finish = SeqState.FINISHED, FinishReason.LENGTH
+
+
+STORE = EmulatedKv(layers=4, token_bytes=64)
+
+
+async def begin(source: Source, timeout_s: float = 5.0) -> tuple[asyncio.Task[Any], KvServer, Links, list[Seq]]:
+    taken: list[Seq] = []
+    server = KvServer(STORE, "t", {"s": source.seq}.get, taken.append, source.progress)
+    await server.start("127.0.0.1", 0)
+    links = Links(STORE, "t", Traffic(), timeout_s)
+    target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
+    return asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target)), server, links, taken
+
+
+async def settled(server: KvServer) -> int:
+    """Bytes sent once nothing more comes."""
+    await asyncio.sleep(0.1)
+    return server.traffic.sent_bytes
+
+
+async def test_layers_go_as_the_running_step_passes_them():
+    source = Source()
+    pulling, server, links, taken = await begin(source)
+    assert await settled(server) == 0
+    source.passed = 1
+    assert await settled(server) == 64 * 64, "the first layer, of all tokens: those of earlier steps too"
+    source.passed = 3
+    assert await settled(server) == 3 * 64 * 64
+    assert not pulling.done()
+    source.end()
+    moved, first_token = await pulling
+    assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
+    await asyncio.sleep(0.05)
+    assert taken == [source.seq]
+    links.close()
+    server.close()
+
+
+async def test_a_sequence_that_gave_its_blocks_back_is_waited_for():
+    source = Source()
+    pulling, server, links, _ = await begin(source)
+    source.passed = 2
+    await settled(server)
+    source.passed, source.seq.computed, source.seq.state = 0, 0, SeqState.WAITING
+    assert await settled(server) == 2 * 64 * 64
+    source.end()
+    moved, _ = await pulling
+    assert moved.bytes == 4 * 64 * 64
+    links.close()
+    server.close()
+
+
+async def test_waiting_for_a_long_prompt_is_no_stalled_transfer(monkeypatch):
+    monkeypatch.setattr(kv_server, "STILL_S", 0.05)
+    source = Source()
+    pulling, server, links, _ = await begin(source, timeout_s=1.0)
+    await asyncio.sleep(2.0)
+    assert not pulling.done()
+    source.end()
+    assert (await pulling)[1] == 9
+    links.close()
+    server.close()
+
+
+async def test_a_source_that_says_for_ever_that_it_computes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(kv_server, "STILL_S", 0.05)
+    monkeypatch.setattr(kv_links, "LONGEST_PREFILL_S", 0.5)
+    source = Source()
+    pulling, server, links, taken = await begin(source, timeout_s=0.3)
+    with pytest.raises(KvTransferError) as raised:
+        async with asyncio.timeout(5.0):
+            await pulling
+    assert (raised.value.reason, taken) == ("timeout", [])
+    links.close()
+    server.close()
+
+
+async def test_a_receiver_that_goes_away_while_it_waits_is_not_waited_for():
+    source = Source()
+    pulling, server, links, taken = await begin(source)
+    await settled(server)
+    pulling.cancel()
+    async with asyncio.timeout(0.8):  # sooner than the next word to it
+        while not server.traffic.failed:
+            await asyncio.sleep(0.01)
+    source.end()
+    assert (await settled(server), taken) == (0, [])
+    links.close()
+    server.close()
+
+
+async def test_a_prompt_whose_first_token_is_its_last_leaves_nothing_to_take_over():
+    source = Source()
+    pulling, server, links, taken = await begin(source)
+    source.end()
+    source.seq.finish = FinishReason.STOP
+    with pytest.raises(KvTransferError, match="nothing") as raised:
+        await pulling
+    assert (raised.value.reason, taken) == ("refused", [])
+    links.close()
+    server.close()
+
+
+@pytest.mark.parametrize("later", range(8))
+async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(later):
+    """At each turn of the loop around the end of the pull: the reservation is gone before the sequence can land."""
+    engine, _ = make_engine()
+    handover = Handover(engine, STORE, "t", "127.0.0.1")
+    stream = Stream(Seq("s-1", 0.0, 4, 8, token_ids=[1, 2, 3, 4]), (), wake_each=True)
+    loop = asyncio.get_running_loop()
+
+    def hang_up(turns: int) -> None:
+        engine.abort(stream.seq) if turns == 0 else loop.call_soon(hang_up, turns - 1)
+
+    async def pull(offer: Offer, seq: Seq, listener: Listener) -> tuple[KvMoved, int]:
+        hang_up(later)
+        return KvMoved(), 7
+
+    handover.links.pull = pull
+    handover.reserve(stream, Offer("h", 1, "r", 4))
+    with suppress(ApiError):
+        await handover.take_over(stream, Offer("h", 1, "r", 4))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not engine.failed
+    assert stream.finish is FinishReason.ABORT
+    engine.scheduler.check()
+
+
+def test_progress_counts_only_sequences_that_others_take():
+    plain = Seq("plain", 0.0, 64, 1)
+    progress = Progress(lambda step_id: 4)
+    assert list(progress.began(Step(1, (StepChunk(plain, 0, 64, True),), (), 0))) == []
+    assert progress.coming(plain) == 0
+    kept = Seq("kept", 0.0, 64, 1, keep_kv=True, state=SeqState.RUNNING)
+    assert list(progress.began(Step(2, (StepChunk(kept, 0, 32, False),), (), 0))) == []
+    assert (progress.coming(kept), progress.there(kept, 3, 32), progress.there(kept, 3, 33)) == (32, True, False)
+    assert list(progress.began(Step(3, (StepChunk(kept, 32, 32, True),), (), 0))) == [kept]
+    progress.forget(kept)
+    assert progress.coming(kept) == 0

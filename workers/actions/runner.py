@@ -1,0 +1,192 @@
+"""One look at each open action: ask the engine, act, record. Nothing waits here, so a killed worker loses nothing.
+
+All engines are asked first, together and for ASK_S at most; then each action is looked at in turn, for BUDGET_S, and
+the next look goes on where this one ended. So an engine that is slow and an action that fails hold up no other. What is
+done about each kind: `workers.actions.weight_loads`, `workers.actions.sleeping`, `workers.actions.role_switches`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from celery.exceptions import SoftTimeLimitExceeded
+from django.conf import settings
+from django.db import Error
+from django.utils import timezone
+
+from controller.core.messages import FleetMessage
+from controller.models import Action, Decision, Instance
+from controller.services.actions import action_keep, action_lease, actions_open
+from workers.actions import role_switches, sleeping, weight_loads
+from workers.actions.long_calls import LongCalls
+from workers.actions.parallel_calls import Asker
+from workers.actions.sglang_sleep import SglangSleepClient
+from workers.actions.sleep_client import ReferenceSleepClient, SleepClient
+from workers.actions.weights_client import EngineAway, WeightsClient
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.5  # for all engines together
+BUDGET_S = 3.0  # then no further action is begun; the task's limit is 7 s, and one action may take a few
+MOST = 128  # actions of one look
+ASKED = (Action.Kind.WEIGHTS_LOAD, Action.Kind.SLEEP, Action.Kind.WAKE)
+
+TIMEOUTS = {
+    Action.Kind.WEIGHTS_LOAD: weight_loads.LOAD_TIMEOUT,
+    Action.Kind.SLEEP: sleeping.TIMEOUT,
+    Action.Kind.WAKE: sleeping.TIMEOUT,
+    Action.Kind.ROLE_SWITCH: role_switches.TIMEOUT,
+}
+
+Client = Callable[[str], WeightsClient]
+SleepVerbs = Callable[[str], SleepClient]
+
+
+class Turn:
+    """Whose turn it is: the action at which the last look of this process ended."""
+
+    def __init__(self) -> None:
+        self._first = 0
+
+    def order(self, ids: Sequence[int]) -> list[int]:
+        return sorted(ids, key=lambda each: (each < self._first, each))[:MOST]
+
+    def ended_at(self, action_id: int) -> None:
+        """The first one that was not looked at any more; 0: all were."""
+        self._first = action_id
+
+
+CALLS, ASKER, TURN = LongCalls(), Asker(), Turn()
+
+
+class Asked(NamedTuple):
+    """How engines are talked to."""
+
+    weights: Client
+    sleep: SleepVerbs
+    calls: LongCalls
+
+
+class Heard:
+    """An engine whose first look is what it was heard to say, or its silence; all else goes to it."""
+
+    def __init__(self, engine: Any, said: Future[Any] | None) -> None:
+        self._engine, self._said = engine, said
+        self._first = True
+
+    def look(self) -> Any:
+        if not self._first:
+            return self._engine.look()
+        self._first = False
+        if self._said is None:
+            raise EngineAway("it has not answered yet")
+        return self._said.result()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def look(
+    fleet: list[FleetMessage],
+    client: Client | None = None,
+    sleep: SleepVerbs = SleepClient,
+    calls: LongCalls = CALLS,
+) -> list[Decision]:
+    """The open actions that nobody holds, once; the decisions of those that ended."""
+    ask = Asked(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
+    utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
+    known = actions_open()
+    waiting = TURN.order(known)
+    said = _ask(waiting, ask)
+    began, ended = time.monotonic(), []
+    for number, action_id in enumerate(waiting):
+        if number and time.monotonic() - began > BUDGET_S:
+            TURN.ended_at(action_id)
+            log.warning("%d of %d actions wait for the next look", len(known) - number, len(known))
+            return ended
+        decision = _one(action_id, partial(_look_at, utilisation=utilisation, ask=ask, said=said.get(action_id)))
+        ended += [decision] if decision is not None else []
+    TURN.ended_at(waiting[-1] + 1 if len(waiting) < len(known) else 0)
+    return ended
+
+
+def _ask(waiting: Sequence[int], ask: Asked) -> dict[int, Future[Any]]:
+    """What their engines say of themselves, by action; silence is missing."""
+    rows = Action.objects.filter(pk__in=waiting, kind__in=ASKED).select_related("instance")
+    there = [row for row in rows if row.instance.observed_state == Instance.Observed.READY and row.instance.url]
+    return ASKER.ask({row.pk: _engine(row, ask).look for row in there}, ASK_S)
+
+
+def _one(action_id: int, look_at: Callable[[Action], Decision | None]) -> Decision | None:
+    """One action's trouble, whatever it is, is not the others': it is told, and its lease runs out."""
+    action = None
+    try:
+        action = action_lease(action_id=action_id)
+        return None if action is None else look_at(action)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:
+        log.exception("action %s: look failed", action_id)
+        if action is not None and not isinstance(error, Error):
+            with contextlib.suppress(Error):
+                action_keep(
+                    action=action, release=False, error=f"the look failed: {type(error).__name__}: {error}"[:500]
+                )
+    return None
+
+
+def _look_at(
+    action: Action, *, utilisation: Mapping[str, float], ask: Asked, said: Future[Any] | None
+) -> Decision | None:
+    if action.kind == Action.Kind.FIRST_SERVED:
+        return weight_loads.first_served(action)
+    row, engine = action.instance, Heard(_engine(action, ask), said)
+    hindered = _hindered(action)
+    told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
+    if hindered is not None and not told:  # whatever it was told it must be known to have become
+        return _give_up(action, engine, *hindered)
+    if not told and (row.observed_state != Instance.Observed.READY or not row.url):
+        action_keep(action=action, error=f"its process is {row.observed_state}")
+        return None
+    match action.kind:
+        case Action.Kind.ROLE_SWITCH:
+            ended = role_switches.look_at(action, ask.calls)
+        case Action.Kind.WEIGHTS_LOAD:
+            ended = weight_loads.look_at(action, cast(WeightsClient, engine), utilisation)
+        case _:
+            ended = sleeping.look_at(action, cast(SleepClient, engine), ask.calls)
+    return ended
+
+
+def _hindered(action: Action) -> tuple[str, str] | None:
+    """Reason and error of what makes it pointless to go on."""
+    wanted = action.instance.desired_state
+    if wanted != Instance.Desired.RUNNING:
+        return "instance_not_wanted", f"the instance is wanted {wanted}"
+    limit = TIMEOUTS[Action.Kind(action.kind)]
+    if timezone.now() - action.created_at <= limit:
+        return None
+    return "timeout", f"not within {limit.total_seconds():.0f} s; {action.error}"
+
+
+def _engine(action: Action, ask: Asked) -> WeightsClient | SleepClient:
+    row = action.instance
+    if action.kind == Action.Kind.WEIGHTS_LOAD:
+        return ask.weights(row.url)
+    if row.backend == "reference":
+        return ReferenceSleepClient(row.url, settings.FLEET_TOKEN)
+    return SglangSleepClient(row.url) if row.backend == "sglang" else ask.sleep(row.url)
+
+
+def _give_up(action: Action, engine: Heard, reason: str, error: str) -> Decision | None:
+    if action.kind == Action.Kind.ROLE_SWITCH:
+        return role_switches.give_up(action, reason, error)
+    if action.kind == Action.Kind.WEIGHTS_LOAD:
+        return weight_loads.give_up(action, reason, error, weight_loads.tried(action, cast(WeightsClient, engine)))
+    return sleeping.give_up(action, reason, error, cast(SleepClient, engine))

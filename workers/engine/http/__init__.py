@@ -1,0 +1,1 @@
+"""The engine's HTTP side: requests checked, responses formatted, management endpoints."""

@@ -1,0 +1,135 @@
+"""The little of HTTP that an engine needs, straight on ASGI: bodies, JSON answers, errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from workers.engine.http.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+JSON_TYPE = b"application/json"
+logger = logging.getLogger(__name__)
+
+
+class Disconnected(Exception):
+    """The client went away before its request was complete."""
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = ("_receive", "_scope", "_send", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    @property
+    def method(self) -> str:
+        return str(self._scope["method"])
+
+    @property
+    def path(self) -> str:
+        return str(self._scope["path"])
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """By lower-case name; of a repeated header the last one."""
+        return dict(self._scope["headers"])
+
+    def query(self) -> dict[str, list[str]]:
+        return parse_qs(self._scope["query_string"].decode("latin-1"))
+
+    async def body(self) -> bytes:
+        received = bytearray()
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            received += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(received) > MAX_BODY_BYTES:
+                raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
+        return bytes(received)
+
+    async def json(self, empty: bool = False) -> dict[str, Any]:
+        """The body as an object. `empty`: without a body an empty one."""
+        raw = await self.body()
+        if empty and not raw:
+            return {}
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"the body is not valid JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ApiError("the body must be a JSON object")
+        return body
+
+    async def disconnected(self) -> None:
+        """Return when the client hangs up (or the answer is complete). Only once the body is read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+
+    async def start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
+        self.started = True
+        fields = [(b"content-type", content_type), *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+
+    async def write(self, data: bytes, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def answer(
+        self, data: bytes, status: int = 200, content_type: bytes = JSON_TYPE, *headers: tuple[bytes, bytes]
+    ) -> None:
+        await self.start(status, content_type, (b"content-length", str(len(data)).encode()), *headers)
+        await self.write(data, more=False)
+
+    async def reply(self, value: Any, status: int = 200) -> None:
+        await self.answer(orjson.dumps(value), status)
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class App:
+    """Routes by exact path and method."""
+
+    def __init__(self, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+        self.routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"{scope['type']} is not served")
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._handler(exchange)(exchange)
+        except ApiError as error:
+            await exchange.answer(error.body(), error.status)
+        except Disconnected:
+            return
+        except Exception:
+            logger.exception("%s %s failed", exchange.method, exchange.path)
+            if exchange.started:
+                raise
+            await exchange.answer(ApiError("internal error", status=500).body(), 500)
+
+    def _handler(self, exchange: Exchange) -> Handler:
+        methods = self.routes.get(exchange.path)
+        if methods is None:
+            raise ApiError(f"no such path: {exchange.path}", status=404)
+        handler = methods.get(exchange.method)
+        if handler is None:
+            raise ApiError(f"{exchange.path} takes {', '.join(sorted(methods))}", status=405)
+        return handler

@@ -1,0 +1,174 @@
+"""The two generation endpoints. A client that hangs up aborts its sequence in the scheduler at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+
+from controller.core.steps import FinishReason, Seq
+from workers.engine.config import ServerConfig
+from workers.engine.engine import Engine
+from workers.engine.http import fields
+from workers.engine.http.asgi import JSON_TYPE, Exchange
+from workers.engine.http.errors import ApiError
+from workers.engine.http.formats import DONE, ChatFormat, CompletionFormat, Format
+from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
+from workers.engine.http.streams import Stream
+from workers.engine.kv.disaggregation import FIELD, Handover
+from workers.engine.kv.transfer import Listener, Offer
+from workers.engine.text.pseudo_text import seed_of
+
+Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
+NO_CACHE = (b"cache-control", b"no-cache")
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.kv_links.KvMoved as JSON
+KV_BEGAN = b": kv-began\n\n"
+OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits that is nearly computed
+
+
+class Generator:
+    """`in_flight` counts requests being answered (for /load)."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, served: Served, handover: Handover | None = None) -> None:
+        self._engine = engine
+        self._served = served
+        self._handover = handover
+        self._config = config
+        self.in_flight = 0
+
+    async def completions(self, exchange: Exchange) -> None:
+        await self._serve(exchange, parse_completion)
+
+    async def chat(self, exchange: Exchange) -> None:
+        await self._serve(exchange, parse_chat)
+
+    async def _serve(self, exchange: Exchange, parse: Parser) -> None:
+        asked = parse(await exchange.json(), exchange.headers, self._served)
+        decoder = self._served.tokenizer.decoder()
+        stream = Stream(self._sequence(asked), asked.stops, asked.stream, asked.keep_stop, decoder)
+        form = (ChatFormat if asked.chat else CompletionFormat)(asked.name, self._served.model)
+        watch = asyncio.ensure_future(exchange.disconnected())
+        watch.add_done_callback(lambda _: self._engine.abort(stream.seq))
+        self.in_flight += 1
+        try:
+            await self._answer(exchange, stream, form, asked)
+        finally:
+            self.in_flight -= 1
+            watch.cancel()
+            self._give_up(stream.seq)  # nothing to do unless the response failed half-way
+
+    async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
+        """Raises ApiError before anything is queued."""
+        if asked.hands_over or asked.offer is not None:
+            if self._handover is None:
+                raise ApiError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
+            if asked.offer is not None:
+                await self._decode(exchange, stream, form, asked, asked.offer, self._handover)
+            else:
+                await self._prefill(exchange, stream, form, asked, self._handover)
+            return
+        self._engine.submit(stream)
+        if asked.stream:
+            await exchange.start(200, EVENT_STREAM, NO_CACHE)
+            await self._stream(exchange, stream, form, asked)
+        else:
+            await stream.ready()
+            await exchange.answer(self._whole(stream, form))
+
+    async def _prefill(
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, handover: Handover
+    ) -> None:
+        """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
+        handover.begin(stream.seq)
+        self._engine.submit(stream)
+        early = asked.offers_early and handover.goes_on(stream.seq) and await handover.ending(stream)
+        if early:
+            told = orjson.dumps(handover.early_offer(stream.seq))
+            await exchange.start(200, JSON_TYPE, (OFFER_HEADER, told))
+        await stream.ready()
+        body = self._whole(stream, form, {FIELD: handover.offer(stream.seq)})
+        if early:
+            await exchange.write(body, more=False)
+        else:
+            await exchange.answer(body)
+
+    async def _decode(
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, offer: Offer, handover: Handover
+    ) -> None:
+        """From KV of another engine. The headers of a stream say that blocks are reserved, a comment that the KV begins
+        to come, another how it came; those of a whole answer come once the KV is here, and say it themselves."""
+        handover.reserve(stream, offer)
+        if not asked.stream:
+            moved = await handover.take_over(stream, offer)
+            await exchange.start(200, JSON_TYPE, (MOVED_HEADER, orjson.dumps(moved._asdict())))
+            await stream.ready()
+            await exchange.write(self._whole(stream, form), more=False)
+            return
+        await exchange.start(200, EVENT_STREAM, NO_CACHE)
+        try:
+            began = partial(exchange.write, KV_BEGAN)
+            moved = await handover.take_over(stream, offer, Listener(began))
+        except ApiError as error:
+            await exchange.write(b"data: " + error.body() + b"\n\n", more=False)
+            return
+        await exchange.write(b": kv %s\n\n" % orjson.dumps(moved._asdict()))
+        await self._stream(exchange, stream, form, asked)
+
+    def _give_up(self, seq: Seq) -> None:
+        self._engine.abort(seq)
+        if seq.keep_kv and self._handover is not None:
+            self._handover.end(seq)
+
+    def _sequence(self, asked: Generation) -> Seq:
+        engine = self._engine
+        seed = self._config.seed if asked.seed is None else asked.seed
+        now = engine.now()
+        return Seq(
+            id=engine.next_id(asked.name),
+            arrival=now,
+            prompt_tokens=len(asked.tokens),
+            max_tokens=asked.max_tokens,
+            priority=asked.priority,
+            min_tokens=asked.min_tokens,
+            ignore_eos=asked.ignore_eos,
+            stop_tokens=asked.stop_tokens,
+            token_ids=asked.tokens,
+            salt=asked.salt,
+            seed=seed_of(seed, asked.tokens),
+            sampling=asked.sampling,
+            due=now + asked.ttft_s - asked.waited_s,
+            ttft_s=asked.ttft_s,
+            tpot_s=asked.tpot_s,
+            value=asked.value,
+            keep_kv=asked.hands_over,
+        )
+
+    async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
+        """Events behind the headers."""
+        prefix = form.first()
+        while True:
+            await stream.ready()
+            data = prefix + self._events(stream, form)
+            prefix = b""
+            if stream.finish is not None:
+                usage = form.usage_event(stream.seq) if asked.include_usage else b""
+                await exchange.write(data + usage + DONE, more=False)
+                return
+            await exchange.write(data)
+
+    def _events(self, stream: Stream, form: Format) -> bytes:
+        pieces, finish = stream.take(), stream.finish
+        if finish is None:
+            return b"".join([form.event(text, None) for text in pieces])
+        last = pieces.pop() if pieces and finish is not FinishReason.ABORT else ""
+        events = [form.event(text, None) for text in pieces]
+        return b"".join([*events, form.event(last, finish, stream.stop_reason)])
+
+    def _whole(self, stream: Stream, form: Format, extra: Mapping[str, Any] | None = None) -> bytes:
+        """The answer in one piece, once it is ready."""
+        finish = stream.finish or FinishReason.ABORT
+        return form.body("".join(stream.take()), stream.seq, finish, stream.stop_reason, extra or {})

@@ -1,0 +1,84 @@
+"""`/links`: which engines this one keeps links from, and how they are. `/kv/release`: what was kept is not wanted."""
+
+from __future__ import annotations
+
+from workers.engine.http import fields
+from workers.engine.http.asgi import Exchange, Handler
+from workers.engine.http.errors import ApiError
+from workers.engine.http.guard import guarded
+from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.links import Peer
+
+MOST_PEERS = 1_000
+MOST_NAMES = 100_000
+LONGEST_WAIT_S = 5.0
+
+
+class KvEndpoints:
+    """`handover` None: an engine without the fleet's token, which moves no KV."""
+
+    def __init__(self, handover: Handover | None, token: str) -> None:
+        self._handover = handover
+        self._token = token
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            "/links": {"GET": self.links, "POST": guarded(self._token, self.announce)},
+            "/kv/release": {"POST": guarded(self._token, self.release)},
+        }
+
+    async def links(self, exchange: Exchange) -> None:
+        """Where its own KV is pulled from (null: it moves none), and each link it keeps."""
+        await exchange.reply(self._described())
+
+    async def announce(self, exchange: Exchange, body: fields.Body) -> None:
+        """`peers` are all engines to keep a link from, each with `id`, `host`, `port`; `id` is this engine's own.
+
+        Says the same twice without harm. `wait_s`: answer when each link was tried once, or after that time.
+        """
+        if self._handover is None:
+            raise ApiError("this engine moves no KV", status=409)
+        peers, wait_s = _peers(body), fields.number(body, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
+        links = self._handover.links
+        links.me = fields.string(body, "id")
+        links.announce(peers)
+        if wait_s:
+            await links.tried(wait_s)
+        await exchange.reply(self._described())
+
+    async def release(self, exchange: Exchange, body: fields.Body) -> None:
+        """By the ids that clients gave or saw. Ids of which nothing is kept change nothing."""
+        names = fields.strings(body, "request_ids", most=MOST_NAMES)
+        released = self._handover.free(names) if self._handover is not None else 0
+        await exchange.reply({"released": released})
+
+    def _described(self) -> dict[str, object]:
+        if self._handover is None:
+            return {"id": "", "at": None, "peers": []}
+        host, port = self._handover.at
+        links = self._handover.links
+        return {
+            "id": links.me,
+            "at": {"host": host, "port": port},
+            "peers": [report._asdict() for report in links.reports()],
+        }
+
+
+def _peers(body: fields.Body) -> list[Peer]:
+    given = body.get("peers")
+    if not isinstance(given, list) or len(given) > MOST_PEERS:
+        raise ApiError(f"peers must be a list of at most {MOST_PEERS} objects", "peers")
+    found = []
+    for index, item in enumerate(given):
+        where = f"peers[{index}]"
+        if not isinstance(item, dict):
+            raise ApiError(f"{where} must be an object", where)
+        try:
+            name, host = fields.string(item, "id"), fields.string(item, "host")
+            port = fields.integer(item, "port", low=1, high=65535)
+        except ApiError as error:
+            raise ApiError(f"{where}.{error}", f"{where}.{error.param}") from None
+        if not name or not host or port is None:
+            raise ApiError(f"{where} needs id, host and port", where)
+        found.append(Peer(name, host, port))
+    return found

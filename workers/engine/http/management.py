@@ -1,0 +1,268 @@
+"""Everything beside generation: models, health, tokenizer, metrics, sleep and pause."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+from controller.engine import PreemptivePrefill
+from workers.engine.config import ServerConfig
+from workers.engine.engine import Engine
+from workers.engine.http import fields
+from workers.engine.http.asgi import Exchange, Handler
+from workers.engine.http.errors import ApiError
+from workers.engine.http.generate import Generator
+from workers.engine.http.guard import guarded
+from workers.engine.http.metrics import CONTENT_TYPE, SLEEP_STATES
+from workers.engine.http.requests import Served, messages_of, token_ids
+from workers.engine.weights.manager import LoadFailed, Source, WeightManager
+
+VERSION = "0.1.0+slackline"
+PAUSE_MODES = ("abort", "wait", "keep")
+WAKE_TAGS = ("weights", "kv_cache", "scheduling")
+
+
+class Management:
+    """Sleep and pause are always there (vLLM hides them behind its development mode), for those who know the token."""
+
+    def __init__(
+        self, engine: Engine, config: ServerConfig, served: Served, generator: Generator, weights: WeightManager
+    ) -> None:
+        self._engine = engine
+        self._weights = weights
+        self._config = config
+        self._tokenizer = served.tokenizer
+        self._generator = generator
+        self._created = int(time.time())
+        self._moving = asyncio.Lock()  # one sleep or wake-up at a time
+        self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        ping = {"GET": self.health, "POST": self.health}
+        token = self._config.kv.token
+        return {
+            "/health": {"GET": self.health},
+            "/ping": ping,
+            "/version": {"GET": self.version},
+            "/server_info": {"GET": self.server_info},
+            "/load": {"GET": self.load},
+            "/metrics": {"GET": self.metrics},
+            "/v1/models": {"GET": self.models},
+            "/tokenize": {"POST": self.tokenize},
+            "/detokenize": {"POST": self.detokenize},
+            "/sleep": {"POST": guarded(token, self.sleep)},
+            "/wake_up": {"POST": guarded(token, self.wake_up)},
+            "/is_sleeping": {"GET": self.is_sleeping},
+            "/pause": {"POST": guarded(token, self.pause)},
+            "/resume": {"POST": guarded(token, self.resume)},
+            "/is_paused": {"GET": self.is_paused},
+            "/abort_requests": {"POST": guarded(token, self.abort_requests)},
+            "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
+        }
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 while the engine lives, paused and sleeping included."""
+        await exchange.answer(b"", status=503 if self._engine.failed else 200)
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.reply({"version": VERSION})
+
+    async def server_info(self, exchange: Exchange) -> None:
+        """What this engine is: its sizes, and the latency it emulates or believes in (seconds, tokens)."""
+        config, profile = self._config, self._config.profile
+        known = profile and {"id": profile.id, "model": profile.model, "latency": profile.coefficients._asdict()}
+        await exchange.reply(
+            {
+                "version": VERSION,
+                "model": config.model,
+                "role": config.role,
+                "executor": "torch" if config.torch else "emulated",
+                "tensor_parallel": config.torch.ranks if config.torch else 1,
+                "tokenizer": self._tokenizer.name,
+                "batching": config.batching.name,
+                "engine": asdict(config.engine),
+                "preemption": self._preemption(),
+                "profile": known,
+            }
+        )
+
+    async def load(self, exchange: Exchange) -> None:
+        await exchange.reply({"server_load": self._generator.in_flight})
+
+    async def metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(self._engine.metrics.render(), content_type=CONTENT_TYPE)
+
+    async def models(self, exchange: Exchange) -> None:
+        card = {
+            "id": self._config.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slackline",
+            "root": self._root(),
+            "parent": None,
+            "max_model_len": self._config.engine.max_model_len,
+            "permission": [],
+        }
+        await exchange.reply({"object": "list", "data": [card]})
+
+    def _preemption(self) -> dict[str, Any] | None:
+        """Settings of the preemptive scheduler and what it has done so far (seconds)."""
+        scheduler = self._engine.scheduler
+        if not isinstance(scheduler, PreemptivePrefill):
+            return None
+        return asdict(scheduler.preemption) | {"rounds": asdict(scheduler.rounds)}
+
+    def _root(self) -> str:
+        config = self._config
+        if config.torch is not None:
+            return str(config.torch.folder)
+        return config.profile.id if config.profile else config.model
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        body = await exchange.json()
+        if "messages" in body:
+            tokens = self._tokenizer.encode_chat(messages_of(body))
+        elif isinstance(body.get("prompt"), str):
+            tokens = self._tokenizer.encode(body["prompt"], fields.boolean(body, "add_special_tokens", True))
+        else:
+            raise ApiError("prompt must be a string (or give messages)", "prompt")
+        answer = {"count": len(tokens), "max_model_len": self._config.engine.max_model_len, "tokens": tokens}
+        if fields.boolean(body, "return_token_strs"):
+            answer["token_strs"] = [self._tokenizer.decode([token]) for token in tokens]
+        await exchange.reply(answer)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        tokens = (await exchange.json()).get("tokens")
+        if not isinstance(tokens, list):
+            raise ApiError("tokens must be a list of token ids", "tokens")
+        await exchange.reply({"prompt": self._tokenizer.decode(token_ids(tokens, "tokens", self._tokenizer))})
+
+    # ---- sleep and pause ------------------------------------------------------------------------------------------
+
+    async def sleep(self, exchange: Exchange, body: fields.Body) -> None:
+        """Level 0 pauses only; 1 and 2 also give up the KV cache with its memory, so kept sequences are computed again.
+
+        1 leaves a copy of the weights in host memory, 2 leaves none. Requests that come meanwhile are queued.
+        """
+        level = int(_choice(exchange, "level", ("0", "1", "2"), "1"))
+        mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
+        with self._engine.metrics.moves.labels("sleep").track_inprogress():
+            async with self._moving:
+                if level and (self._weights.busy or self._weights.store.sending):
+                    raise ApiError("weights are being loaded or sent", status=409)
+                await self._stop(mode, release_kv=level > 0)
+                if level:
+                    level = await self._release_weights(level)
+                self._fall_asleep(level)
+        await exchange.reply({"status": "sleeping", "level": level})
+
+    async def _release_weights(self, level: int) -> int:
+        """The level that came of it. Raises ApiError where they cannot be given up; then the engine is what it was."""
+        await self._engine.device_free()
+        try:
+            await self._weights.release(keep_host_copy=level == 1)
+        except LoadFailed as error:
+            if not self._weights.store.present:
+                self._fall_asleep(2)
+            elif not self._absent:
+                self._awaken()
+            raise ApiError(str(error), status=503) from error
+        return 1 if self._weights.store.has_host_copy else 2
+
+    def _fall_asleep(self, level: int) -> None:
+        """One that sleeps already and is merely paused goes on sleeping."""
+        if level or not self._absent:
+            self._absent = {"weights", "kv_cache"} if level else {"scheduling"}
+            self._engine.metrics.sleep_state(SLEEP_STATES[level])
+
+    def begin_warm(self) -> None:
+        """The process is up and has no weights yet."""
+        self._engine.pause(release_kv=True)
+        self._fall_asleep(2)
+
+    async def weights_came(self) -> None:
+        """By /weights/load: whatever else was given up is back too. Not where they were given up again meanwhile."""
+        async with self._moving:
+            if self._weights.store.present:
+                self._absent.clear()
+                self._awaken()
+
+    async def wake_up(self, exchange: Exchange, body: fields.Body) -> None:
+        """All, or by tags; the engine runs again once everything is back. Tags that are not asleep change nothing.
+
+        Weights come from the copy in host memory, else from the disk: 503 if neither gives them. The memory of the KV
+        cache comes with them, whichever tag is named: 503 too where others have it by now. Then the engine sleeps on.
+        """
+        named = exchange.query().get("tags")
+        for tag in named or ():
+            if tag not in WAKE_TAGS:
+                raise ApiError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
+        with self._engine.metrics.moves.labels("wake").track_inprogress():
+            async with self._moving:
+                tags = sorted(self._absent) if named is None else named
+                if "weights" in tags and "weights" in self._absent:
+                    await self._restore_weights()
+                self._absent.difference_update(tags)
+                if not self._absent:
+                    self._awaken()
+        await exchange.reply({"status": "sleeping" if self._absent else "awake", "tags": tags})
+
+    async def _restore_weights(self) -> None:
+        if self._weights.loading:
+            raise ApiError("weights are being loaded already", status=409)
+        store = self._weights.store
+        sources = [Source("host")] if store.has_host_copy or store.shared_copy else []
+        if not await self._weights.load([*sources, Source("disk")]):
+            raise ApiError(f"no weights: {self._weights.attempts[-1].error}", status=503)
+
+    async def is_sleeping(self, exchange: Exchange) -> None:
+        """True also when merely paused, as in vLLM."""
+        await exchange.reply({"is_sleeping": self._engine.scheduler.paused})
+
+    async def pause(self, exchange: Exchange, body: fields.Body) -> None:
+        """`keep` freezes and queues; `abort` and `wait` end what runs and refuse what comes until /resume."""
+        mode = _choice(exchange, "mode", PAUSE_MODES, "abort")
+        if mode != "keep":
+            self._engine.refusing = True
+        await self._stop(mode, release_kv=False)
+        await exchange.reply({"status": "paused"})
+
+    async def resume(self, exchange: Exchange, body: fields.Body) -> None:
+        if self._absent:
+            raise ApiError("the engine sleeps: POST /wake_up", status=409)
+        self._awaken()
+        await exchange.reply({"status": "resumed"})
+
+    async def is_paused(self, exchange: Exchange) -> None:
+        await exchange.reply({"is_paused": self._engine.scheduler.paused})
+
+    async def abort_requests(self, exchange: Exchange, body: fields.Body) -> None:
+        """By the ids that clients saw or gave; an empty list aborts everything."""
+        names = fields.strings(body, "request_ids", most=100_000)
+        self._engine.abort_all(names)
+        await exchange.reply({"status": "aborted"})
+
+    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+        self._engine.reset_cache()
+        await exchange.reply({"success": True})
+
+    async def _stop(self, mode: str, release_kv: bool) -> None:
+        if mode == "wait":
+            await self._engine.drained()
+        self._engine.pause(release_kv)
+        if mode == "abort":
+            self._engine.abort_all()
+
+    def _awaken(self) -> None:
+        self._engine.metrics.sleep_state(SLEEP_STATES[0])
+        self._engine.refusing = False
+        self._engine.resume()
+
+
+def _choice(exchange: Exchange, name: str, valid: tuple[str, ...], default: str) -> str:
+    value = exchange.query().get(name, [default])[-1]
+    if value not in valid:
+        raise ApiError(f"{name} must be one of {', '.join(valid)}, got {value!r}", name)
+    return value

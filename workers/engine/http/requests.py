@@ -1,0 +1,263 @@
+"""Bodies of the two generation endpoints, checked. What of vLLM's this engine does not do: `unserved`."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.steps import Sampling
+from workers.engine.http import fields
+from workers.engine.http.errors import ApiError
+from workers.engine.http.unsupported_fields import refuse_unserved
+from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_handover
+from workers.engine.kv.transfer import Offer
+from workers.engine.text.tokenizer import Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+ROLES = ("system", "user", "assistant", "developer", "tool")
+MOST_STOPS = 16
+MOST_STOP_TOKENS = 128  # vLLM's own bound where it has one
+SALT_FORBIDDEN = frozenset("@/\\\0")
+
+
+GREEDY_BELOW = 1e-5  # temperatures at which only the likeliest token is left
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What requests are checked against. `context`: tokens. `samples`: a real model, which draws as it is asked to; an
+    emulated one accepts sampling parameters without using them."""
+
+    model: str
+    context: int
+    tokenizer: Tokenizer
+    samples: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One valid request. `max_tokens` is already within the context. Targets are seconds (inf: none asked for)."""
+
+    name: str
+    chat: bool
+    tokens: array[int]  # eight bytes a token, where a list takes forty
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stop_tokens: frozenset[int]
+    stops: tuple[str, ...]
+    keep_stop: bool
+    seed: int | None
+    priority: int
+    salt: bytes
+    stream: bool
+    include_usage: bool
+    sampling: Sampling
+    ttft_s: float
+    tpot_s: float
+    waited_s: float  # of the TTFT, before it came here
+    value: float
+    hands_over: bool = False  # prefill only: its KV is kept for another engine
+    offers_early: bool = False  # and told where shortly before its end
+    offer: Offer | None = None  # decode only: where its KV waits
+
+
+def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+    _check_model(body, served.model)
+    refuse_unserved(body, chat=False, real=served.samples)
+    return _generation(body, headers, _prompt(body, served), "prompt", served)
+
+
+def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+    _check_model(body, served.model)
+    refuse_unserved(body, chat=True, real=served.samples)
+    return _generation(body, headers, _chat_tokens(body, served), "messages", served)
+
+
+def _generation(
+    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: Served
+) -> Generation:
+    chat, context = source == "messages", served.context
+    if len(tokens) >= context:
+        raise too_long(context, len(tokens), source)
+    max_tokens = _max_tokens(body, chat, context, len(tokens))
+    min_tokens = fields.integer(body, "min_tokens", 0, low=0) or 0
+    if min_tokens > max_tokens:
+        raise ApiError(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}", "min_tokens")
+    stream = fields.boolean(body, "stream")
+    return Generation(
+        name=_name(body, headers, chat),
+        chat=chat,
+        tokens=array("q", tokens),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=fields.boolean(body, "ignore_eos"),
+        stop_tokens=fields.integers(body, "stop_token_ids", MOST_STOP_TOKENS, 0, served.tokenizer.vocab_size - 1),
+        stops=fields.strings(body, "stop", most=MOST_STOPS),
+        keep_stop=fields.boolean(body, "include_stop_str_in_output"),
+        seed=fields.integer(body, "seed"),
+        priority=_priority(body, headers),
+        salt=_salt(body),
+        stream=stream,
+        include_usage=_include_usage(body, stream),
+        sampling=_sampling(body, served.samples),
+        ttft_s=fields.number(body, "target_ttft", math.inf, 0.0, 86_400.0),
+        tpot_s=fields.number(body, "target_tbt", math.inf, 0.0, 86_400.0),
+        waited_s=fields.number(body, "waited", 0.0, 0.0, 86_400.0),
+        value=fields.number(body, "value", 1.0, 0.0, 1e9),
+        hands_over=_hands_over(body, max_tokens, stream),
+        offers_early=wants_early_offer(body),
+        offer=offer_in(body),
+    )
+
+
+def _hands_over(body: fields.Body, max_tokens: int, stream: bool) -> bool:
+    if not wants_handover(body):
+        return False
+    if max_tokens != 1 or stream:
+        raise ApiError("do_remote_decode needs max_tokens 1 and no stream", "kv_transfer_params.do_remote_decode")
+    return True
+
+
+def _check_model(body: fields.Body, model: str) -> None:
+    asked = fields.string(body, "model", model)
+    if asked != model:
+        raise ApiError(f"The model `{asked}` does not exist.", "model", status=404)
+
+
+def _sampling(body: fields.Body, used: bool) -> Sampling:
+    """vLLM's defaults: temperature 1, the whole vocabulary."""
+    temperature = fields.number(body, "temperature", 1.0, 0.0, 1e9)
+    top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
+    top_k = fields.integer(body, "top_k", 0, low=-1) or 0
+    if used and top_p == 0.0:
+        raise ApiError("top_p must be above 0", "top_p")
+    return Sampling(0.0 if temperature < GREEDY_BELOW else temperature, max(0, top_k), top_p)
+
+
+def too_long(context: int, tokens: int, param: str) -> ApiError:
+    return ApiError(
+        f"This model's maximum context length is {context} tokens, and one of them must be left for the answer; "
+        f"your request has at least {tokens} input tokens. Please shorten the {param}.",
+        param,
+    )
+
+
+def _prompt(body: fields.Body, served: Served) -> list[int]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a batch of one, as some clients always send
+    if isinstance(prompt, str):
+        return text_tokens(prompt, served, "prompt", special=fields.boolean(body, "add_special_tokens", True))
+    if isinstance(prompt, list) and prompt:
+        return token_ids(prompt, "prompt", served.tokenizer)
+    if prompt is None:
+        raise ApiError("prompt is required", "prompt")
+    raise ApiError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
+
+
+def text_tokens(text: str, served: Served, param: str, special: bool = True) -> list[int]:
+    """Tokens of a prompt; what cannot fit is refused before it is encoded."""
+    if not text:
+        raise ApiError(f"{param} must not be empty", param)
+    least = served.tokenizer.estimate(text)
+    if least >= served.context:
+        raise too_long(served.context, least, param)
+    return served.tokenizer.encode(text, special)
+
+
+def token_ids(values: list[Any], param: str, tokenizer: Tokenizer) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ApiError(f"{param} must hold token ids (integers) only; one request has one prompt", param)
+        if not 0 <= value < tokenizer.vocab_size:
+            raise ApiError(f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.vocab_size - 1})", param)
+    return list(values)
+
+
+def messages_of(body: fields.Body) -> list[tuple[str, str]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError("messages must be a non-empty list", "messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> tuple[str, str]:
+    if not isinstance(message, dict):
+        raise ApiError(f"{where} must be an object with role and content", "messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", "messages")
+    return role, _content(message.get("content"), where)
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"{where}.content must be a string or a list of text parts", "messages")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(f'{where}.content may hold parts {{"type": "text", "text": ...}} only', "messages")
+    return "".join(part["text"] for part in content)
+
+
+def _chat_tokens(body: fields.Body, served: Served) -> list[int]:
+    messages = messages_of(body)
+    estimate = sum(served.tokenizer.estimate(content) for _, content in messages)
+    if estimate >= served.context:
+        raise too_long(served.context, estimate, "messages")
+    return served.tokenizer.encode_chat(messages)
+
+
+def _max_tokens(body: fields.Body, chat: bool, context: int, prompt_tokens: int) -> int:
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    room = context - prompt_tokens
+    asked = fields.integer(body, name, low=1)
+    if asked is None:
+        return room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
+    if asked > room:
+        raise ApiError(
+            f"{name} is too large: {asked}. This model's maximum context length is {context} tokens and your request "
+            f"has {prompt_tokens} input tokens ({asked} > {context} - {prompt_tokens}).",
+            name,
+        )
+    return asked
+
+
+def _name(body: fields.Body, headers: Mapping[bytes, bytes], chat: bool) -> str:
+    named = headers.get(b"x-request-id", b"").decode("latin-1") or fields.string(body, "request_id")
+    return f"{'chatcmpl' if chat else 'cmpl'}-{named or uuid.uuid4().hex}"
+
+
+def _priority(body: fields.Body, headers: Mapping[bytes, bytes]) -> int:
+    header = headers.get(b"x-vllm-priority")
+    if header is None:
+        return fields.integer(body, "priority", 0) or 0
+    try:
+        value = int(header)
+    except ValueError:
+        raise ApiError("X-Vllm-Priority must be an integer", "priority") from None
+    return fields.integer({"priority": value}, "priority", 0) or 0
+
+
+def _salt(body: fields.Body) -> bytes:
+    if body.get("cache_salt") is None:
+        return b""
+    salt = fields.string(body, "cache_salt")
+    if not 1 <= len(salt) <= 128 or SALT_FORBIDDEN.intersection(salt):
+        raise ApiError("cache_salt must have 1 to 128 characters without @, /, \\ and NUL", "cache_salt")
+    return salt.encode("utf-8", "surrogatepass")
+
+
+def _include_usage(body: fields.Body, stream: bool) -> bool:
+    options = fields.mapping(body, "stream_options")
+    if options and not stream:
+        raise ApiError("stream_options is only allowed with stream=true", "stream_options")
+    return fields.boolean(options, "include_usage")

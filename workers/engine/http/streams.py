@@ -1,0 +1,101 @@
+"""From sampled tokens to the text one client gets: decoding, stop strings, and a place where the response waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from controller.core.steps import FinishReason, Seq
+from workers.engine.text.tokenizer import Decoder, StreamDecoder
+
+
+class StopFilter:
+    """Cuts a text at the first stop string. What could be the start of one is held back until that is settled."""
+
+    __slots__ = ("_held", "_hold", "_keep", "_stops", "found")
+
+    def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
+        """`keep`: the stop string itself stays in the text."""
+        self._stops = stops
+        self._keep = keep
+        self._hold = max(map(len, stops)) - 1
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, text: str, last: bool) -> str:
+        text = self._held + text
+        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if hits:
+            at, self.found = min(hits)
+            return text[: at + len(self.found) if self._keep else at]
+        keep = 0 if last else min(self._hold, len(text))
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+class Stream:
+    """What one response reads. `pieces` holds one text a token, empty ones included: clients count events."""
+
+    __slots__ = ("_decoder", "_every", "_filter", "_keep_stop", "_waiter", "finish", "last_at", "pieces", "seq")
+
+    def __init__(
+        self,
+        seq: Seq,
+        stops: Sequence[str],
+        wake_each: bool,
+        keep_stop: bool = False,
+        decoder: StreamDecoder | None = None,
+    ) -> None:
+        self.seq = seq
+        self.pieces: list[str] = []
+        self.finish: FinishReason | None = None
+        self.last_at: float | None = None  # when the newest token came
+        self._decoder = decoder or Decoder()
+        self._filter = StopFilter(stops, keep_stop) if stops else None
+        self._keep_stop = keep_stop
+        self._every = wake_each
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, else the stop token that ended it; None for the model's own end."""
+        found = self._filter.found if self._filter is not None else None
+        return self.seq.stopped_by if found is None else found
+
+    def push(self, token: int, finish: FinishReason | None) -> bool:
+        """Take one token; True if a stop string ended the text with it."""
+        text = self._text(token, finish)
+        stopped = False
+        if self._filter is not None:
+            text = self._filter.feed(text, finish is not None)
+            stopped = self._filter.found is not None
+        self.pieces.append(text)
+        self.finish = FinishReason.STOP if stopped else finish
+        if self._every or self.finish is not None:
+            self._wake()
+        return stopped
+
+    def _text(self, token: int, finish: FinishReason | None) -> str:
+        """A token that ends a sequence is no part of its text, unless stops are to stay in it."""
+        if finish is FinishReason.STOP and not self._keep_stop:
+            return self._decoder.rest()
+        return self._decoder.feed(token, finish is not None)
+
+    def end(self, reason: FinishReason) -> None:
+        if self.finish is None:
+            self.finish = reason
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def ready(self) -> None:
+        """Return once there is something to send. One reader."""
+        while not (self.finish is not None or (self._every and self.pieces)):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self) -> list[str]:
+        pieces, self.pieces = self.pieces, []
+        return pieces

@@ -1,0 +1,111 @@
+"""`/weights`: is the model here, get it from there, give it to another engine of the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from workers.engine.http import fields
+from workers.engine.http.asgi import Exchange, Handler
+from workers.engine.http.errors import ApiError
+from workers.engine.http.guard import guarded
+from workers.engine.weights.manager import KINDS, Digesting, Identity, LoadFailed, Source, WeightManager
+
+MOST_SOURCES = 8
+
+
+class WeightEndpoints:
+    """`awake` is called once the weights are here and the engine may serve. Loading and sending need the token."""
+
+    def __init__(self, manager: WeightManager, token: str, awake: Callable[[], Awaitable[None]]) -> None:
+        self._manager = manager
+        self._token = token
+        self._awake = awake
+        self._task: asyncio.Task[bool] | None = None  # a load that nobody waits for
+
+    def routes(self) -> dict[str, dict[str, Handler]]:
+        return {
+            "/weights": {"GET": self.state},
+            "/weights/load": {"POST": guarded(self._token, self.load)},
+            "/weights/send": {"POST": guarded(self._token, self.send)},
+        }
+
+    async def state(self, exchange: Exchange) -> None:
+        await exchange.reply(self._described())
+
+    async def load(self, exchange: Exchange, body: fields.Body) -> None:
+        """Try the sources in order until one gives whole weights: 200 then, 502 if none did, 409 while one is tried.
+
+        With `background` true it answers 202 at once, and `GET /weights` says what becomes of it. `order` names the
+        load, so that a caller that was interrupted sees whether the newest load is its own.
+        """
+        sources, order = _sources(body), fields.string(body, "order")
+        if self._manager.busy:
+            raise ApiError("weights are being loaded or given up already", status=409)
+        if fields.boolean(body, "background") and self._manager.claim(order):
+            self._task = asyncio.create_task(self._run(sources, order))
+            return await exchange.reply({"loaded": False, **self._described()}, 202)
+        loaded = await self._run(sources, order)
+        await exchange.reply({"loaded": loaded, **self._described()}, 200 if loaded else 502)
+
+    async def _run(self, sources: list[Source], order: str) -> bool:
+        loaded = await self._manager.load(sources, order)
+        if loaded:
+            await self._awake()
+        return loaded
+
+    async def send(self, exchange: Exchange, body: fields.Body) -> None:
+        """200: they are on their way, and this is what comes. 202: their digests are still being made, `digested` says
+        how far; ask again. 409: there are none to send, or they are not those that are wanted."""
+        host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
+        if not host or port is None:
+            raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
+        nonce = fields.string(body, "nonce")
+        if not nonce:
+            raise ApiError("nonce is what the receiver named this transfer", "nonce")
+        wanted = Identity(fields.string(body, "model"), fields.string(body, "checkpoint"))
+        for field in ("model", "checkpoint"):
+            if not getattr(wanted, field):
+                raise ApiError("model and checkpoint say which weights are wanted", field)
+        if self._manager.busy:
+            raise ApiError("weights are being loaded or given up", status=409)
+        held = self._manager.store.identity
+        if self._manager.store.present and not held.meets(wanted):
+            raise ApiError(f"this engine holds {held}, not {wanted}", status=409)
+        try:
+            tensors = await self._manager.store.send(host, port, nonce)
+        except Digesting as digesting:
+            return await exchange.reply({"digested": digesting.nbytes, "bytes": self._manager.store.nbytes}, 202)
+        except LoadFailed as error:
+            raise ApiError(str(error), status=409) from error
+        size = self._manager.store.nbytes
+        await exchange.reply({"tensors": tensors, "bytes": size, "checkpoint": held.checkpoint})
+
+    def _described(self) -> dict[str, object]:
+        manager = self._manager
+        return {
+            "state": manager.state,
+            "order": manager.order,
+            "bytes": manager.store.nbytes,
+            "model": manager.store.identity.model,
+            "checkpoint": manager.store.identity.checkpoint,
+            "host_copy": manager.store.has_host_copy or manager.store.shared_copy,
+            "attempts": [attempt.to_json() for attempt in manager.attempts],
+            "present_s": manager.present_s,
+        }
+
+
+def _sources(body: fields.Body) -> list[Source]:
+    given = body.get("sources")
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
+        raise ApiError(f"sources must be a list of 1 to {MOST_SOURCES} objects", "sources")
+    found = []
+    for index, item in enumerate(given):
+        where = f"sources[{index}]"
+        if not isinstance(item, dict) or item.get("kind") not in KINDS:
+            raise ApiError(f"{where}.kind must be one of {', '.join(KINDS)}", f"{where}.kind")
+        url = fields.string(item, "url")
+        if item["kind"] == "engine" and not url.startswith(("http://", "https://")):
+            raise ApiError(f"{where}.url must be the url of the engine to copy from", f"{where}.url")
+        found.append(Source(item["kind"], url))
+    return found

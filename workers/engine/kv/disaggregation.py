@@ -1,0 +1,267 @@
+"""Prefill here, decode there: the two ends of a handover as this engine's HTTP side sees them.
+
+The choreography is vLLM's pull connector's. A body with `kv_transfer_params.do_remote_decode` is prefilled, answered
+with one token and an offer, and its KV is kept for a lease. A body with the offer (`do_remote_prefill`) reserves
+blocks, pulls the KV, and goes on from the token the other engine sampled, which is the first one the client gets.
+Who says `early` gets the offer when the prompt is nearly computed (engine.kv_endings), with the headers of the answer:
+what is pulled then is sent as it is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from controller.core.kv_links import KvMoved
+from controller.core.steps import FinishReason, Landed, Release, Seq, Step
+from workers.engine.engine import Engine, names_of
+from workers.engine.http import fields
+from workers.engine.http.errors import ApiError
+from workers.engine.http.streams import Stream
+from workers.engine.kv.endings import Endings
+from workers.engine.kv.links import Links
+from workers.engine.kv.progress import Progress
+from workers.engine.kv.server import KvServer
+from workers.engine.kv.store import KvStore
+from workers.engine.kv.transfer import NOBODY, Listener, Offer, Traffic
+from workers.engine.kv.wire import KvTransferError
+
+FIELD = "kv_transfer_params"
+UNKNOWN = 0  # in the place of a first token that has not been sampled yet
+log = logging.getLogger(__name__)
+
+
+class Handover:
+    """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of
+    one pull."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: KvStore,
+        token: str,
+        host: str,
+        *,
+        reached_at: str = "",
+        lease_s: float = 30.0,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._engine = engine
+        self._host = host
+        self._reached_at = reached_at or host
+        self._lease_s = lease_s
+        self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
+        self._begun: dict[str, Seq] = {}  # under way
+        self._progress = Progress(engine.layers_done)
+        self._endings = Endings(engine, store.layers)
+        engine.on_start = self._step_began
+        self.expired = self.freed = 0
+        self.server = KvServer(store, token, self._find, self.release, self._progress)
+        self.links = Links(store, token, self.traffic, timeout_s)
+
+    def expose(self, registry: CollectorRegistry) -> None:
+        """Under names of our own: vLLM has none for this."""
+        for name, text, read in (
+            ("kv_sent_bytes", "KV bytes other engines pulled from here.", lambda: self.traffic.sent_bytes),
+            ("kv_received_bytes", "KV bytes pulled from other engines.", lambda: self.traffic.received_bytes),
+            ("kv_early_bytes", "Of them, sent while their prompt was computed.", lambda: self.traffic.early_bytes),
+            ("kv_receiving_seconds", "Time of the pulls that ended well.", lambda: self.traffic.receiving_s),
+            ("kv_sent", "Prompts whose KV another engine has taken.", lambda: self.traffic.sent),
+            ("kv_received", "Prompts taken over.", lambda: self.traffic.received),
+            ("kv_failed", "Transfers that ended early.", lambda: self.traffic.failed),
+            ("kv_kept", "Prompts whose KV waits to be taken.", lambda: self.kept),
+            ("kv_expired", "Prompts whose KV nobody took within the lease.", lambda: self.expired),
+            ("kv_freed", "Prompts whose KV was given up because somebody said so.", lambda: self.freed),
+        ):
+            Gauge(f"slackline_{name}", text, registry=registry).set_function(read)
+
+    async def start(self, port: int) -> None:
+        await self.server.start(self._host, port)
+        log.info("KV on %s:%d", self._host, self.server.port)
+
+    def close(self) -> None:
+        self._endings.close()
+        self.links.close()
+        self.server.close()
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """Where other engines reach this one."""
+        return self._reached_at, self.server.port
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.server.traffic
+
+    # ---- prefill side ----------------------------------------------------------------------------------------------
+
+    def begin(self, seq: Seq) -> None:
+        """Its prefill is about to be queued. `end` follows, whatever becomes of it."""
+        self._begun[seq.id] = seq
+        self._endings.begin(seq)
+
+    async def ending(self, stream: Stream) -> bool:
+        """Return once its prompt is nearly computed: it may be offered early. False if it ended before."""
+        return await self._endings.near(stream)
+
+    def _step_began(self, step: Step) -> None:
+        self._endings.began(step, list(self._progress.began(step)))
+
+    def early_offer(self, seq: Seq) -> dict[str, Any]:
+        """While it is prefilled: without the token that it will go on from."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.links.me,
+            "remote_request_id": seq.id,
+            "remote_host": self._reached_at,
+            "remote_port": self.server.port,
+            "remote_num_tokens": seq.prompt_tokens,
+        }
+
+    def goes_on(self, seq: Seq) -> bool:
+        """Behind its first token the context has room for another one: else a decode engine could add nothing."""
+        return seq.prompt_tokens + 1 < self._engine.config.max_model_len
+
+    def offer(self, seq: Seq) -> dict[str, Any] | None:
+        """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
+        ended = seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1
+        if ended or not self.goes_on(seq):
+            self._engine.handle(Release(seq))
+            return None
+        if seq.id in self._begun:  # else somebody has taken it already
+            timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, seq)
+            self._kept[seq.id] = (seq, timer)
+        expires = {"remote_blocks_expiry_time": time.time() + self._lease_s, "first_token": int(seq.token_ids[-1])}
+        return self.early_offer(seq) | expires
+
+    def end(self, seq: Seq) -> None:
+        """Its prefill is answered, or was given up: then nothing is kept."""
+        self._begun.pop(seq.id, None)
+        self._endings.forget(seq)
+        self._progress.forget(seq)
+        if seq.id not in self._kept:
+            self._engine.handle(Release(seq))
+
+    def release(self, seq: Seq) -> None:
+        """Somebody has it, or nobody wants it."""
+        kept = self._kept.pop(seq.id, None)
+        if kept is not None:
+            kept[1].cancel()
+        self._begun.pop(seq.id, None)
+        self._engine.handle(Release(seq))
+
+    def free(self, names: Iterable[str]) -> int:
+        """Give up what is kept for these requests (by the ids that clients gave or saw), at once; how many there were.
+        Names of which nothing is kept change nothing."""
+        wanted = set(names)
+        found = [seq for seq, _ in self._kept.values() if wanted.intersection(names_of(seq))]
+        for seq in found:
+            self.release(seq)
+        self.freed += len(found)
+        return len(found)
+
+    def _expire(self, seq: Seq) -> None:
+        self.expired += 1
+        log.warning("nobody took the KV of %s within %g s", seq.id, self._lease_s)
+        self.release(seq)
+
+    def _find(self, name: str) -> Seq | None:
+        kept = self._kept.get(name)
+        return kept[0] if kept is not None else self._begun.get(name)
+
+    # ---- decode side -----------------------------------------------------------------------------------------------
+
+    def reserve(self, stream: Stream, offer: Offer) -> None:
+        """Blocks for its KV. Raises ApiError; then nothing of it is left."""
+        seq = stream.seq
+        if offer.tokens != seq.prompt_tokens:
+            raise ApiError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
+        if seq.token_ids is None or seq.max_tokens < 2:
+            raise ApiError("nothing is left to decode: max_tokens must be at least 2", "max_tokens")
+        seq.token_ids.append(UNKNOWN if offer.first_token is None else offer.first_token)
+        seq.output_tokens = 1
+        seq.first_token_at = seq.scheduled_at = self._engine.now()
+        self._engine.reserve(stream)
+
+    async def take_over(self, stream: Stream, offer: Offer, listener: Listener = NOBODY) -> KvMoved:
+        """After `reserve`: return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
+        seq, busy_s = stream.seq, self._engine.busy_s()
+        try:
+            moved, first_token = await self._pull(stream, offer, listener)
+        except KvTransferError as error:
+            self._engine.abort(seq)
+            moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
+            told = {"kv": moved._asdict()}
+            raise ApiError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, told=told) from error
+        except asyncio.CancelledError:
+            self._engine.abort(seq)
+            raise
+        if stream.finish is not None:  # while what was pulled was put in order
+            raise _aborted()
+        if seq.token_ids is not None:
+            seq.token_ids[-1] = first_token
+        del seq.block_hashes[seq.prompt_tokens // self._engine.config.block_size :]  # of the token that was not known
+        stream.push(first_token, None)
+        self._engine.handle(Landed(seq))
+        return moved._replace(busy_s=self._engine.busy_s() - busy_s)
+
+    async def _pull(self, stream: Stream, offer: Offer, listener: Listener) -> tuple[KvMoved, int]:
+        """Nothing more is written into blocks that an abort gave back."""
+        pulling = asyncio.ensure_future(self.links.pull(offer, stream.seq, listener))
+        over = asyncio.ensure_future(stream.ready())
+        try:
+            await asyncio.wait((pulling, over), return_when=asyncio.FIRST_COMPLETED)
+            if stream.finish is not None:
+                raise _aborted()
+            return await pulling
+        finally:
+            pulling.cancel()
+            over.cancel()
+            await asyncio.gather(pulling, over, return_exceptions=True)
+
+
+def _aborted() -> ApiError:
+    return ApiError("the request was aborted during its KV transfer", status=503)
+
+
+def wants_handover(body: fields.Body) -> bool:
+    return fields.boolean(fields.mapping(body, FIELD), "do_remote_decode")
+
+
+def wants_early_offer(body: fields.Body) -> bool:
+    return fields.boolean(fields.mapping(body, FIELD), "early")
+
+
+def offer_in(body: fields.Body) -> Offer | None:
+    """The offer a decode request carries; None without one. Raises ApiError naming the field."""
+    params = fields.mapping(body, FIELD)
+    if not fields.boolean(params, "do_remote_prefill"):
+        return None
+    try:
+        return Offer(
+            host=fields.string(params, "remote_host"),
+            port=_needed(params, "remote_port", 1, 65535),
+            request=fields.string(params, "remote_request_id"),
+            tokens=_needed(params, "remote_num_tokens", 1),
+            first_token=fields.integer(params, "first_token", low=0, high=fields.INT64 - 1),
+            engine=fields.string(params, "remote_engine_id"),
+        )
+    except ApiError as error:
+        raise ApiError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None
+
+
+def _needed(params: fields.Body, name: str, low: int, high: int = fields.INT64 - 1) -> int:
+    value = fields.integer(params, name, low=low, high=high)
+    if value is None:
+        raise ApiError(f"{name} is missing", name)
+    return value

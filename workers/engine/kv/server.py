@@ -1,0 +1,217 @@
+"""KV from one engine to another over TCP, the side that has it: what engine.kv_transfer asks for is answered here.
+
+A prompt that is still being computed is sent as far as it is: whole steps, and of the step that runs the layers that it
+has passed (engine.kv_progress).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from controller.core.steps import FinishReason, Seq, SeqState
+from workers.engine.kv.progress import Progress
+from workers.engine.kv.store import KvMismatch, KvStore
+from workers.engine.kv.transfer import Traffic
+from workers.engine.kv.wire import (
+    BUFFER_BYTES,
+    GOT_IT,
+    PIECE_BYTES,
+    KvTransferError,
+    be_greeted,
+    keep_alive,
+    read_frame,
+    write,
+    write_frame,
+)
+
+TAKEN_S = 30.0  # a receiver that takes nothing for so long is gone
+STILL_S = 1.0  # how often a source says that it still computes
+LOOK_S = 0.002  # how often it looks for a layer that a step under way has passed: nothing tells of those
+MAX_PROBE_BYTES = 64 << 20
+log = logging.getLogger(__name__)
+
+
+class KvServer:
+    """Gives out what `held` finds by sequence id; `taken` is told once the other side has it."""
+
+    def __init__(
+        self,
+        store: KvStore,
+        token: str,
+        held: Callable[[str], Seq | None],
+        taken: Callable[[Seq], None],
+        progress: Progress | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self.port = 0
+        self._store = store
+        self._token = token
+        self._held = held
+        self._taken = taken
+        self._progress = progress or Progress()
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self, host: str, port: int) -> None:
+        """`port` 0 takes a free one; then `port` says which."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=BUFFER_BYTES)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Kept connections too."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._open):
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            keep_alive(writer)
+            await be_greeted(reader, writer, self._token)
+            while not reader.at_eof():
+                await self._answer(await read_frame(reader), reader, writer)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                self._ended_early(error)
+        except TimeoutError as error:
+            self._ended_early(error)
+            writer.transport.abort()  # what it does not take is not waited for
+        except (OSError, KvTransferError, KvMismatch) as error:
+            self._ended_early(error)
+        except Exception as error:  # of the store, most likely: the receiver hears that it was cut, and tries again
+            log.exception("a KV transfer met a defect")
+            self._ended_early(error)
+        finally:
+            self._open.discard(writer)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def _ended_early(self, error: Exception) -> None:
+        self.traffic.failed += 1
+        log.warning("a KV transfer ended early: %s", error or type(error).__name__)
+
+    async def _answer(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        match asked.get("op"):
+            case "ping":
+                write_frame(writer, {"pong": True})
+            case "probe":
+                await self._probe(asked.get("bytes"), writer)
+            case "take":
+                await self._give(asked, reader, writer)
+            case other:
+                write_frame(writer, {"error": f"unknown op {other!r}"})
+        await _drained(writer)
+
+    async def _probe(self, size: Any, writer: asyncio.StreamWriter) -> None:
+        if not isinstance(size, int) or not 0 < size <= MAX_PROBE_BYTES:
+            write_frame(writer, {"error": f"bytes must be between 1 and {MAX_PROBE_BYTES}"})
+            return
+        write_frame(writer, {"bytes": size})
+        piece = bytes(PIECE_BYTES)
+        for at in range(0, size, PIECE_BYTES):
+            write(writer, piece[: size - at])
+            await _drained(writer)
+
+    async def _give(self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name, start = asked.get("request"), asked.get("start")
+        seq = self._held(name) if isinstance(name, str) else None
+        if seq is None:
+            write_frame(writer, {"error": f"no KV is kept for {name!r}", "lost": True})
+            return
+        tokens = seq.prompt_tokens
+        if not isinstance(start, int) or not 0 <= start <= tokens:
+            write_frame(writer, {"error": f"start must be between 0 and {tokens}"})
+            return
+        write_frame(writer, {**self._store.layout.told(asked.get("layout")), "tokens": tokens})
+        sending = _Sending(seq, start, writer, self._store, self._progress, self.traffic)
+        if not await sending.run(reader.at_eof):
+            return
+        try:
+            async with asyncio.timeout(TAKEN_S):
+                confirmed = await reader.readexactly(1)
+        except asyncio.IncompleteReadError as error:
+            raise KvTransferError(f"the receiver of {name} went away", "cut") from error
+        if confirmed == GOT_IT:
+            self.traffic.sent += 1
+            self._taken(seq)
+
+
+class _Sending:
+    """One sequence's entries from token `at` on, as they become available, then its first token."""
+
+    def __init__(
+        self, seq: Seq, at: int, writer: asyncio.StreamWriter, store: KvStore, progress: Progress, traffic: Traffic
+    ) -> None:
+        self._seq, self._at = seq, at
+        self._writer, self._store, self._progress, self._traffic = writer, store, progress, traffic
+        self._gone: Callable[[], bool] = lambda: False
+        self._early = 0  # bytes
+        self._clock = asyncio.get_running_loop().time
+        self._said_at = self._clock()
+
+    async def run(self, gone: Callable[[], bool]) -> bool:
+        """False where it ended without a token to go on from: then the receiver, unless it is `gone`, was told."""
+        self._gone, seq = gone, self._seq
+        while self._at < seq.prompt_tokens:
+            if not await self._until(lambda: self._progress.coming(seq) > self._at):
+                return False
+            stop = min(self._progress.coming(seq), seq.prompt_tokens)
+            for layer in range(self._store.layers):
+                if not await self._until(partial(self._progress.there, seq, layer, stop)):
+                    return False
+                await self._layer(layer, stop)
+            self._at = stop
+        if not await self._until(lambda: seq.state is SeqState.FINISHED):
+            return False
+        if seq.finish is not FinishReason.LENGTH or not seq.token_ids or not seq.output_tokens:
+            write_frame(self._writer, {"error": f"nothing of {seq.id} is left to decode"})
+            return False
+        write_frame(self._writer, {"first_token": int(seq.token_ids[-1]), "early_bytes": self._early})
+        await _drained(self._writer)
+        return True
+
+    async def _until(self, there: Callable[[], bool]) -> bool:
+        """Wait for what is being computed. False if it never will be."""
+        while not there():
+            if self._seq.state is SeqState.FINISHED:
+                write_frame(self._writer, {"error": f"the KV of {self._seq.id} is gone", "lost": True})
+                return False
+            if self._clock() >= self._said_at + STILL_S:  # by the clock: a busy engine looks seldom
+                self._said_at = self._clock()
+                write_frame(self._writer, {"computing": True})
+                await _drained(self._writer)
+            if self._gone() or self._writer.is_closing():
+                raise KvTransferError(f"the receiver of {self._seq.id} went away", "cut")
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    async def _layer(self, layer: int, stop: int) -> None:
+        write_frame(self._writer, {"layer": layer, "start": self._at, "stop": stop})
+        step = max(1, PIECE_BYTES // self._store.token_bytes)
+        check = 0
+        for at in range(self._at, stop, step):
+            end = min(at + step, stop)
+            if not self._progress.there(self._seq, layer, end):
+                raise KvTransferError(f"the KV of {self._seq.id} was released while it was sent", "cut")
+            piece = self._store.read(self._seq, layer, at, end)
+            check = zlib.crc32(piece, check)
+            write(self._writer, piece)
+            self._traffic.sent_bytes += len(piece)
+            if self._seq.state is not SeqState.FINISHED:
+                self._early += len(piece)
+            await _drained(self._writer)
+        write(self._writer, check.to_bytes(4, "big"))
+
+
+async def _drained(writer: asyncio.StreamWriter) -> None:
+    """Wait while too much is on its way. Raises TimeoutError where the other side takes nothing."""
+    async with asyncio.timeout(TAKEN_S):
+        await writer.drain()

@@ -1,0 +1,241 @@
+"""KV from one engine to another over TCP, the side that pulls (the other one: engine.kv_server).
+
+After the greeting a connection is kept and asked again and again: `ping`, `probe` (so many bytes, to measure), `take`.
+A take is answered by what it asked for of the layout (older engines know less of it: what both know is compared), then
+by runs of tokens, each of them layer by layer: a frame that names layer and tokens, their entries in pieces so that the
+loop keeps serving, and their CRC-32. A prompt that is still being computed is sent as far as it is; while nothing new
+is there a frame a second says so. The last frame has the first token, and the receiver answers it with one byte. A
+connection that breaks leaves the source as it was: the same can be pulled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from controller.core.kv_links import INT64, OTHER_MODEL
+from controller.core.steps import Seq
+from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
+from workers.engine.kv.wire import (
+    BUFFER_BYTES,
+    GOT_IT,
+    PIECE_BYTES,
+    KvTransferError,
+    greet,
+    keep_alive,
+    read_frame,
+    write,
+    write_frame,
+)
+
+STALL_S = 10.0  # a transfer in which nothing comes for so long is given up
+PING_S = 3.0  # an answer to a ping takes no longer
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes and transfers since the start. `early_bytes`: of those received, what came before its prefill had ended."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    early_bytes: int = 0
+    sent: int = 0
+    received: int = 0
+    failed: int = 0
+    receiving_s: float = 0.0  # of pulls that ended well, added up
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where the KV of a prompt waits: `kv_transfer_params` as the prefill engine told them. `engine`: its instance's
+    id, "" where nobody told it. `first_token`: None while the prompt was still being computed; it comes with the KV."""
+
+    host: str
+    port: int
+    request: str
+    tokens: int
+    first_token: int | None = None
+    engine: str = ""
+
+
+async def _untold() -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Of one pull. `began`: the source has answered, and gives out what is computed. `still`: it computes, it says."""
+
+    began: Callable[[], Awaitable[None]] = _untold
+    still: Callable[[], None] = lambda: None
+
+
+NOBODY = Listener()
+
+
+class Pulled(NamedTuple):
+    """The token that the prefill sampled, how many bytes of KV were sent before it had ended, and for how long they
+    were waited for."""
+
+    first_token: int
+    early_bytes: int
+    waited_s: float
+
+
+class Connection:
+    """One greeted connection to another engine; one question at a time. After any error it is of no use: close it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.received = 0  # bytes of KV by the transfer under way
+
+    @classmethod
+    async def open(cls, host: str, port: int, token: str, timeout_s: float) -> Connection:
+        """Raises KvTransferError."""
+        with as_transfer_errors(f"{host}:{port}", "unreachable"):
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
+                try:
+                    keep_alive(writer)
+                    await greet(reader, writer, token)
+                except BaseException:
+                    writer.close()
+                    raise
+        return cls(reader, writer)
+
+    @property
+    def gone(self) -> bool:
+        """The other side has closed it: seen without asking."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def ping(self) -> float:
+        """Seconds there and back. Raises KvTransferError."""
+        began = time.monotonic()
+        await self._ask({"op": "ping"}, PING_S)
+        return time.monotonic() - began
+
+    async def probe(self, size: int) -> float:
+        """Seconds in which `size` bytes came. Raises KvTransferError."""
+        await self._ask({"op": "probe", "bytes": size})
+        began = time.monotonic()
+        with as_transfer_errors("probe", "cut"):
+            for at in range(0, size, PIECE_BYTES):
+                await self._read(min(PIECE_BYTES, size - at))
+        return time.monotonic() - began
+
+    async def pull(
+        self, offer: Offer, seq: Seq, store: KvStore, traffic: Traffic, listener: Listener = NOBODY
+    ) -> Pulled:
+        """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
+
+        Raises KvTransferError; then what is in the blocks is worthless.
+        """
+        self.received = 0
+        asked = {"op": "take", "request": offer.request, "start": seq.cached, "layout": ASKED_FOR}
+        header = await self._ask(asked)
+        layout = store.layout
+        _check_header(header, layout, offer.tokens)
+        await listener.began()
+        at, due, waited_s = seq.cached, 0, 0.0  # the run's first token, the layer of it that comes next
+        with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
+            while True:
+                asked_at = time.monotonic()
+                frame = await self._frame()
+                waited_s += time.monotonic() - asked_at
+                if "first_token" in frame:
+                    break
+                if "computing" in frame:
+                    listener.still()
+                    continue
+                stop = frame.get("stop")
+                named = frame.get("layer") == due and frame.get("start") == at
+                if not named or not isinstance(stop, int) or not at < stop <= offer.tokens:
+                    raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
+                await self._layer(seq, due, at, stop, store, traffic)
+                at, due = (stop, 0) if due + 1 == store.layers else (at, due + 1)
+            token, early = frame["first_token"], frame.get("early_bytes")
+            if (at, due) != (offer.tokens, 0) or not isinstance(token, int) or not isinstance(early, int):
+                raise KvTransferError(f"layer {due} from token {at} was to come, not {frame}", "corrupt")
+            if not 0 <= token < (layout.vocabulary or INT64):
+                known = f"of {layout.vocabulary}" if layout.vocabulary else "at all"
+                raise KvTransferError(f"the first token came as {token}, which is none {known}", "corrupt")
+            write(self._writer, GOT_IT)
+            await self._writer.drain()
+        traffic.early_bytes += early
+        return Pulled(token, early, waited_s if early else 0.0)
+
+    async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: Traffic) -> None:
+        step = max(1, PIECE_BYTES // store.token_bytes)
+        check = 0
+        for at in range(start, stop, step):
+            piece = await self._read((min(at + step, stop) - at) * store.token_bytes)
+            check = zlib.crc32(piece, check)
+            self.received += len(piece)
+            traffic.received_bytes += len(piece)
+            try:
+                store.write(seq, layer, at, piece)
+            except KvMismatch as error:
+                raise KvTransferError(str(error), "corrupt") from error
+        if await self._read(4) != check.to_bytes(4, "big"):
+            raise KvTransferError(f"layer {layer} came with a wrong checksum", "corrupt")
+
+    async def _ask(self, question: dict[str, Any], within_s: float = STALL_S) -> dict[str, Any]:
+        with as_transfer_errors(str(question["op"]), "cut"):
+            write_frame(self._writer, question)
+            await self._writer.drain()
+            return await self._frame(within_s)
+
+    async def _frame(self, within_s: float | None = None) -> dict[str, Any]:
+        async with asyncio.timeout(STALL_S if within_s is None else within_s):
+            answer = await read_frame(self._reader)
+        if "error" in answer:
+            reason = "kv_lost" if answer.get("lost") else "refused"
+            raise KvTransferError(f"the source refused: {answer['error']}", reason)
+        return answer
+
+    async def _read(self, size: int) -> bytes:
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            self.received += len(error.partial)
+            raise
+
+
+def _check_header(header: dict[str, Any], layout: Layout, tokens: int) -> None:
+    """Raises KvTransferError naming what differs. What was asked for and is not there an older engine does not know: it
+    is taken as it always was, or nothing would move while a fleet is upgraded."""
+    wanted = {**layout._asdict(), "tokens": tokens}
+    told = [name for name in wanted if name in header or name not in ASKED_FOR]
+    names = [name for name in told if header.get(name) != wanted[name]]
+    if names:
+        differ = ", ".join(f"{name} {header.get(name)!r} instead of {wanted[name]!r}" for name in names)
+        reason = "refused" if names == ["tokens"] else OTHER_MODEL
+        raise KvTransferError(f"the source has another layout: {differ}", reason)
+
+
+class as_transfer_errors:
+    """What sockets raise, as KvTransferError with `reason`; a time-out is one of `timeout`."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self._what = what
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TimeoutError):
+            raise KvTransferError(f"{self._what}: no answer in time", "timeout") from error
+        if isinstance(error, asyncio.IncompleteReadError):
+            raise KvTransferError(f"{self._what}: the other side closed the connection", "cut") from error
+        if isinstance(error, OSError | UnicodeError):  # the latter: a host that is no name
+            raise KvTransferError(f"{self._what}: {error}", self._reason) from error

@@ -1,0 +1,1 @@
+"""Tokens and text: tokenizers, and what an emulated model says."""

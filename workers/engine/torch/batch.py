@@ -1,0 +1,138 @@
+"""From a scheduler's step to what the model computes: segments of sequences, and the tensors of one pass over them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+
+from controller.core.steps import Seq, Step
+from workers.engine.torch.cache import KVCache
+from workers.engine.torch.sampling import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens `start` to `start + len(tokens)` of a sequence, copied: the sequence lives on another thread.
+
+    `draw`: how to sample behind the last one; None: nothing is sampled.
+    """
+
+    seq: Seq
+    tokens: Sequence[int]
+    start: int
+    blocks: list[int]
+    draw: Draw | None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+def segments_of(step: Step, eos: tuple[int, ...] = ()) -> list[Segment]:
+    """`eos` and a sequence's own stop tokens may not be sampled before its `min_tokens`. Raises ValueError for one
+    without token ids."""
+    found = [_segment(chunk.seq, chunk.start, chunk.length, chunk.last, eos) for chunk in step.chunks]
+    return found + [_segment(seq, seq.computed, 1, True, eos) for seq in step.decodes]
+
+
+def _segment(seq: Seq, start: int, length: int, last: bool, eos: tuple[int, ...]) -> Segment:
+    if seq.token_ids is None:
+        raise ValueError(f"sequence {seq.id!r} has no token ids")
+    tokens = array("q", seq.token_ids[start : start + length])
+    banned = (*eos, *seq.stop_tokens) if seq.output_tokens < seq.min_tokens else ()
+    draw = Draw(seq.sampling, seq.seed, seq.output_tokens, banned) if last else None
+    return Segment(seq, tokens, start, list(seq.blocks), draw)
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Rows of a pass that belong to one prompt. `context`: slots of all its tokens so far; None: the rows are all."""
+
+    rows: slice
+    context: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass' inputs, and its intermediate results from operator to operator: all that a suspension must keep."""
+
+    segments: list[Segment]
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    sampled_rows: torch.Tensor  # of those segments that have a draw
+    prefills: list[Prefill]
+    decode_rows: torch.Tensor | None  # (decodes,)
+    decode_context: torch.Tensor | None  # (decodes, longest context) slots
+    decode_mask: torch.Tensor | None  # (decodes, 1, 1, longest context)
+    cos: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    sin: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    normed: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    query: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    key: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    value: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    attended: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    activated: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # of the chosen experts
+    chosen: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+def build(segments: list[Segment], cache: KVCache, device: torch.device) -> Pass:
+    """Single tokens attend together, padded to the longest; prompts attend one by one."""
+    tokens, positions, slots, sampled = array("q"), [], [], []
+    prefills: list[Prefill] = []
+    singles: list[tuple[int, torch.Tensor]] = []
+    for segment in segments:
+        first, context = len(tokens), cache.slots(segment.blocks, 0, segment.end)
+        tokens.extend(segment.tokens)
+        positions.append(torch.arange(segment.start, segment.end))
+        slots.append(context[segment.start :])
+        if len(segment.tokens) == 1:
+            singles.append((first, context))
+        else:
+            prefills.append(_prefill(slice(first, len(tokens)), segment.start, context, device))
+        if segment.draw is not None:
+            sampled.append(len(tokens) - 1)
+    rows, padded, mask = _decodes(singles, device) if singles else (None, None, None)
+    return Pass(
+        segments,
+        torch.tensor(tokens, device=device),
+        torch.cat(positions).to(device),
+        torch.cat(slots).to(device),
+        torch.tensor(sampled, dtype=torch.long, device=device),
+        *(prefills, rows, padded, mask),
+    )
+
+
+def _prefill(rows: slice, start: int, context: torch.Tensor, device: torch.device) -> Prefill:
+    if start == 0:
+        return Prefill(rows, None, None)
+    return Prefill(rows, context.to(device), causal(rows.stop - rows.start, start, device))
+
+
+def causal(length: int, start: int, device: torch.device) -> torch.Tensor:
+    """The mask of so many tokens behind `start` others. On a CUDA device it is said, not written out: the kernels that
+    hold no scores of all tokens against all others take none that is written out."""
+    if device.type == "cuda":
+        return causal_lower_right(length, start + length)
+    return torch.ones(length, start + length, dtype=torch.bool, device=device).tril(start)
+
+
+def _decodes(
+    singles: list[tuple[int, torch.Tensor]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    lengths = torch.tensor([len(context) for _, context in singles])
+    padded = torch.nn.utils.rnn.pad_sequence([context for _, context in singles], batch_first=True)
+    mask = torch.arange(padded.shape[1])[None] < lengths[:, None]
+    # A mask hides numbers, not what is none: a NaN or an infinity behind it makes the whole row NaN. So rows are padded
+    # with a slot of their own, never with another request's.
+    padded = torch.where(mask, padded, padded[:, :1])
+    rows = torch.tensor([row for row, _ in singles])
+    return rows.to(device), padded.to(device), mask[:, None, None].to(device)

@@ -1,0 +1,256 @@
+"""Two engines of a fleet meet to move weights: each proves that it knows the fleet's token, then they are a group.
+
+The receiver waits at a port of its own. There both greet as for KV (`kv_wire`) and tell each other the addresses at
+which torch.distributed will connect them: nobody else can read, write or replace those. The connections that torch
+makes then are proven once more, from within, because whoever finds an open port may have come first. What is said and
+sent is not encrypted: who can read the network between two engines can read the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from workers.engine.kv.wire import GREETING_S, KvTransferError, be_greeted, greet, read_frame, write_frame
+from workers.engine.torch.pieces import longest_operation, patience
+from workers.engine.torch.weights import WeightsError
+
+SENDER, RECEIVER = 0, 1
+LANDED = "landed"  # what the receiver says when all has arrived and is right
+# By default NCCL's watchdog ends the process of whoever is left when a peer dies, after a minute's wait for dumps.
+ONLY_THE_TRANSFER_BREAKS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # torch's number for: abort the communicator, leave the process alone
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+Side = Literal["sends", "receives"]
+_BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
+
+
+class Meeting(dist.Store):  # type: ignore[misc]
+    """What two engines told each other to become a group. Threads ask; the loop reads and writes.
+
+    `host`: where this engine can be reached, and all that it opens for this transfer. `timeout_s`: to become a group.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, host: str, timeout_s: float
+    ) -> None:
+        super().__init__()
+        self.host, self.limit = host, timedelta(seconds=timeout_s)
+        self._secret = secret
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._alone = False
+        self._reading = self._loop.create_task(self._read(reader))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                said = await read_frame(reader)
+                self._learn(str(said["key"]), bytes.fromhex(said["value"]))
+        except (*_BROKEN, KeyError, TypeError, ValueError):
+            self._left()
+
+    def _left(self) -> None:
+        with self._changed:
+            self._alone = True
+            self._changed.notify_all()
+
+    def _learn(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._known[key] = value
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self._left()  # a thread that still moves weights must not go on by itself
+        self._writer.close()
+        with contextlib.suppress(*_BROKEN):
+            await self._writer.wait_closed()
+
+    # ---- what torch asks of a store, from its threads ------------------------------------------------------------
+
+    def set(self, key: str, value: bytes) -> None:
+        self._learn(key, bytes(value))
+        frame = {"key": key, "value": bytes(value).hex()}
+        self._loop.call_soon_threadsafe(write_frame, self._writer, frame)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._known[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Raises RuntimeError, as other stores do."""
+        seconds = (timeout or self.limit).total_seconds()
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone or self.check(keys), seconds)
+            if not self.check(keys):
+                raise RuntimeError("the other engine hung up" if self._alone else f"nobody joined within {seconds:g} s")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._known for key in keys)
+
+    def landed(self) -> None:
+        """The receiver says that it needs nothing more."""
+        self.set(LANDED, b"\x01")
+
+    def wait_landed(self, nbytes: int) -> None:
+        """The sender waits for that, at most as long as the last `nbytes` may take: its own end says only that all was
+        sent. Raises RuntimeError."""
+        self.wait([LANDED], patience(nbytes))
+
+    @contextmanager
+    def cutting(self, group: Any) -> Iterator[None]:
+        """Within, the group is cut off as soon as the other engine hangs up before all has landed: NCCL itself would
+        wait for it until its time is out. (Gloo sees a connection that breaks; a wait that has begun it ends only with
+        its patience.) Raises RuntimeError in place of whatever that made of the block."""
+        over, cut = threading.Event(), threading.Event()
+        watching = threading.Thread(target=self._watch, args=(group, over, cut), daemon=True)
+        watching.start()
+        try:
+            yield
+        except Exception as error:
+            if cut.is_set():
+                raise RuntimeError("the other engine hung up") from error
+            raise
+        finally:
+            with self._changed:
+                over.set()
+                self._changed.notify_all()
+            watching.join()  # it holds the group, which must end in the caller's thread
+
+    def _watch(self, group: Any, over: threading.Event, cut: threading.Event) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone or over.is_set())
+            if over.is_set() or self.check([LANDED]):
+                return
+            cut.set()
+        group.abort()
+
+    def clone(self) -> Meeting:
+        """For NCCL's own threads."""
+        return self
+
+    # ---- the group -----------------------------------------------------------------------------------------------
+
+    def group(self, rank: int, device: torch.device) -> Any:
+        """Of the two, once each has proven from within that it was the one that met. Raises RuntimeError, WeightsError.
+
+        The receiver begins, so that the sender gives nothing to a stranger.
+        """
+        group = self._made(rank, device)
+        try:
+            if rank == RECEIVER:
+                self._show(group, SENDER, "receives", device)
+                self._see(group, SENDER, "sends", device)
+            else:
+                self._see(group, RECEIVER, "receives", device)
+                self._show(group, RECEIVER, "sends", device)
+        except BaseException:
+            group.abort()
+            raise
+        return group
+
+    def _made(self, rank: int, device: torch.device) -> Any:
+        if device.type == "cuda":
+            for name, value in ONLY_THE_TRANSFER_BREAKS.items():
+                os.environ.setdefault(name, value)
+            return dist.ProcessGroupNCCL(self, rank, 2, longest_operation())
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]
+        options._timeout = self.limit
+        options._threads = 1
+        return dist.ProcessGroupGloo(self, rank, 2, options)
+
+    def _proof(self, side: Side) -> bytes:
+        return hmac.new(self._secret, side.encode(), hashlib.sha256).digest()
+
+    def _show(self, group: Any, peer: int, side: Side, device: torch.device) -> None:
+        proof = torch.tensor(list(self._proof(side)), dtype=torch.uint8, device=device)
+        group.send([proof], peer, 0).wait(patience(proof.nbytes))
+
+    def _see(self, group: Any, peer: int, side: Side, device: torch.device) -> None:
+        proof = torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8, device=device)
+        group.recv([proof], peer, 0).wait(patience(proof.nbytes))
+        if not hmac.compare_digest(bytes(proof.tolist()), self._proof(side)):
+            raise WeightsError("a stranger joined the transfer: it does not know the fleet's token")
+
+
+def _secret(token: str, nonce: str) -> bytes:
+    return hmac.new(token.encode(), f"weights:{nonce}".encode(), hashlib.sha256).digest()
+
+
+class Waiting(NamedTuple):
+    """A receiver's open port. `nonce`: of this transfer, told to the source with the order."""
+
+    port: int
+    nonce: str
+    came: asyncio.Future[Meeting]
+
+    async def met(self, timeout_s: float) -> Meeting:
+        """Raises WeightsError."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.came), timeout_s)
+        except TimeoutError:
+            raise WeightsError(f"the source did not come within {timeout_s:g} s") from None
+
+
+@asynccontextmanager
+async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Waiting]:
+    """Wait at `host` for the source: the first that knows the token. Strangers are sent away, and what it was for goes
+    on. Raises WeightsError where this machine has no such address."""
+    nonce = secrets.token_hex(16)
+    came: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await be_greeted(reader, writer, token)
+        except _BROKEN:  # TimeoutError is an OSError
+            writer.close()
+            return
+        if came.done():
+            writer.close()
+        else:
+            came.set_result(Meeting(reader, writer, _secret(token, nonce), host, timeout_s))
+
+    try:
+        server = await asyncio.start_server(welcome, host, 0)
+    except OSError as error:
+        raise WeightsError(f"cannot wait for weights at {host} (--advertise-host): {error}") from error
+    try:
+        yield Waiting(server.sockets[0].getsockname()[1], nonce, came)
+    finally:
+        server.close()
+        if not came.cancel():
+            await came.result().close()
+
+
+async def meet(host: str, port: int, nonce: str, token: str, own_host: str, timeout_s: float) -> Meeting:
+    """The source goes to where it is awaited. Raises WeightsError."""
+    writer = None
+    try:
+        async with asyncio.timeout(min(GREETING_S, timeout_s)):
+            reader, writer = await asyncio.open_connection(host, port)
+            await greet(reader, writer, token)
+    except _BROKEN as error:
+        if writer is not None:
+            writer.close()
+        reason = str(error) or type(error).__name__
+        raise WeightsError(f"nobody of the fleet awaits weights at {host}:{port}: {reason}") from error
+    return Meeting(reader, writer, _secret(token, nonce), own_host, timeout_s)

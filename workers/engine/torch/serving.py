@@ -1,0 +1,196 @@
+"""From the command line to a loaded model behind the live engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from controller.core.errors import ConfigError
+from controller.core.steps import Chunk, Seq, Sink, Step
+from controller.predict.latency_fit import DecodeSample, PrefillSample, fit
+from workers.engine.engine import Engine
+from workers.engine.profiles import Profile
+from workers.engine.torch.batch import segments_of
+from workers.engine.torch.cache import KVCache
+from workers.engine.torch.config import ModelConfig
+from workers.engine.torch.executor import TorchExecutor
+from workers.engine.torch.group import Part, RankGroup, RankLost
+from workers.engine.torch.model import Model
+from workers.engine.torch.model_options import ModelOptions
+from workers.engine.torch.ranks import Alone, Ranks
+from workers.engine.torch.task import Boundary, Program, Task
+from workers.engine.torch.weights import load_weights
+
+BOUNDARIES = {"operator": Boundary.OPERATOR, "layer": Boundary.LAYER}
+PREFILL_LENGTHS = (16, 64, 256, 1024, 2048)
+DECODE_BATCHES = (1, 4, 16)
+DECODE_CONTEXT = 64
+logger = logging.getLogger("workers.engine")
+
+
+def load_program(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: str,
+    dtype: str,
+    blocks: int,
+    block_size: int,
+    threads: int | None = None,
+    load: bool = True,
+    room: bool = True,
+    ranks: Ranks | None = None,
+) -> Program:
+    """Without `load` the weights are left as they are found in memory, without `room` neither they nor the KV cache
+    have any yet. `ranks`: of whose model this is one part.
+
+    Raises ConfigError for a device that is not there and WeightsError for a checkpoint that does not fit.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available", "device")
+    mine = ranks or Alone()
+    if device == "cuda" and torch.cuda.device_count() < mine.world:
+        raise ConfigError(f"{mine.world} ranks need as many CUDA devices", "tensor_parallel")
+    place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
+    kind, began = getattr(torch, dtype), time.monotonic()
+    with _room(config, blocks):
+        model = Model(config, place, kind, mine, room=room)
+        cache = KVCache(config, blocks, block_size, place, kind, mine.world, room=room)
+    size = load_weights(model.slots(), folder) if load else 0
+    seconds = time.monotonic() - began
+    held = f"{cache.nbytes / 1e6:.1f} MB" + ("" if room else ", which it takes when its weights come")
+    logger.info("loaded %.1f MB from %s in %.2f s; KV cache %s, %s", size / 1e6, folder, seconds, held, dtype)
+    return Program(model, cache)
+
+
+@contextlib.contextmanager
+def _room(config: ModelConfig, blocks: int) -> Iterator[None]:
+    """Raises ConfigError with the sizes of a model that no memory here holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        sizes = f"hidden_size={config.hidden_size}, vocab_size={config.vocab_size}, num_hidden_layers={config.layers}"
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise ConfigError(f"no memory for {sizes} and {blocks} KV blocks: {reason}", "model") from error
+
+
+def load_ranks(
+    options: ModelOptions, *, blocks: int, block_size: int, load: bool, room: bool, boundary: str | None
+) -> tuple[Program, RankGroup]:
+    """The first of several ranks, and the others, each a process. Raises as load_program does, and RankLost."""
+    world = options.ranks
+    threads = options.threads or (max(1, (os.cpu_count() or 1) // world) if options.device == "cpu" else None)
+    same: dict[str, Any] = {
+        "device": options.device,
+        "dtype": options.dtype,
+        "blocks": blocks,
+        "block_size": block_size,
+    }
+
+    def part(rank: int, port: int) -> Part:
+        return Part(
+            *(rank, world, port, options.folder, options.config),
+            **same,
+            threads=threads,
+            load=load,
+            room=room,
+            boundary=boundary,
+        )
+
+    group = RankGroup(part, world, options.device)
+    program = load_program(
+        options.folder, options.config, **same, threads=threads, load=load, room=room, ranks=group.ranks
+    )
+    group.answers()
+    logger.info("%d tensor-parallel ranks: this process and %s", world, ", ".join(map(str, group.pids)))
+    return program, group
+
+
+def attach_torch(
+    engine: Engine,
+    program: Program,
+    loop: asyncio.AbstractEventLoop,
+    boundary: Literal["operator", "layer"] | None,
+    group: RankGroup | None = None,
+) -> None:
+    """`boundary` None: steps run whole."""
+    sink: Sink = engine.handle
+    where = BOUNDARIES[boundary] if boundary else None
+    post = loop.call_soon_threadsafe
+    engine.attach(TorchExecutor(program, sink, post, engine.fail, boundary=where, group=group))
+    if group is not None:
+        group.lost = lambda error: _lost(engine, loop, error)
+
+
+def _lost(engine: Engine, loop: asyncio.AbstractEventLoop, error: RankLost) -> None:
+    """From the thread that watches the ranks."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended: so has the engine
+        loop.call_soon_threadsafe(engine.fail, error)
+
+
+# ---- how long steps take ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Sequences over the first blocks of a cache that nobody uses yet."""
+
+    program: Program
+    tokens: int  # that the cache holds
+    group: RankGroup | None
+
+    def seconds(self, step: Step) -> float:
+        task = Task(0, self.program, segments_of(step))
+        if self.group is not None:
+            self.group.run_whole(segments_of(step))
+        began = time.perf_counter()
+        while not task.over:
+            task.advance()
+        if (device := self.program.model.device).type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    def seq(self, tokens: int, first_block: int, computed: int) -> Seq:
+        size = self.program.cache.block_size
+        blocks = list(range(first_block, first_block + -(-tokens // size)))
+        return Seq("scratch", 0.0, tokens, 1, token_ids=[7] * tokens, computed=computed, blocks=blocks)
+
+
+@torch.inference_mode()
+def measure(program: Program, name: str, longest: int, group: RankGroup | None = None) -> Profile:
+    """Time prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
+
+    Each is run twice and the second counts. The cache must be unused; it is left with garbage that no block names.
+    """
+    capacity = program.cache.memory.shape[2] * program.cache.block_size
+    scratch = _Scratch(program, capacity, group)
+    prefills = [n for n in PREFILL_LENGTHS if n <= min(longest, capacity)] or [min(longest, capacity)]
+    prefill = [PrefillSample(n, n * n, _prefill_s(scratch, n)) for n in prefills]
+    context = min(DECODE_CONTEXT, longest, capacity)
+    batches = [b for b in DECODE_BATCHES if b * (context + program.cache.block_size) <= capacity] or [1]
+    decode = [DecodeSample(b, b * context, _decode_s(scratch, b, context)) for b in batches]
+    found = fit(prefill, decode)
+    logger.info("measured %s: median error of the fit %.0f %%", found.coefficients, 100 * found.prefill_median_error)
+    return Profile("measured", name, found.coefficients, capacity)
+
+
+def _prefill_s(scratch: _Scratch, tokens: int) -> float:
+    step = Step(0, (Chunk(scratch.seq(tokens, 0, 0), 0, tokens, last=True),), (), 0)
+    return [scratch.seconds(step) for _ in range(2)][-1]
+
+
+def _decode_s(scratch: _Scratch, batch: int, context: int) -> float:
+    each = -(-context // scratch.program.cache.block_size)
+    seqs = tuple(scratch.seq(context, index * each, context - 1) for index in range(batch))
+    return [scratch.seconds(Step(0, (), seqs, batch * context)) for _ in range(2)][-1]

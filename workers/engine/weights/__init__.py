@@ -1,0 +1,1 @@
+"""An engine's weights: whether they are there, where they come from, copies in host memory."""

@@ -1,0 +1,229 @@
+"""A copy of a model's weights in this host's memory, for all engines on it that were told of the same folder.
+
+`--host-copy /dev/shm`: there each user has a folder that nobody else may enter, and in it one folder for each
+checkpoint: `model.safetensors`, readable by itself, with every tensor's digest in its metadata. The first engine that
+read the checkpoint from the disk writes it, aside, and renames it when it is whole. Every engine of that checkpoint
+holds a lock on the file `users` as long as it lives, which the kernel lets go of however it dies: who leaves last, and
+any engine or supervisor that looks later, removes what nobody holds. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from controller.core.errors import ConfigError, SlacklineError
+from workers.engine.weights.checkpoint_identity import marks_of
+
+WHOLE, PART, USERS = "model.safetensors", "part", "users"
+ROOM = 2  # times its size must be free before a copy is written: the host's memory is not for copies
+FORMAT = 2  # since digests name their algorithm
+_KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
+
+
+class NoCopy(SlacklineError):
+    """No copy can be written now; the message says why."""
+
+
+class Entry(NamedTuple):
+    """A tensor of a copy. `dtype` as torch names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    digest: str
+
+
+class HostCopy:
+    """Of one checkpoint, as one engine sees it, from any thread. `base`: the folder given, best in memory.
+
+    Raises ConfigError naming `host_copy` where the folder cannot be used, or others might write there.
+    """
+
+    def __init__(self, base: Path, checkpoint: Path, dtype: str) -> None:
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self._home = home(base)
+        self._users: IO[bytes] | None = None  # locked while this engine lives
+        self._joined = ""
+        self._joining = threading.RLock()
+        sweep(base)
+        self.at_start = self.key()
+        self._join(self.at_start)
+        atexit.register(self.close)
+
+    def key(self) -> str:
+        """Of the checkpoint as it is on the disk now: another one once any of its files was written or replaced."""
+        said = "\n".join((f"{FORMAT} {self._dtype}", *marks_of(self._checkpoint)))
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+    def whole(self) -> Path | None:
+        """The folder of a whole copy of the checkpoint as it is now."""
+        folder = self._join(self.key())
+        return folder if (folder / WHOLE).is_file() else None
+
+    def discard(self) -> None:
+        """What was found damaged; who has it open keeps it."""
+        (self._join(self.key()) / WHOLE).unlink(missing_ok=True)
+
+    def write(self, key: str, entries: Sequence[Entry], tensors: Iterable[memoryview]) -> bool:
+        """The copy of what was read while the checkpoint had this key. False: it is there, or somebody writes it.
+
+        Raises NoCopy: the checkpoint is another one now, or there is no room.
+        """
+        if key != self.key():
+            raise NoCopy("the checkpoint was changed after it was read")
+        folder = self._join(key)
+        if (folder / WHOLE).exists():
+            return False
+        with _locked(folder / PART, fcntl.LOCK_EX | fcntl.LOCK_NB) as part:
+            if part is None or (folder / WHOLE).exists():
+                return False
+            try:
+                _check_room(folder, sum(entry.nbytes for entry in entries))
+                part.truncate(0)
+                part.write(_header(entries))
+                for tensor in tensors:
+                    part.write(tensor)
+                part.flush()
+                os.replace(folder / PART, folder / WHOLE)
+            except OSError as error:
+                raise NoCopy(f"{folder}: {error}") from error
+            finally:
+                (folder / PART).unlink(missing_ok=True)
+        return True
+
+    def close(self) -> None:
+        """This engine needs it no more; the last one takes it away."""
+        with self._joining:
+            if self._users is not None:
+                self._users.close()
+                self._users, left = None, self._home / self._joined
+                self._joined = ""
+                _remove_unused(left)
+
+    def _join(self, key: str) -> Path:
+        """Count as a user of this checkpoint's copy, and no more of an earlier one's."""
+        folder = self._home / key
+        with self._joining:
+            if key == self._joined:
+                return folder
+            self.close()
+            while True:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # removed in between
+                    if (users := _lock(folder / USERS, fcntl.LOCK_SH)) is not None:
+                        self._users, self._joined = users, key
+                        return folder
+
+
+def home(base: Path) -> Path:
+    """This user's folder for copies below `base`; raises ConfigError where it is not this user's alone."""
+    path = base / f"slackline-weights-{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"no copies of weights can be kept below {base}: {error}", "host_copy") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{path} is not a folder of this user's alone (mode 0700)", "host_copy")
+    return path
+
+
+def sweep(base: Path) -> list[str]:
+    """Remove the copies that no living engine holds; their keys. Nothing where there are none or they are another's."""
+    path = base / f"slackline-weights-{os.geteuid()}"
+    with contextlib.suppress(OSError):
+        return [folder.name for folder in path.iterdir() if _remove_unused(folder)]
+    return []
+
+
+def digests_of(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """By tensor, as `write` stored them. Raises ValueError."""
+    found = json.loads((metadata or {}).get("digests", "null"))
+    if not isinstance(found, dict):
+        raise ValueError("the copy has no digests")
+    return {str(name): str(digest) for name, digest in found.items()}
+
+
+def _remove_unused(folder: Path) -> bool:
+    with contextlib.suppress(OSError), _locked(folder / USERS, fcntl.LOCK_EX | fcntl.LOCK_NB) as users:
+        if users is None:
+            return False
+        for name in (WHOLE, PART, USERS):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+        return True
+    return False
+
+
+def _lock(path: Path, how: int) -> IO[bytes] | None:
+    """None: somebody else holds it, or it was removed meanwhile. Raises OSError."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b")
+    try:
+        fcntl.flock(file, how)
+        if os.path.samestat(os.fstat(file.fileno()), path.lstat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[IO[bytes] | None]:
+    file = _lock(path, how)
+    try:
+        yield file
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _header(entries: Sequence[Entry]) -> bytes:
+    """Of the safetensors format: its length, then JSON padded to 8 bytes."""
+    table: dict[str, object] = {"__metadata__": {"digests": json.dumps({each.name: each.digest for each in entries})}}
+    begin = 0
+    for each in entries:
+        if each.dtype not in _KINDS:
+            raise NoCopy(f"tensor {each.name} is {each.dtype}")
+        where = [begin, begin + each.nbytes]
+        table[each.name] = {"dtype": _KINDS[each.dtype], "shape": list(each.shape), "data_offsets": where}
+        begin += each.nbytes
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _check_room(folder: Path, nbytes: int) -> None:
+    free = room(folder)
+    if free < ROOM * nbytes:
+        raise NoCopy(
+            f"a copy of {nbytes / 1e9:.2f} GB wants {ROOM} times as much free at {folder}: {free / 1e9:.2f} GB"
+        )
+
+
+def room(folder: Path) -> int:
+    """Bytes free in the file system and, as that is memory most often, in the host's memory. Raises OSError."""
+    at = os.statvfs(folder)
+    return min(at.f_bavail * at.f_frsize, _available())
+
+
+def _available() -> int:
+    """Bytes that the host can give away without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,1 @@
+"""Experiments carried out by the analysis worker, and what they run on."""

@@ -1,0 +1,131 @@
+"""How many of the newest requests a preview simulates: all, or as many as this machine does while somebody waits.
+
+A probe guesses; the first run corrects the guess while it goes, since what a request costs changes with the queue and
+with whatever else the machine does. All runs of a preview take the same requests, else they could not be compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from controller.services.experiment_reading import Replay
+
+if TYPE_CHECKING:
+    from controller.simulator.experiment import Experiment as Simulated
+
+LONGEST_S = 10.0  # somebody waits
+RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
+WARM_UP, PROBE = 30, 200  # requests that load what a run needs, and that tell how fast this machine simulates
+PROBES = 2  # the faster one counts: the other was disturbed
+TOLERATED = 1.15  # a run that will end so much later than planned goes on; a worse one is begun anew with fewer
+CAREFUL = 0.9  # of the requests that should fit, where a run showed how many do
+WORTH_MORE = 1.5  # so many times the requests are worth a first run done twice
+
+
+class WrongSize(Exception):
+    """The first run shows that other requests fit: the sample has been changed, begin anew."""
+
+
+class Sample:
+    """`simulated`: the runs to make, each on the sample. `spent` and `clock`: seconds, since the preview began and
+    any."""
+
+    def __init__(
+        self, simulated: Sequence[Simulated], clock: Callable[[], float], spent: Callable[[], float], of: int = 0
+    ) -> None:
+        """`of`: requests there were, where not all of them were read."""
+        self._whole = list(simulated)
+        self._clock, self._spent = clock, spent
+        self._all = len(_replay(simulated).requests)
+        self._of = max(of, self._all)
+        self._began, self._left = 0.0, 0.0
+        self._grown = False
+        self.simulated = self._whole
+
+    @property
+    def requests(self) -> int:
+        return len(_replay(self.simulated).requests)
+
+    def guess(self) -> None:
+        """By a probe."""
+        from controller.simulator.runner import run_once
+
+        if self._all <= PROBE:
+            return
+        first, taken = self._whole[0], []
+        for count in (WARM_UP, *[PROBE] * PROBES):
+            began = self._clock()
+            run_once(newest(first, count), first.contenders[0], None, 1)
+            taken.append(self._clock() - began)
+        each = max(1e-6, min(taken[1:]) / PROBE)
+        self._take(int(self._time_left() / (len(self._whole) * each)))
+
+    def begin(self) -> None:
+        """A first run starts."""
+        self._began, self._left = self._clock(), self._time_left()
+
+    def look(self, done: int, of: int) -> None:
+        """Requests of the first run that have ended. Raises WrongSize where all runs would not end in time."""
+        self._check(done / of if of else 1.0)
+
+    def ended(self) -> None:
+        """The first run did. Raises WrongSize where the others would not end in time, or many more would."""
+        self._check(1.0)
+        each = (self._clock() - self._began) / self.requests
+        fitting = int(CAREFUL * self._time_left() / (len(self._whole) * max(1e-9, each)))
+        if not self._grown and min(fitting, self._all) > WORTH_MORE * self.requests:
+            self._grown = True
+            self._take(fitting)
+            raise WrongSize
+
+    def _check(self, share: float) -> None:
+        if share <= 0 or self.requests <= PROBE:
+            return
+        needed = (self._clock() - self._began) / share * len(self._whole)
+        if needed > TOLERATED * self._left:
+            self._grown = True
+            self._take(int(self.requests * CAREFUL * max(0.0, self._time_left()) / needed))
+            raise WrongSize
+
+    def _take(self, count: int) -> None:
+        count = min(self._all, max(PROBE, count))
+        self.simulated = [newest(one, count) for one in self._whole]
+
+    def _time_left(self) -> float:
+        return LONGEST_S * RUN_SHARE - self._spent()
+
+    def told(self) -> dict[str, Any]:
+        """What was sampled, and what is on record of it: how many, from when to when (epoch seconds), attained shares
+        of all and by class. Cancelled requests do not count, as everywhere."""
+        replay = _replay(self.simulated)
+        counted: dict[str, list[bool]] = defaultdict(list)
+        for demand, origin in zip(replay.requests, replay.origins, strict=True):
+            if origin.attained is not None:
+                counted[demand.slo_class].append(origin.attained)
+        every = [attained for each in counted.values() for attained in each]
+        return {
+            "requests": len(replay.requests),
+            "of": self._of,
+            "since": replay.began,
+            "until": replay.began + (replay.requests[-1].at if replay.requests else 0.0),
+            "attained": sum(every) / len(every) if every else None,
+            "by_class": {name: sum(found) / len(found) for name, found in sorted(counted.items())},
+        }
+
+
+def newest(one: Simulated, count: int) -> Simulated:
+    """On the newest requests of its replay alone, and the instances that were there then."""
+    from controller.simulator.fleet.presence import from_second
+
+    whole = _replay([one])
+    kept = whole.newest(count)
+    return replace(one, workload=kept, settings=from_second(one.settings, kept.began - whole.began))
+
+
+def _replay(simulated: Sequence[Simulated]) -> Replay:
+    workload = simulated[0].workload
+    assert isinstance(workload, Replay)
+    return workload

@@ -1,0 +1,206 @@
+"""Engines: owned by the supervisor, wished for by the process provisioner through files in DATA_DIR/engines.
+
+`<id>.wish.json` says an engine shall run and how; `<id>.stop.json` (optional) with how much grace it gets when its wish
+is gone; `<id>.state.json` is the answer. A crashed engine is *not* started again under its id: whoever wished for it
+sees `exited`, and decides. Files, because an engine must outlive the worker that asked for it and end with `make up`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import ConfigError
+from controller.core.process_spec import BLOCK_SIZE, FLAGS, OPTIONS
+from workers.engine.weights.host_copy import sweep
+from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.ports import HOST, free_port, write_json
+
+WISH, STOP, STATE = ".wish.json", ".stop.json", ".state.json"
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ (?P<level>[A-Z]+) \S+ (?P<message>.*)")
+GRACE_S = 15.0
+HEALTH_TIMEOUT_S = 0.3
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def engine_argv(port: int, options: Mapping[str, object]) -> list[str]:
+    """Command line of the reference engine for the options of a wish; anything else in it is the wisher's own note."""
+    argv = [sys.executable, "-m", "workers.engine", "--host", HOST, "--port", str(port)]
+    capacity = options.get("kv_capacity_tokens")
+    if isinstance(capacity, int) and "kv_blocks" not in options:
+        options = {**options, "kv_blocks": max(1, capacity // int(str(options.get("block_size") or BLOCK_SIZE)))}
+    if options.get("weights") == "absent":  # the delay stands for loading weights, which a warm one does later
+        options = {**options, "startup_delay": None}
+    for name in OPTIONS:
+        if options.get(name) is not None:
+            value = options[name]
+            argv += [f"--{name.replace('_', '-')}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    argv += [f"--{name.replace('_', '-')}" for name in FLAGS if options.get(name) is True]
+    return argv
+
+
+def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[str, str]:
+    """Of one that holds devices, with nothing but these in sight: counted among those that this process may use itself.
+
+    Raises ConfigError where one of them is not among these.
+    """
+    held = options.get("device_indexes")
+    if not isinstance(held, list) or not held:
+        return dict(env)
+    mine = [name for name in env.get(VISIBLE, "").split(",") if name]
+    if missing := [index for index in held if mine and index >= len(mine)]:
+        raise ConfigError(f"device {missing[0]} is not among the {len(mine)} of {VISIBLE}={env[VISIBLE]}", "device")
+    return {**env, VISIBLE: ",".join(mine[index] if mine else str(index) for index in held)}
+
+
+class Engine:
+    """One wished engine: its process, and what was last written about it."""
+
+    def __init__(self, engine_id: str, child: Child, port: int) -> None:
+        self.id, self.child, self.port = engine_id, child, port
+        self.ready = self.stopping = self.reported_exit = False
+        self.copies = ""  # where it shared a copy of its weights with others
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def state(self) -> dict[str, Any]:
+        code = self.child.exit_code()
+        name = "exited" if code is not None else "stopping" if self.stopping else "ready" if self.ready else "starting"
+        return {
+            "id": self.id,
+            "state": name,
+            "pid": self.child.pid,
+            "port": self.port,
+            "url": self.url,
+            "started_at": self.child.started_at,
+            "exit_code": code,
+            "error": "" if code is None else last_error(self.child.spec.log),
+            "at": time.time(),
+        }
+
+
+class EngineFolder:
+    """Makes the processes match the wishes. `sync` never waits longer than one health check."""
+
+    def __init__(self, folder: Path, logs: Path, env: Mapping[str, str]) -> None:
+        self.folder, self.logs, self.env = folder, logs, env
+        self.engines: dict[str, Engine] = {}
+        self.refused: set[str] = set()  # wished for, and answered without a process
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"*{STATE}"):  # about processes of an earlier run
+            left.unlink()
+
+    def sync(self) -> None:
+        wished = {path.name.removesuffix(WISH): path for path in self.folder.glob(f"*{WISH}")}
+        for engine_id in wished.keys() - self.engines.keys():
+            self._start(engine_id, wished[engine_id])
+        for engine_id, engine in list(self.engines.items()):
+            if engine_id in wished and not engine.stopping:  # wished again while stopping: ends first, then starts
+                self._watch(engine)
+            else:
+                self._stop(engine)
+        for engine_id in self.refused - wished.keys():
+            self.refused.discard(engine_id)
+            (self.folder / f"{engine_id}{STATE}").unlink(missing_ok=True)
+
+    def stop_all(self, hurry: Callable[[], bool]) -> None:
+        """All engines end; the wishes stay, so that the next start has the same fleet."""
+        stop_all([engine.child for engine in self.engines.values()], hurry)
+        for engine in self.engines.values():
+            self._ended(engine)
+            self._write(engine)
+        self.engines.clear()
+
+    def pids(self) -> list[tuple[str, int]]:
+        return [(f"engine {e.id}", e.child.pid) for e in self.engines.values() if e.child.exit_code() is None]
+
+    def _start(self, engine_id: str, path: Path) -> None:
+        wish = _read(path)
+        if wish is None:
+            return self._refuse(engine_id, path, f"{path.name} is not a JSON object")
+        try:
+            env = engine_env(self.env, wish)
+        except ConfigError as error:
+            return self._refuse(engine_id, path, str(error))
+        port = free_port()
+        log = self.logs / f"engine-{engine_id}.log"
+        child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), env, log, grace_s=GRACE_S))
+        self.engines[engine_id] = Engine(engine_id, child, port)
+        self.engines[engine_id].copies = str(wish.get("host_copy") or "")
+        self._write(self.engines[engine_id])
+
+    def _refuse(self, engine_id: str, path: Path, error: str) -> None:
+        """A wish that cannot be fulfilled is answered like a crash, so that whoever wrote it hears of it."""
+        state = self.folder / f"{engine_id}{STATE}"
+        if path.exists() and not state.exists():
+            self.refused.add(engine_id)
+            write_json(
+                state, {"id": engine_id, "state": "exited", "exit_code": None, "error": error, "at": time.time()}
+            )
+
+    def _watch(self, engine: Engine) -> None:
+        if engine.child.exit_code() is not None:
+            if not engine.reported_exit:
+                engine.reported_exit = True
+                self._ended(engine)
+                self._write(engine)
+        elif not engine.ready and _healthy(engine.url):
+            engine.ready = True
+            self._write(engine)
+
+    def _stop(self, engine: Engine) -> None:
+        stop_file = self.folder / f"{engine.id}{STOP}"
+        if not engine.stopping:
+            engine.stopping = True
+            engine.child.ask_to_stop((_read(stop_file) or {}).get("grace_s"))
+            self._write(engine)
+        if engine.child.stopped():
+            self._ended(engine)
+            del self.engines[engine.id]
+            (self.folder / f"{engine.id}{STATE}").unlink(missing_ok=True)
+            stop_file.unlink(missing_ok=True)
+
+    def _ended(self, engine: Engine) -> None:
+        """One that was killed cannot take away what nobody needs any more."""
+        if engine.copies:
+            sweep(Path(engine.copies))
+
+    def _write(self, engine: Engine) -> None:
+        write_json(self.folder / f"{engine.id}{STATE}", engine.state())
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None when it has just been removed, or is not a JSON object."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def last_error(log: Path) -> str:
+    """What it wrote last, unless that is a line of its log that tells of no error: then nobody said why it ended."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 2000))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    line = LOGGED.match(lines[-1]) if lines else None
+    if line is None:
+        return lines[-1][:300] if lines else ""
+    return line["message"][:300] if line["level"] in ("ERROR", "CRITICAL") else ""
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
