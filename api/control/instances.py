@@ -17,18 +17,18 @@ from api.control.documented import CHANGED, CREATED, FOUND, operation, page_of
 from api.control.fields import BaseUrlField, JsonObjectField, NumberField, VersionField
 from api.control.references import host_named, model_named
 from api.permissions import IsOperator, IsViewer
-from controller.core.types import UNSAID_SEQS
+from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Action, Instance
 from controller.models.fleet import Role
 from controller.selectors.catalogue import instances
 from controller.services.actions import weights_load_order
 from controller.services.instances import (
+    instance_create,
     instance_drain,
     instance_remove,
     instance_stop,
     instance_undrain,
     instance_update,
-    instance_wish,
 )
 from controller.services.launches import instance_join
 from controller.services.role_switches import role_ask
@@ -82,7 +82,7 @@ class _InstanceFields(serializers.Serializer):
         required=False,
         allow_null=True,
         help_text="Sequences at once. Of a `static` instance null (the default): as many as its server says itself, or "
-        f"{UNSAID_SEQS} where it says nothing.",
+        f"{DEFAULT_MAX_NUM_SEQS} where it says nothing.",
     )
     unit_cost = NumberField(
         min_value=0, max_value=1e6, required=False, help_text="Cost of one second of this instance."
@@ -204,7 +204,7 @@ class InstanceList(ControlView):
             del data["provisioner"]
             row = instance_join(actor=self.actor, **data)
         else:
-            row = instance_wish(actor=self.actor, **data)
+            row = instance_create(actor=self.actor, **data)
         return self.one(row, InstanceOutput, status.HTTP_201_CREATED)
 
 

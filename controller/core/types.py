@@ -16,7 +16,7 @@ class Targets(NamedTuple):
     waiting_time_s: float = 5.0  # dropped with an error if not sent to an engine by then
 
 
-UNSAID_SEQS = 32  # sequences at once of an endpoint of which neither its registration nor itself says how many
+DEFAULT_MAX_NUM_SEQS = 32  # sequences at once of an endpoint of which neither its registration nor itself says how many
 
 # Concord ch. 6's API defaults, used when a request names neither targets nor a class.
 CONCORD_DEFAULTS = Targets(ttft_s=5.0, tpot_s=0.2, deadline_s=None, waiting_time_s=5.0)

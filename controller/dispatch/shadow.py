@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from controller.core.snapshot import FleetState
-from controller.core.types import UNSAID_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
+from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
 from controller.predict.latency import UNPROFILED, LatencyModel
 from controller.predict.online_fit import OnlineFit
 
@@ -81,7 +81,7 @@ class Worker:
         """Sequences all gateways may have there: the smaller of what is configured and what the engine says."""
         configured, says = self.spec.max_num_seqs, self._says_seqs
         if configured is None:
-            return UNSAID_SEQS if says is None else says
+            return DEFAULT_MAX_NUM_SEQS if says is None else says
         return configured if says is None else min(configured, says)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from controller.core.types import UNSAID_SEQS
+from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models.base import NAME, Versioned, above_zero, positive, zero_or_more
 
 
@@ -214,7 +214,7 @@ class Instance(Versioned):
     started_role = models.CharField(max_length=16, choices=Role.choices, blank=True, default="", db_default="")
     device_kind = models.CharField(max_length=64, blank=True)
     tp = models.PositiveSmallIntegerField(default=1, validators=[above_zero])
-    max_num_seqs = models.PositiveIntegerField(default=UNSAID_SEQS, validators=[above_zero])
+    max_num_seqs = models.PositiveIntegerField(default=DEFAULT_MAX_NUM_SEQS, validators=[above_zero])
     seqs_unsaid = models.BooleanField(default=False, db_default=False)
     unit_cost = models.FloatField("cost of one second", default=1.0, validators=[zero_or_more])
     spec = models.JSONField(default=dict, blank=True)
@@ -298,7 +298,7 @@ class Instance(Versioned):
     def said_seqs(self) -> int | None:
         """Sequences at once, as somebody said; None: what the engine says of itself counts. A process of a version that
         knows no `seqs_unsaid` may have written another number."""
-        return None if self.seqs_unsaid and self.max_num_seqs == UNSAID_SEQS else self.max_num_seqs
+        return None if self.seqs_unsaid and self.max_num_seqs == DEFAULT_MAX_NUM_SEQS else self.max_num_seqs
 
     @property
     def role_at_start(self) -> str:

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.core.process_spec import refusal, values_refused, values_refused_of_all
-from controller.core.types import UNSAID_SEQS
+from controller.core.types import DEFAULT_MAX_NUM_SEQS
 from controller.models import Device, Host, Instance, InstanceInterval, ServedModel
 from controller.models.fleet import KvRole, Role, Weights
 from controller.services import change
@@ -81,7 +81,7 @@ def instance_register(
     return row
 
 
-def instance_wish(
+def instance_create(
     *,
     actor: Actor,
     model: ServedModel,
@@ -93,7 +93,7 @@ def instance_wish(
     devices: Iterable[Device] = (),
     device_kind: str = "",
     tp: int = 1,
-    max_num_seqs: int = UNSAID_SEQS,
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
@@ -275,7 +275,7 @@ def _interval_close(row: Instance, at: datetime) -> None:
 
 def _seqs(number: int | None) -> dict[str, Any]:
     """Not said: a number all the same, for gateways of a version that knows no other way; its rule for it is ours."""
-    return {"max_num_seqs": UNSAID_SEQS if number is None else number, "seqs_unsaid": number is None}
+    return {"max_num_seqs": DEFAULT_MAX_NUM_SEQS if number is None else number, "seqs_unsaid": number is None}
 
 
 def _check(row: Instance, new_spec: bool = True) -> None:

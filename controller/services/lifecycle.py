@@ -21,7 +21,7 @@ from controller.services.actions import Kind, sleep_ended, weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.giving_up import GivenUp, given_up, never_ready_in_a_row
-from controller.services.instances import instance_observe, instance_stop, instance_wish
+from controller.services.instances import instance_create, instance_observe, instance_stop
 from controller.services.scaling_stages import NO_DEVICE, STARTABLE, like
 
 RECONCILER = Actor.job("reconciler")
@@ -122,7 +122,7 @@ def instance_replace(*, step: Replace) -> Decision | None:
         pattern = like(row, warm=row.weights in (Weights.ABSENT, Weights.ASLEEP, Weights.LEAVING))
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
-        instance_wish(actor=RECONCILER, id=new_id, model=row.model, **pattern)
+        instance_create(actor=RECONCILER, id=new_id, model=row.model, **pattern)
     return decision
 
 

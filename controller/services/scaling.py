@@ -37,7 +37,7 @@ from controller.selectors.weights import weight_plan
 from controller.services.actions import first_served_watch, weights_load_order
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.instances import instance_drain, instance_stop, instance_undrain, instance_wish
+from controller.services.instances import instance_create, instance_drain, instance_stop, instance_undrain
 from controller.services.role_switches import role_ask
 from controller.services.scaling_policies import scaler_lock, scaler_state_save
 from controller.services.scaling_stages import (
@@ -182,7 +182,7 @@ def _bring_up(view: StageView, step: Step, new_ids: Iterator[str], because: Mapp
     separately = loads_separately(view.pattern)
     if isinstance(step, StartNew):
         instance_id = next(new_ids)
-        instance_wish(actor=SCALER, id=instance_id, model=view.policy.model, **like(view.pattern, warm=separately))
+        instance_create(actor=SCALER, id=instance_id, model=view.policy.model, **like(view.pattern, warm=separately))
     else:
         instance_id = step.instance_id
     if isinstance(step, WakeUp):
@@ -236,7 +236,7 @@ def _refill_pool(view: StageView, tick: int) -> Decision | None:
     if not decision.is_new:
         return None
     for new_id in started:
-        instance_wish(actor=SCALER, id=new_id, model=view.policy.model, **like(view.pattern, warm=True))
+        instance_create(actor=SCALER, id=new_id, model=view.policy.model, **like(view.pattern, warm=True))
     for instance_id in change.stop:
         instance_stop(actor=SCALER, instance_id=instance_id)
     return decision

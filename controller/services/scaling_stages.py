@@ -199,7 +199,7 @@ def loads_separately(pattern: Instance | None) -> bool:
 
 
 def like(pattern: Instance | None, *, warm: bool = False) -> dict[str, Any]:
-    """Arguments of `instance_wish` for another instance of the same kind. Raises ValueError without a pattern."""
+    """Arguments of `instance_create` for another instance of the same kind. Raises ValueError without a pattern."""
     if pattern is None:
         raise ValueError("no instance to take as the pattern")
     spec = {name: value for name, value in pattern.spec.items() if name in SAYABLE and name not in NOT_COPIED}

@@ -18,7 +18,7 @@ from controller.core.messages import (
     ModelTraffic,
 )
 from controller.core.snapshot import FleetState
-from controller.core.types import UNSAID_SEQS, Role
+from controller.core.types import DEFAULT_MAX_NUM_SEQS, Role
 
 Gauge = tuple[str, str, dict[str, str], float]
 
@@ -76,7 +76,8 @@ def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
     for name, seat in gateway.fleet.seats.items():
         if name not in known:
             spec = seat.spec
-            state = FleetState(name, spec.model, spec.role.value, "down", slots=spec.max_num_seqs or UNSAID_SEQS)
+            slots = spec.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+            state = FleetState(name, spec.model, spec.role.value, "down", slots=slots)
             known[name] = instance_message(state, False)
     return [known[name] for name in sorted(known)]
 

@@ -29,7 +29,7 @@ from controller.models import (
 )
 from controller.services.actors import SYSTEM
 from controller.services.api_keys import api_key_create, api_key_revoke, secret_digest
-from controller.services.instances import instance_wish
+from controller.services.instances import instance_create
 from controller.services.partitions import partitions_ensure
 from controller.services.priority_mappings import priority_mapping_create
 from controller.services.scaling_policies import scaling_policy_create
@@ -105,7 +105,7 @@ def _fleet(model: ServedModel, engines: int) -> None:
     if Instance.objects.filter(model=model).exists():
         return
     for number, device in zip(range(1, engines + 1), host.devices.order_by("index"), strict=False):
-        instance_wish(
+        instance_create(
             actor=SYSTEM,
             id=f"engine-{number}",
             model=model,

@@ -18,7 +18,7 @@ from controller.scale.lifecycle import Replace
 from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM
 from controller.services.api_keys import api_key_create
-from controller.services.instances import instance_observe, instance_stop, instance_wish
+from controller.services.instances import instance_create, instance_observe, instance_stop
 from controller.services.lifecycle import instance_replace
 from controller.services.served_models import served_model_create
 from controller.services.slo_classes import slo_class_create
@@ -51,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def wish(name: str, **spec: Any) -> None:
     """As the scaler would; the provisioner's part is the test's."""
     model = ServedModel.objects.get(name="demo")
-    instance_wish(actor=SYSTEM, id=name, model=model, spec={"profile": "constant:10ms", **spec})
+    instance_create(actor=SYSTEM, id=name, model=model, spec={"profile": "constant:10ms", **spec})
 
 
 def see(name: str, state: str, url: str | None = None) -> None:

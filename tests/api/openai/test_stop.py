@@ -19,7 +19,7 @@ from api.openai.in_flight import COMPLETIONS
 from controller.models import Instance, RequestRecord
 from controller.selectors.snapshot import config_version
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_wish
+from controller.services.instances import instance_create, instance_observe
 from controller.services.served_models import served_model_create
 from tests.api.openai.gateways import KEY, TestBed, completion, snapshot, until
 from tests.api.openai.test_process import GatewayProcess, eventually, gateway_over
@@ -98,7 +98,7 @@ def hasty(tmp_path: Path, transactional_db: None) -> Iterator[GatewayProcess]:
     with EngineProcess("--model", "demo", "--profile", "constant:10ms") as engine:
         process = gateway_over(tmp_path, [engine], HASTY)
         later = served_model_create(actor=SYSTEM, name="later")
-        instance_wish(actor=SYSTEM, id="l0", model=later, spec={"profile": "constant:10ms"})
+        instance_create(actor=SYSTEM, id="l0", model=later, spec={"profile": "constant:10ms"})
         instance_observe(instance_id="l0", observed_state=Instance.Observed.STARTING, url=None, at=timezone.now())
         yield process
         process.stop()

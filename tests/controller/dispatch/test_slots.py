@@ -3,7 +3,7 @@
 import pytest
 
 from controller.core import events as ev
-from controller.core.types import UNSAID_SEQS, Load
+from controller.core.types import DEFAULT_MAX_NUM_SEQS, Load
 from controller.dispatch import build_dispatcher
 from tests.controller.dispatch.fleet import request, sends, up
 
@@ -41,18 +41,18 @@ def test_an_engine_is_given_no_more_than_is_configured():
     [
         (64, 6, 6),
         (16, 64, 16),
-        (UNSAID_SEQS, 64, UNSAID_SEQS),  # somebody means just that
-        (UNSAID_SEQS, 6, 6),
+        (DEFAULT_MAX_NUM_SEQS, 64, DEFAULT_MAX_NUM_SEQS),  # somebody means just that
+        (DEFAULT_MAX_NUM_SEQS, 6, 6),
         (16, None, 16),
         (None, 64, 64),  # registered without a word about it
         (None, 6, 6),
-        (None, None, UNSAID_SEQS),
+        (None, None, DEFAULT_MAX_NUM_SEQS),
     ],
 )
 def test_the_smaller_one_holds_where_both_are_somebodys_word(configured, says, given):
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up(slots=configured)], 0.0)
-    assert slots(dispatcher) == (configured or UNSAID_SEQS), "nothing was heard of it yet"
+    assert slots(dispatcher) == (configured or DEFAULT_MAX_NUM_SEQS), "nothing was heard of it yet"
     told(dispatcher, says)
     assert slots(dispatcher) == given
 

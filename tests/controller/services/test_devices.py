@@ -9,11 +9,11 @@ from controller.models import Decision, Device, Instance
 from controller.scale.lifecycle import Replace
 from controller.selectors.topology import places, room_for
 from controller.services.instances import (
+    instance_create,
     instance_observe,
     instance_register,
     instance_stop,
     instance_update,
-    instance_wish,
 )
 from controller.services.lifecycle import instance_replace, instance_start
 from controller.services.scaling_stages import like
@@ -34,7 +34,7 @@ def machine(devices: int, name: str = "box", kind: str = "a100"):
 
 
 def wish(host, model=None, **fields):
-    return instance_wish(actor=ACTOR, model=model or factories.served_model(), host=host, **fields)
+    return instance_create(actor=ACTOR, model=model or factories.served_model(), host=host, **fields)
 
 
 def held(row) -> list[int]:
@@ -81,10 +81,10 @@ def test_without_a_host_or_devices_there_is_nothing_to_hold():
 def test_what_is_made_like_another_gets_devices_of_its_own():
     host, model = machine(2), factories.served_model()
     first = wish(host, model)
-    second = instance_wish(actor=ACTOR, model=model, **like(first))
+    second = instance_create(actor=ACTOR, model=model, **like(first))
     assert (held(first), held(second)) == ([0], [1])
     with pytest.raises(ValidationError, match="0 of 2"):
-        instance_wish(actor=ACTOR, model=model, **like(first))
+        instance_create(actor=ACTOR, model=model, **like(first))
 
 
 def test_a_replacement_takes_the_device_of_what_failed():

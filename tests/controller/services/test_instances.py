@@ -14,6 +14,7 @@ from controller.selectors.snapshot import config_version, gateway_snapshot
 from controller.selectors.weights import weight_plan
 from controller.services.change import VersionConflict
 from controller.services.instances import (
+    instance_create,
     instance_drain,
     instance_observe,
     instance_register,
@@ -22,7 +23,6 @@ from controller.services.instances import (
     instance_stop,
     instance_undrain,
     instance_update,
-    instance_wish,
 )
 from tests import factories
 from tests.factories import ACTOR
@@ -32,7 +32,7 @@ Observed = Instance.Observed
 
 
 def test_a_wished_instance_serves_once_it_was_seen_ready():
-    row = instance_wish(actor=ACTOR, model=factories.served_model(), spec={"profile": "constant:5ms"})
+    row = instance_create(actor=ACTOR, model=factories.served_model(), spec={"profile": "constant:5ms"})
     assert (row.desired_state, row.observed_state) == ("running", "pending")
     assert gateway_snapshot().instances == ()
     before = config_version()
@@ -95,19 +95,19 @@ def test_a_stale_version_is_a_conflict():
 def test_devices_are_held_from_the_wish_until_it_is_gone():
     model = factories.served_model()
     device = Device.objects.create(host=factories.host(), index=0, kind="a100", memory_bytes=80)
-    first = instance_wish(actor=ACTOR, model=model, devices=[device])
+    first = instance_create(actor=ACTOR, model=model, devices=[device])
 
     with pytest.raises(ValidationError):
-        instance_wish(actor=ACTOR, model=model, devices=[device])
+        instance_create(actor=ACTOR, model=model, devices=[device])
     assert Instance.objects.count() == 1
     instance_observe(instance_id=first.id, observed_state=Observed.FAILED, error="died")
 
-    assert instance_wish(actor=ACTOR, model=model, devices=[device]).holdings.count() == 1
+    assert instance_create(actor=ACTOR, model=model, devices=[device]).holdings.count() == 1
 
 
 def test_cost_is_provisioned_time_times_unit_cost_in_each_role():
     start = timezone.now() - timedelta(hours=1)
-    row = instance_wish(actor=ACTOR, model=factories.served_model(), unit_cost=2.0)
+    row = instance_create(actor=ACTOR, model=factories.served_model(), unit_cost=2.0)
     instance_observe(instance_id=row.id, observed_state=Observed.STARTING, at=start)
     instance_observe(instance_id=row.id, observed_state=Observed.READY, at=start + timedelta(seconds=5))
     instance_observe(instance_id=row.id, observed_state=Observed.STOPPED, at=start + timedelta(seconds=30))
@@ -131,7 +131,7 @@ def test_only_what_is_gone_is_forgotten():
 
 def test_the_newest_observation_of_an_address_wins():
     old = factories.instance(url="http://127.0.0.1:9")
-    new = instance_wish(actor=ACTOR, model=old.model)
+    new = instance_create(actor=ACTOR, model=old.model)
 
     instance_observe(instance_id=new.id, observed_state=Observed.STARTING, url="http://127.0.0.1:9")
 
@@ -146,15 +146,15 @@ TWO_RANKS = {"tp": 2, "spec": {"executor": "torch", "folder": "/m"}}
 def test_a_part_of_the_kv_cannot_be_moved_so_such_an_engine_takes_both_stages():
     model = factories.served_model()
     with pytest.raises(ValidationError) as refused:
-        instance_wish(actor=ACTOR, model=model, role="decode", **TWO_RANKS)
+        instance_create(actor=ACTOR, model=model, role="decode", **TWO_RANKS)
     assert list(refused.value.message_dict) == ["role"]
-    row = instance_wish(actor=ACTOR, model=model, **TWO_RANKS)
+    row = instance_create(actor=ACTOR, model=model, **TWO_RANKS)
     with pytest.raises(ValidationError, match="2 tensor-parallel ranks"):
         instance_set_role(actor=ACTOR, instance_id=row.pk, role="prefill")
-    one = instance_wish(actor=ACTOR, model=model, role="decode", spec=TWO_RANKS["spec"])
+    one = instance_create(actor=ACTOR, model=model, role="decode", spec=TWO_RANKS["spec"])
     with pytest.raises(ValidationError, match="2 tensor-parallel ranks"):
         instance_update(actor=ACTOR, instance_id=one.pk, version=one.version, changes={"tp": 2})
-    emulated = instance_wish(actor=ACTOR, model=model, tp=2)
+    emulated = instance_create(actor=ACTOR, model=model, tp=2)
     assert instance_set_role(actor=ACTOR, instance_id=emulated.pk, role="prefill").role == "prefill"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from controller.models import Instance
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_wish
+from controller.services.instances import instance_create, instance_observe
 from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from workers.provisioners import Observed
@@ -50,7 +50,7 @@ def policy(db):
 def two(policy):
     """Ids of two instances that are ready."""
     for number in (1, 2):
-        row = instance_wish(
+        row = instance_create(
             actor=SYSTEM, id=f"e{number}", model=policy.model, spec={"profile": "constant:5ms", "seed": number}
         )
         instance_observe(instance_id=row.pk, observed_state=Instance.Observed.READY, url=f"http://h:{number}")

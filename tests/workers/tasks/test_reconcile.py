@@ -13,12 +13,12 @@ from controller.policies.batching import selects
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.instances import (
+    instance_create,
     instance_drain,
     instance_register,
     instance_remove,
     instance_set_role,
     instance_stop,
-    instance_wish,
 )
 from controller.services.scaling_stages import stage_of
 from controller.services.served_models import served_model_create
@@ -46,7 +46,7 @@ def look(fake, monkeypatch):
 
 @pytest.fixture
 def one(policy):
-    return instance_wish(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "constant:5ms"})
+    return instance_create(actor=SYSTEM, id="e1", model=policy.model, max_num_seqs=5, spec={"profile": "constant:5ms"})
 
 
 def message(**running):
@@ -82,14 +82,14 @@ def test_from_wish_to_ready(look, fake, one):
 )
 def test_an_engine_is_told_the_context_that_its_model_promises(look, fake, spec, longest):
     model = served_model_create(actor=SYSTEM, name="short", context_tokens=2048)
-    instance_wish(actor=SYSTEM, id="e1", model=model, spec=spec)
+    instance_create(actor=SYSTEM, id="e1", model=model, spec=spec)
     look()
     assert parse(engine_argv(1, fake.started["e1"])[3:]).engine.max_model_len == longest
 
 
 def test_a_longer_context_than_the_engines_own_default_is_told_too(look, fake):
     model = served_model_create(actor=SYSTEM, name="long", context_tokens=32_768)
-    instance_wish(actor=SYSTEM, id="e1", model=model)
+    instance_create(actor=SYSTEM, id="e1", model=model)
     look()
     assert parse(engine_argv(1, fake.started["e1"])[3:]).engine.max_model_len == 32_768
 
@@ -194,7 +194,7 @@ def test_a_replacement_waits_out_its_pause(look, fake, one):
 @pytest.mark.parametrize("bad", ["x", [1], {"a": 1}, True])
 def test_one_whose_start_is_no_time_waits_and_says_so_and_the_others_go_on(look, fake, one, policy, bad):
     """A row from before values were checked, of whatever provisioner."""
-    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    instance_create(actor=SYSTEM, id="a0", model=policy.model)
     instance_register(actor=SYSTEM, id="s1", model=policy.model, url="http://h:1")
     Instance.objects.filter(pk__in=("a0", "s1")).update(spec={"start_after": bad})
     look(2)
@@ -208,7 +208,7 @@ def test_one_whose_start_is_no_time_waits_and_says_so_and_the_others_go_on(look,
 
 
 def test_a_spec_that_cannot_be_told_is_said_on_its_row_and_the_others_go_on(look, fake, one, policy):
-    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    instance_create(actor=SYSTEM, id="a0", model=policy.model)
     Instance.objects.filter(pk="a0").update(spec={"executor": "torch"})  # without its folder
     look(2)
     assert set(fake.started) == {"e1"}
@@ -280,7 +280,7 @@ def test_a_process_nobody_wants_is_stopped(look, fake, one):
 
 
 def test_one_instance_in_trouble_does_not_hold_the_others_up(look, fake, one, policy, monkeypatch):
-    instance_wish(actor=SYSTEM, id="a0", model=policy.model, provisioner="nowhere")
+    instance_create(actor=SYSTEM, id="a0", model=policy.model, provisioner="nowhere")
     look()
     assert "e1" in fake.started
 
@@ -290,7 +290,7 @@ def test_a_step_that_is_refused_does_not_hold_the_others_up(look, fake, one, pol
         raise ValidationError({"host": "0 of 1 devices free"})
 
     monkeypatch.setattr(reconcile.lifecycle, "instance_replace", refuse)
-    instance_wish(actor=SYSTEM, id="a0", model=policy.model)
+    instance_create(actor=SYSTEM, id="a0", model=policy.model)
     fake.becomes("a0", "exited", exit_code=1)
     look()
     assert "e1" in fake.started
@@ -327,7 +327,7 @@ def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
     """The scheduler is chosen by the role of the start, and neither a role given later nor a restart changes it."""
     monkeypatch.setenv("FLEET_TOKEN", "t")
     spec = {"scheduler": "slackline", "deadlines": deadlines}
-    instance_wish(actor=SYSTEM, id="s1", model=policy.model, role="collocated", spec=spec)
+    instance_create(actor=SYSTEM, id="s1", model=policy.model, role="collocated", spec=spec)
     instance_set_role(actor=SYSTEM, instance_id="s1", role=roles[0])  # before it is started
     look()
     told = fake.started["s1"]
@@ -346,7 +346,7 @@ def test_what_gateways_believe_of_an_engines_scheduler_is_what_runs_there(
 
 def test_a_process_whose_wish_was_lost_is_told_the_role_of_its_first_start(look, fake, policy):
     """Whoever told it may or may not tell it the old one again, so that it is always that one."""
-    instance_wish(actor=SYSTEM, id="s1", model=policy.model, role="decode")
+    instance_create(actor=SYSTEM, id="s1", model=policy.model, role="decode")
     look()
     instance_set_role(actor=SYSTEM, instance_id="s1", role="prefill")
     fake.seen.clear()

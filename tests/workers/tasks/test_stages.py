@@ -12,7 +12,7 @@ from controller.models import Action, Decision, Instance, InstanceInterval, Scal
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import action_lease
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_observe, instance_wish
+from controller.services.instances import instance_create, instance_observe
 from controller.services.role_switches import role_ask, role_kept
 from controller.services.scaling import scaler_tick
 from controller.services.scaling_policies import LOCK_CLASS, scaling_policy_create, scaling_policy_update
@@ -33,7 +33,7 @@ def stages(db):
         for role in ("prefill", "decode")
     ]
     for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode"), ("d3", "decode")):
-        instance_wish(actor=SYSTEM, id=name, model=model, role=role, spec={"profile": "constant:5ms"})
+        instance_create(actor=SYSTEM, id=name, model=model, role=role, spec={"profile": "constant:5ms"})
         instance_observe(instance_id=name, observed_state=Instance.Observed.READY, url=f"http://{name}:1")
     return policies
 

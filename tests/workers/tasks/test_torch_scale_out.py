@@ -26,7 +26,7 @@ from controller.selectors.scaling import starts
 from controller.selectors.snapshot import gateway_snapshot
 from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
-from controller.services.instances import instance_register, instance_wish
+from controller.services.instances import instance_create, instance_register
 from controller.services.scaling_policies import scaling_policy_create
 from controller.services.served_models import served_model_create
 from tests.workers.engine.torch.bench import folder
@@ -98,7 +98,7 @@ def spec(path: Path) -> dict[str, object]:
 
 def serving(policy, jobs, path: Path, id: str = "e1") -> Instance:
     """One that has started from the disk by itself."""
-    instance_wish(actor=SYSTEM, id=id, model=policy.model, spec=spec(path))
+    instance_create(actor=SYSTEM, id=id, model=policy.model, spec=spec(path))
     jobs.until(lambda: Instance.objects.get(pk=id).observed_state == "ready")
     return Instance.objects.get(pk=id)
 
@@ -151,7 +151,7 @@ def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, 
     with dying as url:
         instance_register(actor=SYSTEM, id="a-dying", model=policy.model, url=url, backend="reference")
         jobs.until(lambda: Instance.objects.get(pk="a-dying").observed_state == "ready")
-        new = instance_wish(actor=SYSTEM, model=policy.model, spec={**spec(folder()), "weights": "absent"})
+        new = instance_create(actor=SYSTEM, model=policy.model, spec={**spec(folder()), "weights": "absent"})
         after = {"kind": "engine", "url": first.url} if then == "engine" else {"kind": "disk"}
         weights_load_order(actor=SYSTEM, instance_id=new.pk, sources=[{"kind": "engine", "url": url}, after])
         action = jobs.ended(new.pk)
@@ -180,7 +180,7 @@ def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, job
         instance_register(actor=SYSTEM, id="a-dying", model=policy.model, url=url, backend="reference")
         jobs.until(lambda: Instance.objects.get(pk="a-dying").observed_state == "ready")
         pattern = {**spec(folder()), "host_copy": str(copies)}
-        new = instance_wish(actor=SYSTEM, model=policy.model, spec={**pattern, "weights": "absent"})
+        new = instance_create(actor=SYSTEM, model=policy.model, spec={**pattern, "weights": "absent"})
         jobs.until(lambda: list(home(copies).glob(f"*/{WHOLE}")) and Instance.objects.get(pk=new.pk).url)
         weights_load_order(actor=SYSTEM, instance_id=new.pk)
         action = jobs.ended(new.pk)
@@ -244,7 +244,7 @@ def test_damaged_files_fail_the_instance_and_the_next_one_is_asked_for(policy, j
 def test_a_receiver_without_memory_says_so_and_stays_warm(policy, jobs):
     path = folder("LlamaForCausalLM", "--hidden", "768", "--layers", "4")
     first = serving(policy, jobs, path)
-    new = instance_wish(actor=SYSTEM, model=policy.model, spec={**spec(path), "weights": "absent"})
+    new = instance_create(actor=SYSTEM, model=policy.model, spec={**spec(path), "weights": "absent"})
     jobs.until(lambda: Instance.objects.get(pk=new.pk).observed_state == "ready")
     pid = jobs.pid(new.pk)
     held = psutil.Process(pid).memory_info().vms
