@@ -113,7 +113,10 @@ def test_torch_is_optional():
         for name in imports_of(node)
         if starts(name, *optional) and path.parent != ROOT / "workers/engine/torch"
     ]
-    assert {path.name for path in needed} <= {"bench_preempt.py", "vllm_model.py"}
+    assert {str(path.relative_to(ROOT)) for path in needed} <= {
+        "benchmarks/bench_preempt.py",
+        "benchmarks/vllm/model.py",
+    }
 
 
 def test_backends_know_no_orm_and_no_policies():
@@ -122,8 +125,9 @@ def test_backends_know_no_orm_and_no_policies():
 
 
 def test_files_stay_readable():
+    """Cohesion decides how long a file is; beyond 600 lines it is more than one thing."""
     long = [p for p in files("controller", "workers", "api", "console", "benchmarks") if "migrations" not in p.parts]
-    assert [str(p.relative_to(ROOT)) for p in long if p.read_text().count("\n") > 400] == []
+    assert [str(p.relative_to(ROOT)) for p in long if p.read_text().count("\n") > 600] == []
 
 
 def test_functions_stay_readable():

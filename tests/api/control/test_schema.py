@@ -52,7 +52,7 @@ def test_the_data_path_is_described_as_the_gateway_speaks():
     described = {code: status for status, codes in ERROR_CODES.items() for code in codes}
     assert described == {code: kind.status for code, kind in KINDS.items()}
     assert set(SLO_FIELDS) == set(OUR_FIELDS) - {"request_id"}
-    source = "".join(path.read_text() for path in (ROOT / "api/openai").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "api/openai").rglob("*.py"))
     for header in RESPONSE_HEADERS:
         assert header in source, header
 

@@ -69,7 +69,7 @@ def test_each_reason_is_a_sentence(reason: str, figures: dict[str, Any], said: s
 def test_every_reason_that_the_dispatcher_refuses_for_has_its_sentence() -> None:
     """Read from the code, so that a new reason cannot reach clients as a name."""
     found = set()
-    for node in (node for path in sorted(DISPATCH.glob("*.py")) for node in ast.walk(ast.parse(path.read_text()))):
+    for node in (node for path in sorted(DISPATCH.rglob("*.py")) for node in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             values = [each.value for each in node.args if isinstance(each, ast.Constant)]
             if node.func.id == "refuse" or (node.func.id == "Decision" and values[:1] == ["expire"]):
