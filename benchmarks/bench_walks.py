@@ -1,36 +1,38 @@
 """`make bench-walks`: the files of the tree that one request passes, in the order in which it first enters them.
 
 A gateway in this process serves one streamed `POST /v1/completions` by real reference engines on loopback, first
-collocated, then disaggregated, while every call of a Python function is traced. Counted are files of `api/`,
-`controller/` and `workers/` that run a function between the call of the ASGI application and the record of the request;
-what the engines' processes run, telemetry and other background work are left out. One request goes before, so that
-imports and first connections do not count.
+collocated, then disaggregated, while every call of a Python function is traced, there and in the engines' processes.
+Counted are files of `api/`, `controller/` and `workers/` that run a function between the call of the ASGI application
+and the record of the request. Telemetry and other background work of the gateway are left out; an engine's own are not,
+as its loop has no other work. One request goes before, so that imports and first connections do not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import secrets
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import aiohttp
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
-from benchmarks.engines import ROOT, reference_engines, stop_on_sigterm
+from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
+from benchmarks.traced_engine import Tracer
 from controller.core.records import RequestRecord
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, Role
 
-PACKAGES = ("api", "controller", "workers")
 MODEL = "walked"
 KEY = "sk-walks-on-this-machine-only"
 SHAPES = {
@@ -38,18 +40,6 @@ SHAPES = {
     "disaggregated": (Role.PREFILL, Role.DECODE),
 }
 SETTLE_S = 0.5  # after the last byte: the record is written, kept KV is freed
-
-
-class Tracer:
-    """Files of ours whose functions run, in the order of their first call. Used as a `sys.setprofile` function."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, None] = {}
-        self._roots = tuple(f"{ROOT / package}/" for package in PACKAGES)
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and (name := frame.f_code.co_filename).startswith(self._roots):
-            self.files.setdefault(name.removeprefix(f"{ROOT}/"), None)
 
 
 class Sink:
@@ -102,8 +92,17 @@ async def complete(app: OpenAIApp) -> int:
     return statuses[0]
 
 
-async def walk(urls: Sequence[str], roles: Sequence[Role]) -> list[str]:
-    """The files passed by the second of two requests. Raises RuntimeError where it was not served as `roles` say."""
+def toggle(engines: Sequence[Engine]) -> None:
+    """Begin or end the traces of the engines' processes."""
+    for engine in engines:
+        engine.process.send_signal(signal.SIGUSR1)
+
+
+async def walk(engines: Sequence[Engine], roles: Sequence[Role]) -> list[str]:
+    """The gateway's files passed by the second of two requests; the engines write theirs themselves.
+
+    Raises RuntimeError where the request was not served as `roles` say.
+    """
     sink = Sink()
     async with aiohttp.ClientSession() as session:
         gateway = Gateway(GatewayOptions("walks"), session, sink)
@@ -116,14 +115,16 @@ async def walk(urls: Sequence[str], roles: Sequence[Role]) -> list[str]:
 
         app = OpenAIApp(start, stop)
         app._gateway = gateway
-        gateway.configure(configuration(urls, roles))
+        gateway.configure(configuration([engine.url for engine in engines], roles))
         await gateway.monitor.settle(10)
         if await complete(app) != 200:
             raise RuntimeError("the request before the traced one was not served")
         tracer = Tracer()
+        toggle(engines)
         sys.setprofile(tracer)
         status = await complete(app)
         sys.setprofile(None)
+        toggle(engines)
         await gateway.runtime.drain(1)
     placed = [step["kind"] for step in sink.records[-1].decisions].count("place")
     if status != 200 or placed != len(roles) - 1:
@@ -131,18 +132,38 @@ async def walk(urls: Sequence[str], roles: Sequence[Role]) -> list[str]:
     return list(tracer.files)
 
 
-def walks() -> dict[str, list[str]]:
-    """By shape of the fleet, the files that a request passes."""
-    found: dict[str, list[str]] = {}
+def walks() -> dict[str, dict[str, list[str]]]:
+    """By shape of the fleet, the files that a request passes in the gateway and in its engines."""
+    found: dict[str, dict[str, list[str]]] = {}
     environment = {"FLEET_TOKEN": secrets.token_urlsafe(16)}
     options = ("--profile", "constant:2ms", "--model", MODEL, "--max-num-seqs", "8", "--max-model-len", "2048")
     for shape, roles in SHAPES.items():
-        with (
-            tempfile.TemporaryDirectory(prefix="slackline-walks-") as folder,
-            reference_engines(len(roles), Path(folder), *options, environment=environment) as engines,
-        ):
-            found[shape] = asyncio.run(walk([engine.url for engine in engines], roles))
+        with tempfile.TemporaryDirectory(prefix="slackline-walks-") as name, contextlib.ExitStack() as stack:
+            folder, engines, traces = Path(name), list[Engine](), list[Path]()
+            for index in range(len(roles)):
+                traces.append(folder / f"engine-{index}.files")
+                before = (sys.executable, "-m", "benchmarks.traced_engine", str(traces[-1]))
+                started = reference_engines(1, folder, *options, environment=environment, before=before)
+                engines += stack.enter_context(started)
+            gateway = asyncio.run(walk(engines, roles))
+            passed = (file for trace in traces for file in written(trace))
+            found[shape] = {"gateway": gateway, "engines": list(dict.fromkeys(passed))}
     return found
+
+
+def written(trace: Path) -> list[str]:
+    """What an engine wrote when its trace ended. Raises RuntimeError where it did not within five seconds."""
+    deadline = time.monotonic() + 5.0
+    while not trace.exists() or not trace.read_text():
+        if time.monotonic() > deadline:
+            raise RuntimeError("an engine wrote no trace")
+        time.sleep(0.02)
+    return trace.read_text().splitlines()
+
+
+def distinct(parts: dict[str, list[str]]) -> list[str]:
+    """A file that both sides pass counts once."""
+    return list(dict.fromkeys(file for files in parts.values() for file in files))
 
 
 def main() -> None:
@@ -150,11 +171,17 @@ def main() -> None:
     parser.parse_args()
     stop_on_sigterm()
     found = walks()
-    for shape, files in found.items():
-        print(f"{shape}: {len(files)} files")
-        for number, file in enumerate(files, 1):
-            print(f"  {number:3d}  {file}")
-    print(json.dumps({"benchmark": "walks", **{shape: len(files) for shape, files in found.items()}}))
+    for shape, parts in found.items():
+        print(f"{shape}: {len(distinct(parts))} files")
+        for part, files in parts.items():
+            print(f"  {part}: {len(files)}")
+            for number, file in enumerate(files, 1):
+                print(f"    {number:3d}  {file}")
+    counts = {
+        shape: {"all": len(distinct(parts)), **{part: len(files) for part, files in parts.items()}}
+        for shape, parts in found.items()
+    }
+    print(json.dumps({"benchmark": "walks", **counts}))
 
 
 if __name__ == "__main__":
