@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+INIT = "__init__.py"
 PURE = ("core", "slo", "predict", "policies", "engine", "scale", "dispatch", "simulator")
 DJANGO_HALF = ("models", "services", "selectors", "admin", "migrations", "apps")
 BANNED_IN_PURE = {
@@ -60,6 +61,13 @@ def test_every_package_is_on_one_side():
 
 def test_controller_package_is_empty():
     assert (ROOT / "controller/__init__.py").read_text() == ""
+
+
+def test_every_package_says_what_may_be_in_it():
+    """`controller` alone stays empty: engines import policies through it without Django."""
+    packages = [path for path in files("controller", "workers", "api", "console", "benchmarks") if path.name == INIT]
+    silent = [path for path in packages if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert {str(path.relative_to(ROOT)) for path in silent} <= {f"controller/{INIT}", f"controller/migrations/{INIT}"}
 
 
 @pytest.mark.parametrize("package", PURE)

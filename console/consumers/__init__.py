@@ -1,0 +1,1 @@
+"""Live topics over websockets: one topic a file."""

@@ -1,0 +1,1 @@
+"""Management commands, and the demo that one of them stores."""

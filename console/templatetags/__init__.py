@@ -1,0 +1,1 @@
+"""Template filters: units and links."""
