@@ -1,1 +1,1 @@
-"""The two HTTP APIs: `control` (REST, /api/v1) and `openai` (the data path, /v1), and what both share of errors and access."""
+"""The two HTTP APIs: `control` (REST, /api/v1), `openai` (the data path, /v1), and the errors and access they share."""

@@ -1,1 +1,1 @@
-"""Processes beside the gateway: Celery and its tasks, engines, adapters, provisioners, the supervisor of `make up`."""
+"""Processes beside the gateway: Celery and its tasks, engines, adapters, provisioners, the supervisor."""
