@@ -1,1 +1,1 @@
-"""The browser console and the composition root: settings, URLs and ASGI here, pages and their parts in the packages below."""
+"""The browser console: settings, URLs and ASGI here (the composition root), pages and their parts in the packages."""
