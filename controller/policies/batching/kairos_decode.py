@@ -32,8 +32,8 @@ from controller.core.errors import ConfigError
 from controller.core.steps import EngineEvent, StepRan
 from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.filling import Prompting, fill, queued
-from controller.policies.batching.kairos_choice import StepTable
 from controller.policies.batching.kairos_standing import Standing
+from controller.policies.batching.kairos_step_table import StepTable
 
 
 @dataclass(frozen=True, slots=True)

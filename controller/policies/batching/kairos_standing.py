@@ -1,8 +1,8 @@
-"""Kairos' choice of decodes for an engine that asks in every step of 30 ms: `kairos_choice.choose`, bit for bit.
+"""Kairos' choice of decodes (Alg. 3), incremental, for an engine that asks before every step of some 30 ms.
 
-A test holds one to the other. What is known of the decoding sequences is kept in columns, ascending by length, then id.
-A step moves on only those that ran in it; as these are nearly always the shortest, few ever overtake another. The scan
-ends where only longer ones follow, which would be refused for the same reason.
+A test compares it with the printed algorithm, bit for bit. What is known of the decoding sequences is kept in columns,
+ascending by length, then id. A step moves only those that ran in it; as these are nearly always the shortest, few ever
+overtake another. The scan ends where only longer sequences follow, which would be refused for the same reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.core.steps import Seq
 from controller.policies.batching.base import Grant
-from controller.policies.batching.kairos_choice import Profile, StepTable
+from controller.policies.batching.kairos_step_table import Profile, StepTable
 
 
 class Known(NamedTuple):

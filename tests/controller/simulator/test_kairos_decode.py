@@ -8,8 +8,8 @@ from controller.core.types import Targets
 from controller.policies.batching import BATCHINGS
 from controller.policies.batching.base import Grant
 from controller.policies.batching.filling import fill, prompts
-from controller.policies.batching.kairos_choice import Active, choose
 from controller.policies.batching.kairos_decode import KairosDecode
+from tests.controller.policies.batching.kairos_oracle import Active, choose
 from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 
 

@@ -8,12 +8,13 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.steps import Chunk, Seq, Step, StepRan
 from controller.core.types import LatencyCoefficients
-from controller.policies.batching.kairos_choice import Active, StepTable, choose, slack
 from controller.policies.batching.kairos_decode import KairosDecode, KairosDecodeConfig
 from controller.policies.batching.kairos_slack import Prompt, finish_times, relative_slack
+from controller.policies.batching.kairos_step_table import StepTable
 from controller.policies.batching.kairos_urgency import KairosUrgency, KairosUrgencyConfig
 from controller.policies.batching.kairos_urgency_printed import KairosUrgencyPrinted
 from controller.predict.latency import LatencyModel
+from tests.controller.policies.batching.kairos_oracle import Active, choose, slack
 from tests.controller.policies.batching.view import FakeView, decoding
 
 MU = 20_000.0
