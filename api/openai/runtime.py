@@ -18,13 +18,13 @@ from typing import Any, Protocol
 from api.openai.disaggregation.handoff import Handoff
 from api.openai.in_flight import Flight, Phase, Unreadable
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
-from api.openai.protocol.refusals import refusal
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
 from controller.core.decisions import Decision
 from controller.core.records import ENGINE_REJECTED
 from controller.core.types import Outcome
 from controller.dispatch import Migrator
+from controller.wording.refusals import refusal
 from workers.backends.base import Backend, EngineError, UpstreamCall
 
 log = logging.getLogger(__name__)

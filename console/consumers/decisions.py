@@ -8,9 +8,9 @@ from typing import Any
 from channels.db import database_sync_to_async
 
 from console.consumers.base import LiveConsumer
-from console.wording.sentences import as_item, as_item_of_message
 from controller.core.messages import LIVE_DECISIONS
 from controller.selectors import decisions as selectors
+from controller.wording.sentences import as_item, as_item_of_message
 from workers import live
 
 SHOWN = 40  # a burst longer than this is in the audit; the list shows its end

@@ -13,13 +13,13 @@ from django import forms
 from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property
 
-from console.wording.figure_names import VALUES
 from controller.core.snapshot import LevelBounds
 from controller.models import Decision, PriorityMapping, SLOClass, Tenant
 from controller.models.base import NAME
 from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.services.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
+from controller.wording.figure_names import VALUES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 from console.panels.budget import budget_words
-from console.wording.words import class_name, reason_in_words
 from controller.core import staleness as freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
+from controller.wording.reasons import class_name, reason_in_words
 
 CAPACITY = ("up", "undecoded", "coming", "none")  # from best to worst
 CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit

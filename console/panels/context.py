@@ -12,12 +12,12 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from console.panels.history import NO_CLASS
-from console.wording.decode_wait import never_decoded_s
-from console.wording.scaling import why
-from console.wording.sentences import sentence
-from console.wording.words import class_name
 from controller.models import Decision, RequestRecord, ScalingPolicy, ScalingSample, SLOClass
 from controller.selectors import causes, decisions, scaling
+from controller.wording.reasons import class_name
+from controller.wording.request_steps import never_decoded_s
+from controller.wording.scaling import why
+from controller.wording.sentences import sentence
 
 AROUND = timedelta(seconds=60)  # before its arrival and after its end
 SECOND = timedelta(seconds=1)

@@ -10,8 +10,8 @@ from django.urls import reverse
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from console.wording.figures import figure
 from controller.models import Decision, Instance
+from controller.wording.figures import figure
 
 # Keys whose values name instances, and those whose value is the number of another decision.
 INSTANCES = (
@@ -24,7 +24,7 @@ MOST = 100  # names that are looked up
 
 
 class Linked(NamedTuple):
-    """A figure as `console.wording.figures.Figure`, its value with links."""
+    """A figure as `controller.wording.figures.Figure`, its value with links."""
 
     name: str
     value: SafeString | str

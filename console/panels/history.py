@@ -15,11 +15,11 @@ from console.charts import base as charts
 from console.live.live_view import row_key
 from console.panels.budget import budget_words, error_budget
 from console.templatetags.units import count, money
-from console.wording.words import class_name
 from controller.models import PriorityMapping, SLOClass
 from controller.selectors import catalogue, fleet
 from controller.selectors.attainment import Attainment, attainment, attainment_series
 from controller.slo.classes import level_label
+from controller.wording.reasons import class_name
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.urls import reverse
 
-from console.wording.scaling import STEPS_TO_SERVICE, WAITED_FOR
-from console.wording.sentences import sentence
 from controller.models import Action, Decision, Instance
+from controller.wording.scaling import STEPS_TO_SERVICE, WAITED_FOR
+from controller.wording.sentences import sentence
 
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 MOST = 20  # instances of one scale-out that are told of

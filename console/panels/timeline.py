@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from console.wording.decode_wait import is_given_up, never_decoded_s, prefilled_s
-from console.wording.figures import number
 from console.wording.verdict import verdict
-from console.wording.words import reason_in_words
 from controller.models import RequestRecord
+from controller.wording.reasons import reason_in_words
+from controller.wording.request_steps import due_s, is_given_up, never_decoded_s, prefilled_s
+from controller.wording.units import number
 
 ROOM = 1.03  # so that the last mark is not on the edge
 TICKS = 6  # at most
@@ -63,11 +63,6 @@ def span_s(row: RequestRecord) -> float:
     latest = max([value for value in (*measured, *due) if value is not None] or [0.0])
     happened = max([value for value in measured if value is not None] or [0.0])
     return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * ROOM or 1.0
-
-
-def due_s(row: RequestRecord, token: int) -> float:
-    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
-    return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s
 
 
 def token_numbers(kept: int, tokens: int) -> list[int]:

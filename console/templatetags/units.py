@@ -9,28 +9,16 @@ from django import template
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from console.wording.figures import Figure, figure, number, shown
 from console.wording.verdict import verdict as judged
-from console.wording.words import DASH, MINUS, reason_in_words
+from controller.wording.figures import Figure, figure, shown
+from controller.wording.reasons import reason_in_words
+from controller.wording.units import DASH, count, ms, number
 
 register = template.Library()
 
 
-@register.filter
-def ms(seconds: float | None) -> str:
-    """Seconds as ms below one second, as s below two minutes, as min above."""
-    if seconds is None or seconds == "":
-        return DASH
-    sign, size = (MINUS if seconds < 0 else ""), abs(seconds)
-    if size < 0.01:
-        return f"{sign}{size * 1000:.1f} ms"
-    if size < 0.9995:
-        return f"{sign}{size * 1000:.0f} ms"
-    if size < 10:
-        return f"{sign}{size:.2f} s"
-    return f"{sign}{size:.1f} s" if size < 120 else f"{sign}{size / 60:.0f} min"
-
-
+register.filter("ms", ms)
+register.filter("count", count)
 register.filter("verdict", judged)
 
 
@@ -52,11 +40,6 @@ def rate(value: float | None, unit: str = "/s") -> str:
 @register.filter
 def tokens_per_s(value: float | None) -> str:
     return rate(value, " tok/s")
-
-
-@register.filter
-def count(value: float | None) -> str:
-    return DASH if value is None or value == "" else f"{value:,.0f}"
 
 
 @register.filter

@@ -25,7 +25,6 @@ from console.panels.scale_outs import way_of
 from console.panels.sleep_warning import sleep_choices
 from console.views.instance_links import links_in_trouble, links_of
 from console.wording.engine_spec import engine_spec
-from console.wording.sentences import sentence
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
 from controller.selectors.roles import Role
@@ -34,6 +33,7 @@ from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.instances import instance_drain, instance_stop, instance_undrain
 from controller.services.sleeping import can_sleep, sleep_order, wake_order
+from controller.wording.sentences import sentence
 from workers.engine.profiles import shipped_profiles
 from workers.notices import announce_config
 

@@ -16,10 +16,10 @@ from console.live import live_view
 from console.live.polled import fleet_now
 from console.live.ttl_cache import Kept
 from console.panels.history import links, overview_history
-from console.wording.sentences import as_item
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
 from controller.selectors.roles import Role
+from controller.wording.sentences import as_item
 
 CHARTS = (
     {

@@ -19,7 +19,6 @@ from console.access import allows
 from console.forms.base import MappingForm, SLOClassForm
 from console.forms.removed import says_if_removed
 from console.views.mappings import as_levels, level_forms
-from console.wording.words import class_name
 from controller.core.errors import ConfigError
 from controller.core.snapshot import LevelBounds
 from controller.models import Experiment
@@ -28,6 +27,7 @@ from controller.selectors.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import Role
 from controller.services.actors import Actor
 from controller.services.previews import EDITED, RECORDED, preview_ask
+from controller.wording.reasons import class_name
 
 
 @require_POST

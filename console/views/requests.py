@@ -16,15 +16,15 @@ from console.panels.context import around
 from console.panels.history import NO_CLASS
 from console.panels.timeline import span_s, timeline
 from console.tables.paging import page_of
-from console.wording.decode_wait import end_code
-from console.wording.misses import why_missed
-from console.wording.sentences import sentence, step
 from console.wording.verdict import APART
 from controller.core.records import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
 from controller.selectors.roles import Role
+from controller.wording.misses import why_missed
+from controller.wording.request_steps import end_code, step
+from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50
 TOUCHED = 20

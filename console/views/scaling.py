@@ -27,8 +27,6 @@ from console.live.ttl_cache import Kept
 from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
-from console.wording.scaling import warm_in_words, why
-from console.wording.sentences import figures_line, sentence
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
 from controller.selectors.roles import Role, role_of
@@ -38,6 +36,8 @@ from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.scaling_policies import scaling_policy_create, scaling_policy_update
 from controller.services.scaling_stages import patterns
+from controller.wording.scaling import warm_in_words, why
+from controller.wording.sentences import figures_line, sentence
 
 WINDOW = timedelta(hours=1)
 AROUND = WINDOW / 2  # a moment that somebody asks about

@@ -27,8 +27,6 @@ from console.panels.history import links, promise_of, promises
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
-from console.wording.sentences import sentence
-from console.wording.words import class_name
 from controller.models import ApiKey, Tenant
 from controller.selectors import catalogue, decisions, usage
 from controller.selectors.attainment import attainment
@@ -37,6 +35,8 @@ from controller.services.actors import Actor
 from controller.services.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.change import VersionConflict
 from controller.services.tenants import tenant_create, tenant_update
+from controller.wording.reasons import class_name
+from controller.wording.sentences import sentence
 from workers.notices import announce_config
 
 HOUR = timedelta(hours=1)

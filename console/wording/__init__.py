@@ -1,1 +1,1 @@
-"""Sentences and names: decisions, reasons and figures in plain English."""
+"""Words of pages that no decision says: what a record changed, what an engine was started with."""

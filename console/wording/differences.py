@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from console.wording.figures import named, shown
+from controller.wording.figures import named, shown
 
 
 class Changed(NamedTuple):

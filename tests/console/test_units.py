@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from console.templatetags import units
-from console.wording import figures
+from controller.wording import figures
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from console.wording.sentences import sentence
 from controller.models import Action, Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.decisions import decision_record
 from controller.services.launches import LAUNCH, launch_record
+from controller.wording.sentences import sentence
 from tests import factories
 from tests.workers.backends.sglang_server import SglangServer, serving
 from tests.workers.backends.test_sglang_launch import parsed

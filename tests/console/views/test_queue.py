@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.wording.sentences import sentence
 from controller.models import Decision
+from controller.wording.sentences import sentence
 
 CANCEL = {"kind": "cancel", "request": ["req-1", "req-2", "req-3"]}
 

@@ -12,9 +12,9 @@ from django.test import AsyncClient
 
 from console.live import queue_commands as queue_all
 from console.live.queue_commands import Matching, Order, Telling
-from console.wording.sentences import sentence
 from controller.models import Decision
 from controller.services.actors import Actor
+from controller.wording.sentences import sentence
 from tests import factories
 from tests.console.live.live_data import fleet, queue_row, queue_state
 from workers import live

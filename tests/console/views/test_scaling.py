@@ -12,13 +12,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from console.views import scaling as views
-from console.wording.scaling import why
 from controller.models import Decision, Device, Instance, InstanceDevice, ScalingPolicy, ScalingSample
 from controller.selectors import scaling
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.scaling import samples_retain
 from controller.services.scaling_stages import stage_of
+from controller.wording.scaling import why
 from tests import factories
 
 

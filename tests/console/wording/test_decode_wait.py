@@ -9,13 +9,12 @@ import pytest
 from django.db import connection
 from django.urls import reverse
 
-from console.wording.decode_wait import AGAIN, GIVEN_UP, PLACED, came_of_placing
-from console.wording.misses import why_missed
-from console.wording.sentences import step
-from console.wording.words import reason_in_words
 from controller.models import ScalingSample
 from controller.services.records import records_write
 from controller.services.scaling_policies import scaling_policy_update
+from controller.wording.misses import why_missed
+from controller.wording.reasons import reason_in_words
+from controller.wording.request_steps import AGAIN, GIVEN_UP, PLACED, came_of_placing, step
 from tests import factories
 from tests.console.panels.test_timeline import row, tracks
 

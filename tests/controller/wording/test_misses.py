@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from console.wording.misses import why_missed
 from controller.models import RequestRecord
+from controller.wording.misses import why_missed
 from tests import factories
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.core.decisions import Decision
+from controller.wording.units import took
 
 Told = Mapping[str, Any]
-LEAST_S = 1e-6  # shorter is said as "less than": nobody reads more places
 
 
 def refusal(decision: Decision) -> str:
@@ -23,22 +23,6 @@ def refusal(decision: Decision) -> str:
         except (KeyError, TypeError, ValueError):
             pass  # of another dispatcher, without those figures
     return f"This request was not served: {decision.reason.replace('_', ' ')}."
-
-
-def took(seconds: float) -> str:
-    """With its unit, rounded for reading, never with an exponent."""
-    if 0 < seconds < LEAST_S * (1 - 1e-9):
-        return f"less than {took(LEAST_S)}"
-    size, unit = (seconds * 1000, "ms") if seconds < 0.9995 else (seconds, "s")
-    places = 0 if size >= 99.95 or (unit == "ms" and size >= 9.95) else _places(size, unit)
-    text = f"{size:,.{places}f}"
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
-
-
-def _places(size: float, unit: str) -> int:
-    if unit == "s":
-        return 1 if size >= 9.995 else 2
-    return 1 if size >= 0.95 else 3
 
 
 def _alone(figures: Told) -> str:

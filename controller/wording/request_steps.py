@@ -1,13 +1,40 @@
-"""Requests that were prefilled apart: what a decision of kind "place" was, and who waited for decode in vain."""
+"""The steps of one request, as its record lists them: each in words, and how a disaggregated request ended.
+
+`row` is a stored record; it has the fields of `controller.core.records.RequestRecord`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from controller.models import RequestRecord
+from controller.core.records import RequestRecord
+from controller.wording.reasons import SOURCES, reason_in_words
 
+# Steps of one request, as the gateway records them with it.
+STEPS: dict[str, str] = {
+    "slo": "Targets",
+    "dispatch": "Sent to an engine",
+    "refuse": "Refused",
+    "expire": "Dropped",
+    "cancel": "Cancelled",
+    "prefill": "Prefilled",
+    "transfer": "KV cache moved",
+}
+NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 PLACED, AGAIN, GIVEN_UP = "Placed for decoding", "Sent back to be prefilled again", "Given up"
+
+
+def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """One decision in a request's record: what was done and why in words; its figures as they are."""
+    kind, reason = str(recorded.get("kind", "")), str(recorded.get("reason", ""))
+    why = SOURCES.get(reason, "") if kind == "slo" else ""
+    what = STEPS.get(kind) or kind.replace("_", " ")
+    if kind == "place":
+        what = came_of_placing(recorded)
+    if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
+        what = NOT_MOVED
+    return {**recorded, "what": what, "why": why or reason_in_words(reason)}
 
 
 def came_of_placing(recorded: Mapping[str, Any]) -> str:
@@ -50,3 +77,8 @@ def never_decoded_s(row: RequestRecord) -> float | None:
 def _prefill_step(row: RequestRecord) -> Mapping[str, Any] | None:
     steps = (step for step in reversed(row.decisions) if step.get("kind") == "prefill")
     return next((step for step in steps if isinstance(step.get("at"), int | float)), None)
+
+
+def due_s(row: RequestRecord, token: int) -> float:
+    """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
+    return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s

@@ -10,12 +10,12 @@ import pytest
 
 from api.openai.protocol.errors import KINDS
 from api.refusals import REASONS as REFUSALS
-from console.wording.sentences import SENTENCES, say
-from console.wording.words import REASONS, SOURCES
 from controller.core.types import Outcome
 from controller.dispatch.disaggregation.transfers import MigratorConfig, State
 from controller.services.sleeping import LEVELS
-from tests.console.wording.reason_search import Source, read
+from controller.wording.reasons import REASONS, SOURCES
+from controller.wording.sentences import SENTENCES, say
+from tests.controller.wording.reason_search import Source, read
 from workers.engine.weights.manager import KINDS as WEIGHT_SOURCES
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def test_no_word_is_left_of_a_reason_that_nobody_gives():
 def test_every_reason_is_documented():
     text = (ROOT / "docs/reasons.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.+) \|$", text, re.MULTILINE))
-    assert rows == REASONS | SOURCES, "docs/reasons.md has a row for each code of console/wording/words.py"
+    assert rows == REASONS | SOURCES, "docs/reasons.md has a row for each code of controller/wording/reasons.py"
 
 
 @pytest.mark.parametrize(("kind", "reason"), sorted(SENTENCES))

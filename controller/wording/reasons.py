@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-DASH = "–"
-MINUS = "−"
-
 # Causes of a miss, as the gateway records them, and reasons of dispatcher, scaler and people.
 REASONS: dict[str, str] = {
     # misses (gateway)

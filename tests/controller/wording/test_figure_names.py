@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 
-from console.wording.figure_names import NAMES, VALUES
-from console.wording.figures import figure, line, named, number, shown
 from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
 from controller.services.experiments import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
+from controller.wording.figure_names import NAMES, VALUES
+from controller.wording.figures import figure, line, named, shown
+from controller.wording.units import number
 
 ROOT = Path(__file__).parents[3]
 DECIDE = (

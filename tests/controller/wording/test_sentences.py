@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from console.wording.sentences import as_item, as_item_of_message, changes, figures_line, say, step
 from controller.core.messages import DecisionMessage
 from controller.models import Decision
+from controller.wording.request_steps import step
+from controller.wording.sentences import as_item, as_item_of_message, changes, figures_line, say
 
 SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
 

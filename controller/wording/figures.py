@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from console.wording.figure_names import NAMES, VALUES
-from console.wording.words import DASH, MINUS, reason_in_words
+from controller.wording.figure_names import NAMES, VALUES
+from controller.wording.reasons import reason_in_words
+from controller.wording.units import DASH, MINUS, number
 
 RAW_MOST = 300  # characters of a raw value on hover; all of it is in the record's JSON
 
@@ -65,37 +66,6 @@ def _word(key: str, value: Any, unit: str) -> str:
     if text in VALUES.get(key, {}):
         return VALUES[key][text]
     return reason_in_words(text) if unit == "code" else text.replace("_", " ") if unit == "word" else text
-
-
-def number(value: float, unit: str) -> str:
-    """Four digits are shown; a time below a second in ms. "1 request", "2 requests"."""
-    sign, size = (MINUS if value < 0 else ""), abs(value)
-    if unit == "s":
-        return f"{sign}{_digits(size * 1000)} ms" if 0 < size < 0.99995 else f"{sign}{_digits(size)} s"
-    if unit == "share":
-        return f"{sign}{_digits(size * 100)} %"
-    if unit == "times":
-        return f"{sign}{size:.3g}×"
-    if unit in ("bytes", "bytes/s"):
-        return sign + _bytes(size, unit.removeprefix("bytes"))
-    if not unit:  # an order's number is no amount: no separators
-        return f"{sign}{size:.4g}" if isinstance(size, float) else f"{sign}{size}"
-    noun, slash, per = unit.partition("/")
-    return f"{sign}{_digits(size)} {noun.removesuffix('s') if size == 1 else noun}{slash}{per}"
-
-
-def _digits(size: float) -> str:
-    if isinstance(size, int) or size >= 1000:
-        return f"{size:,.0f}"
-    return f"{size:.4g}"
-
-
-def _bytes(size: float, per: str) -> str:
-    """Decimal, as networks count."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= 0.9995 * step:  # else three digits of the smaller unit would be 1e+03
-            return f"{size / step:.3g} {unit}{per}"
-    return f"{size:.3g} B{per}"
 
 
 def moment(value: Any) -> datetime | None:

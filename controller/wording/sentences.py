@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import zip_longest
 from string import Formatter
-from typing import Any
+from typing import Any, Protocol
 
-from console.wording.decode_wait import came_of_placing
-from console.wording.figures import line, named, shown
-from console.wording.words import SOURCES, reason_in_words
 from controller.core.messages import DecisionMessage
-from controller.models import Decision
+from controller.wording.figures import line, named, shown
+from controller.wording.reasons import reason_in_words
 
 # Whole sentences for what happens often; the figures are those the decision was made on.
 SENTENCES: dict[tuple[str, str], str] = {
@@ -129,18 +128,7 @@ VERBS: dict[str, str] = {
     "experiment_cancelled": "cancelled experiment",
 }
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # of these the verb does not say it all
-# Steps of one request, as the gateway records them with it.
-STEPS: dict[str, str] = {
-    "slo": "Targets",
-    "dispatch": "Sent to an engine",
-    "refuse": "Refused",
-    "expire": "Dropped",
-    "cancel": "Cancelled",
-    "prefill": "Prefilled",
-    "transfer": "KV cache moved",
-}
 ENDLESS = "a load without bound (requests come and none is finished)"  # a decision has no number for it
-NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
     "slo_class": "SLO class",
@@ -155,7 +143,23 @@ FIGURES_SHOWN = 5
 ROW_NUMBERS = ("id", "version", "tick", "error", "scale_out", "scale_in", "action", "launch")
 
 
-def sentence(decision: Decision) -> str:
+class Recorded(Protocol):
+    """A stored decision (`controller.models.Decision`)."""
+
+    @property
+    def pk(self) -> int: ...
+
+    at: datetime
+    actor: str
+    kind: str
+    subject_type: str
+    subject: str
+    reason: str
+    inputs: dict[str, Any]
+    outcome: dict[str, Any]
+
+
+def sentence(decision: Recorded) -> str:
     known = {**decision.inputs, **decision.outcome}
     return say(decision.kind, decision.actor, decision.subject_type, decision.subject, decision.reason, known)
 
@@ -177,18 +181,6 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
     # "person_created" beside "created ...".
     nothing_new = reason.endswith((*CHANGES, "drained", "stopped", "asked", "ordered"))
     return what if nothing_new or not reason else f"{what}: {reason_in_words(reason)}"
-
-
-def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """One decision in a request's record: what was done and why in words; its figures as they are."""
-    kind, reason = str(recorded.get("kind", "")), str(recorded.get("reason", ""))
-    why = SOURCES.get(reason, "") if kind == "slo" else ""
-    what = STEPS.get(kind) or kind.replace("_", " ")
-    if kind == "place":
-        what = came_of_placing(recorded)
-    if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
-        what = NOT_MOVED
-    return {**recorded, "what": what, "why": why or reason_in_words(reason)}
 
 
 def sentence_pattern(kind: str, reason: str) -> str:
@@ -309,7 +301,7 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
     return figures_line({name: value for name, value in known.items() if name not in said})
 
 
-def as_item(decision: Decision) -> dict[str, Any]:
+def as_item(decision: Recorded) -> dict[str, Any]:
     """One line of the live list."""
     return {
         "id": str(decision.pk),

@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
-from controller.models import ScalingPolicy, ScalingSample
-from controller.selectors.warm_pool import WarmPool
+from typing import Protocol
+
+
+class Policy(Protocol):
+    """A stored scaling policy."""
+
+    enabled: bool
+    upper: float
+    lower: float
+    min_instances: int
+    max_instances: int
+    sustain_s: float
+    warm: int | None
+
+
+class Sample(Protocol):
+    """A stored point of the scaler's line: what it saw at one evaluation, and what it wanted (`mind`)."""
+
+    load: float | None
+    ready: int
+    starting: int
+    draining: int
+    mind: str
+    low_for_s: float
+    cooldown_left_s: float
+
+
+class Pool(Protocol):
+    """Warm spares of a policy (`controller.selectors.warm_pool.WarmPool`)."""
+
+    @property
+    def ready(self) -> int: ...
+
+    @property
+    def starting(self) -> int: ...
+
+    @property
+    def held_by(self) -> str: ...
+
 
 # Wants to, but may not: the scaler's own word for it, and ours.
 HELD = {
@@ -45,7 +82,7 @@ WAITED_FOR = {
 POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no instance to make it like"}
 
 
-def warm_in_words(policy: ScalingPolicy, pool: WarmPool | None) -> str:
+def warm_in_words(policy: Policy, pool: Pool | None) -> str:
     """What stands by of what is wanted; `pool` None: how it was then is not on record."""
     if pool is None:
         return "as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
@@ -60,7 +97,7 @@ def warm_in_words(policy: ScalingPolicy, pool: WarmPool | None) -> str:
     return f"{pool.ready} of {policy.warm}{starting}{held}"
 
 
-def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
+def why(policy: Policy, sample: Sample) -> str:
     """Why nothing was (or something was) scaled at the moment of the sample."""
     if not policy.enabled:
         return "the policy is switched off"
@@ -79,18 +116,18 @@ def why(policy: ScalingPolicy, sample: ScalingSample) -> str:
     return said if sample.ready else f"no engine is up; {said}"
 
 
-def _calm(policy: ScalingPolicy, sample: ScalingSample) -> bool:
+def _calm(policy: Policy, sample: Sample) -> bool:
     """Does the load ask for nothing any more of what the mind still says?"""
     least = policy.lower if sample.mind == "settling" else 0.0
     return sample.load is not None and least <= sample.load <= policy.upper
 
 
-def _kept_the_last(sample: ScalingSample) -> bool:
+def _kept_the_last(sample: Sample) -> bool:
     """Of a fleet that may go down to none: no load can be given for what is left."""
     return sample.mind == "rest_would_exceed_upper" and sample.ready == 1
 
 
-def _steady(policy: ScalingPolicy, sample: ScalingSample) -> str:
+def _steady(policy: Policy, sample: Sample) -> str:
     load = sample.load
     if load is None:
         return "the load is not known: requests arrive and none is finished"

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from api.openai.protocol.refusals import REFUSALS, refusal, took
 from controller.core.decisions import Decision
 from controller.core.snapshot import ComingConfig
+from controller.wording.refusals import REFUSALS, refusal
+from controller.wording.units import took
 from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.test_coming import with_instances
 
-DISPATCH = Path(__file__).parents[4] / "controller" / "dispatch"
+DISPATCH = Path(__file__).parents[3] / "controller" / "dispatch"
 SHORTHAND = re.compile(r"[a-z]_[a-z]|e[-+]\d\d|\bNone\b|\bTrue\b|\bFalse\b")  # names of fields and raw figures
 
 EXPIRED = {"waited_s": 5.002, "hopeless": True, "paused": False, "instances": 2, "outstanding": 30, "queued": 7}

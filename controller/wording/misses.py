@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from console.panels.timeline import due_s
-from console.templatetags.units import count, ms
-from console.wording.decode_wait import is_given_up, never_decoded_s
-from console.wording.words import reason_in_words
-from controller.core.records import ENGINE_REJECTED
-from controller.models import RequestRecord
+from controller.core.records import ENGINE_REJECTED, RequestRecord
+from controller.wording.reasons import reason_in_words
+from controller.wording.request_steps import due_s, is_given_up, never_decoded_s
+from controller.wording.units import count, ms
 
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 
