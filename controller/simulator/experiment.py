@@ -36,7 +36,7 @@ FROM_PROFILE = {  # fields of an instance that its profile may bring, by their n
     "kv_bytes_per_token": ("kv_bytes_per_token",),
     "tensor_parallel": ("tp",),
 }
-OF_AN_INSTANCE = ("role", "from_s", "until_s", "weights_of")  # no policy changes these
+OF_AN_INSTANCE = ("role", "from_s", "until_s", "sleep_level", "weights_of")  # no policy changes these
 MEASURED = ("latency", "believed", "operators")  # read from profiles, not as they stand in the file
 ENGINE_FIELDS = tuple(sorted(f.name for f in fields(InstanceSettings) if f.name not in MEASURED))
 
@@ -252,8 +252,8 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     failures = tuple(
         _failure(Fields(raw, f"{item.name('failures')}[{i}]")) for i, raw in enumerate(item.list("failures", []))
     )
-    settings = SimulationSettings(instances)
-    changes: dict[str, Any] = {"failures": failures}
+    settings = SimulationSettings(tuple(replace(each, sleep_level=0) for each in instances))
+    changes: dict[str, Any] = {"instances": instances, "failures": failures}
     for name in ("telemetry_period_s", "progress_s", "sample_s"):
         changes[name] = item.number(name, getattr(settings, name), above=0)
     for name in ("telemetry_delay_s", "network_s"):
@@ -272,7 +272,8 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     try:
         return replace(settings, **changes)
     except ConfigError as error:
-        raise ConfigError(str(error), field=item.name(error.field or "")) from None
+        field = error.field or ""
+        raise ConfigError(str(error), field=field if field.startswith("instances") else item.name(field)) from None
 
 
 def _machine_speed(item: Fields) -> MachineSpeed:
@@ -338,9 +339,10 @@ def _elastic(item: Fields, first_of_all: InstanceSettings) -> ElasticSettings:
     load.done()
     most, switch_s = item.optional_integer("most"), item.number("switch_s", 0.0, above=-1e-12)
     start_s, warm = item.number("start_s", 0.0, above=-1e-12), item.integer("warm", 0, least=0)
+    sleep_level, wake_s = item.integer("sleep_level", 0, least=0), item.optional_number("wake_s", above=-1e-12)
     item.done()
     try:
-        return ElasticSettings(first, source, seconds, second, most, switch_s, start_s, warm)
+        return ElasticSettings(first, source, seconds, second, most, switch_s, start_s, warm, sleep_level, wake_s)
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
 

@@ -25,6 +25,7 @@ from controller.simulator.fleet.network import LinkSettings
 ENGINE_KINDS = ("continuous", "preemptive_prefill", BY_STAGE)
 BATCHING, MODEL_SHAPE = "chunked_prefill", "llama3-8b"  # where none is named
 DECODE_BY = ("sum", "longest")
+SLEEP_LEVELS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class InstanceSettings:
     "sum" of its sequences' tokens (eq. 2) or the "longest" of them alone (Kairos, sec. 2.2). `from_s`, `until_s`: the
     second of the run at which it joins and the one at which it begins to drain (None: it stays). `left`: before the
     run began, of which this is the rest; it keeps its number, by which failures, ports and speeds are given.
+    `sleep_level`: 1 or 2, it sleeps at this level when the run begins, until a scale-out wakes it; 0: it serves.
     """
 
     latency: LatencyCoefficients
@@ -71,6 +73,7 @@ class InstanceSettings:
     from_s: float = 0.0
     until_s: float | None = None
     left: bool = False
+    sleep_level: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in list(Role):
@@ -90,14 +93,20 @@ class InstanceSettings:
         for name in ("tensor_parallel", "kv_bytes_per_token"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", field=name)
-        if not 0 <= self.from_s < math.inf:
-            raise ConfigError("from_s must be 0 seconds or more", field="from_s")
-        if self.until_s is not None and not self.from_s < self.until_s < math.inf:
-            raise ConfigError("until_s must be later than from_s", field="until_s")
+        self._check_presence()
         if min(self.latency) < 0:
             raise ConfigError("latency coefficients must not be negative", field="latency")
         if self.latency.prefill_a + self.latency.prefill_b <= 0 or self.latency.decode_a + self.latency.decode_c <= 0:
             raise ConfigError("a step must take time: prefill a + b and decode a + c must be positive", field="latency")
+
+    def _check_presence(self) -> None:
+        if not 0 <= self.from_s < math.inf:
+            raise ConfigError("from_s must be 0 seconds or more", field="from_s")
+        if self.until_s is not None and not self.from_s < self.until_s < math.inf:
+            raise ConfigError("until_s must be later than from_s", field="until_s")
+        _check_sleep_level(self.sleep_level)
+        if self.sleep_level and (self.from_s or self.until_s is not None):
+            raise ConfigError("an instance that begins asleep has no from_s or until_s", field="sleep_level")
 
     def engine_config(self) -> EngineConfig:
         if self.scheduling_policy not in ("priority", "fcfs"):
@@ -210,6 +219,10 @@ class ElasticSettings:
     that decode. `most`: instances of all roles together, None for the sum of what each may have. `switch_s`: from
     empty in one role to serving in the other (weights stay; engines are role-agnostic, sec. 6). `start_s`: from nothing
     to a process that can take weights, before the load time; `warm`: instances kept in that state (Fast Scaling).
+
+    `sleep_level`: what scales in sleeps at this level, 1 or 2, instead of being stopped (0). `wake_s`: seconds from the
+    decision to wake an instance to serving. None: the load time from host memory at level 1, which keeps a copy there,
+    and that from `source` at level 2.
     """
 
     scaling: ScalingConfig
@@ -220,6 +233,8 @@ class ElasticSettings:
     switch_s: float = 0.0
     start_s: float = 0.0
     warm: int = 0
+    sleep_level: int = 0
+    wake_s: float | None = None
 
     def __post_init__(self) -> None:
         roles = ("collocated",) if self.decode is None else ("prefill", "decode")
@@ -233,6 +248,9 @@ class ElasticSettings:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.warm < 0:
             raise ConfigError("warm must be 0 instances or more", field="warm")
+        _check_sleep_level(self.sleep_level)
+        if self.wake_s is not None and not 0 <= self.wake_s < math.inf:
+            raise ConfigError("wake_s must be 0 seconds or more", field="wake_s")
         if self.warm and not self.start_s:
             raise ConfigError("a warm instance spares start_s, which is 0", field="warm")
         if set(self.load_s) != set(LOAD_S):
@@ -298,16 +316,33 @@ class SimulationSettings:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
         if self.machine_speed is not None and any(each.part.engine_kind != "continuous" for each in self.instances):
             raise ConfigError("only continuous engines run at a measured machine_speed", field="machine_speed")
+        self._check_sleepers()
         if self.elastic is not None:
             self._check_elastic(self.elastic)
+
+    def _check_sleepers(self) -> None:
+        asleep = [bool(instance.sleep_level) for instance in self.instances]
+        if all(asleep):
+            raise ConfigError("at least one instance must be awake when the run begins", field="instances.sleep_level")
+        if any(asleep) and self.elastic is None:
+            raise ConfigError(
+                "only a scale-out wakes a sleeper: give `elastic` settings", field="instances.sleep_level"
+            )
 
     def _check_elastic(self, elastic: ElasticSettings) -> None:
         if self.disaggregated != (elastic.decode is not None):
             raise ConfigError(
                 "instances with roles need a scaling for decode, others have none", field="elastic.decode"
             )
+        awake = [each for each in self.instances if not each.sleep_level]
         for config in (elastic.scaling, elastic.decode):
-            if config is not None and sum(each.role == config.role for each in self.instances) > config.max_instances:
+            if config is not None and sum(each.role == config.role for each in awake) > config.max_instances:
                 raise ConfigError("there are more instances than max_instances", field="elastic.max_instances")
-        if elastic.most is not None and len(self.instances) > elastic.most:
+        if elastic.most is not None and len(awake) > elastic.most:
             raise ConfigError("there are more instances than `most`", field="elastic.most")
+
+
+def _check_sleep_level(level: int) -> None:
+    if type(level) is not int or level not in SLEEP_LEVELS:  # JSON's true is 1 to Python
+        told = "0 (awake), 1 (a copy of the weights stays in host memory) or 2 (no copy)"
+        raise ConfigError(f"sleep_level must be {told}, not {level!r}", field="sleep_level")

@@ -120,7 +120,7 @@ class Simulation:
         self.heap.push(self._demands[0].at, Kind.ARRIVAL)
         Monitor(self).start()
         if self._elastic is not None:
-            self._elastic.pool.fill_at_start()
+            self._elastic.start()
             self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
             self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)

@@ -1,9 +1,9 @@
-"""The instances of a run: which are up, start or drain, and what each cost when it is gone."""
+"""The instances of a run: which are up, start, drain, sleep or are warm, and what each cost when it is gone."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from controller.core.types import Role
@@ -21,6 +21,14 @@ class Warm(NamedTuple):
     ready_at: float
 
 
+class Asleep(NamedTuple):
+    """An instance without weights that wakes under its own id: its slot, since when it sleeps, and how deeply."""
+
+    slot: int
+    since: float
+    level: int
+
+
 class Cluster:
     """Slots 0 to n - 1 are the settings' instances; later slots are more of the first. A slot's second occupant, after
     a failure, has an id of its own."""
@@ -34,7 +42,8 @@ class Cluster:
         self._occupants: Counter[int] = Counter()
         self.starting: dict[str, tuple[int, float]] = {}  # id to slot, and when it was asked for
         self.warm: dict[str, Warm] = {}
-        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm or are up
+        self.asleep: dict[str, Asleep] = {}
+        self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm, sleep or are up
         self.draining: set[str] = set()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -88,8 +97,28 @@ class Cluster:
         self.starting[name] = (warm.slot, warm.since)
         self._kinds[name] = self._alike(role)
 
+    def begin_asleep(self, slot: int, level: int) -> str:
+        """The slot's instance sleeps when the run begins; its id. It costs from then on."""
+        name = self.ask(slot, 0.0)
+        self.asleep[name] = Asleep(slot, self.starting.pop(name)[1], level)
+        return name
+
+    def put_to_sleep(self, instance: Instance, now: float, level: int) -> None:
+        """It keeps its id, slot and kind, and costs on; what it did so far is recorded."""
+        kind = self._kinds[instance.id]
+        slot = next(slot for slot, name in self._slots.items() if name == instance.id)
+        self.remove(instance, now)
+        self._kinds[instance.id] = kind
+        self.asleep[instance.id] = Asleep(slot, now, level)
+
+    def wake(self, name: str, now: float) -> None:
+        """From now on it starts."""
+        sleeper = self.asleep.pop(name)
+        self._gone.append(self._unused(name, sleeper.since, now))
+        self.starting[name] = (sleeper.slot, now)
+
     def role_of(self, name: str) -> Role:
-        """Of one that starts or is up."""
+        """Of one that starts, sleeps or is up."""
         return Role(self._kinds[name].role)
 
     def bring_up(self, name: str) -> Instance | None:
@@ -128,11 +157,13 @@ class Cluster:
         self._gone.append(_use(instance, now))
 
     def uses(self, now: float) -> list[InstanceUse]:
-        """Of all that were ever asked for, those included that still start or are warm."""
+        """Of all that were ever asked for, those included that still start, sleep or are warm. One entry an instance,
+        also of one that slept in between."""
         waiting = {name: since for name, (_, since) in self.starting.items()}
         waiting |= {name: warm.since for name, warm in self.warm.items()}
+        waiting |= {name: sleeper.since for name, sleeper in self.asleep.items()}
         unused = [self._unused(name, since, now) for name, since in waiting.items()]
-        return self._gone + [_use(instance, now) for instance in self] + unused
+        return _by_instance(self._gone + [_use(instance, now) for instance in self] + unused)
 
 
 def _use(instance: Instance, until: float) -> InstanceUse:
@@ -148,4 +179,25 @@ def _use(instance: Instance, until: float) -> InstanceUse:
         totals.preemptions,
         instance.spec.unit_cost,
         instance.spec.role.value,
+    )
+
+
+def _by_instance(uses: Iterable[InstanceUse]) -> list[InstanceUse]:
+    """Adds up what each id did before, during and after its sleep."""
+    found: dict[str, InstanceUse] = {}
+    for use in uses:
+        before = found.get(use.id)
+        found[use.id] = use if before is None else _sum(before, use)
+    return list(found.values())
+
+
+def _sum(one: InstanceUse, other: InstanceUse) -> InstanceUse:
+    return one._replace(
+        provisioned_s=one.provisioned_s + other.provisioned_s,
+        busy_s=one.busy_s + other.busy_s,
+        steps=one.steps + other.steps,
+        generated_tokens=one.generated_tokens + other.generated_tokens,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        preemptions=one.preemptions + other.preemptions,
     )

@@ -1,20 +1,24 @@
-"""Scaling in a simulation: the Scaler that runs in production, once a tick, on what the gateway would publish.
+"""Scaling in a simulation: the Scaler and the capacity plan that run in production, on virtual time.
 
-With prefill and decode on instances of their own each stage has a scaler of its own, on its own load, and one may give
-an instance to the other (scale.role_changes). A new instance serves after its process is up, if it is not warm, and
-the load time of its weights' source, and costs from the moment it is asked for; one that changes its role keeps its
-weights and serves again when it is empty. A drained one stops when it is empty.
+Once a tick each stage's Scaler sees what a gateway would publish of it, and `controller.scale.capacity_plan` says which
+instances come and go; nothing here has an order of its own. Disaggregated prefill and decode have a scaler each, on
+their own load.
+
+A new instance serves after its process has started and its weights are loaded. A warm spare waits for its weights only,
+and takes the role of the stage that takes it. A sleeper keeps its id and its role, and waits for its wake-up. An
+instance that changes its role keeps its weights and serves again once it is empty. All of them cost from the moment
+they are asked for, warm spares and sleepers too, until they are stopped. A drained instance stops once it is empty.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from controller.core import events as ev
-from controller.core.decisions import Decision
+from controller.core.decisions import Decision, Figure
 from controller.core.messages import QUEUE_PRESSURE_ROWS
 from controller.core.types import Role
 from controller.dispatch import StageDispatcher
@@ -22,19 +26,28 @@ from controller.scale import (
     Drain,
     FleetObservation,
     Member,
-    ScaleAction,
-    ScaleOut,
     Scaler,
     ScalerState,
     ScalingConfig,
+    Undrain,
     processing_rate,
 )
+from controller.scale.capacity_plan import (
+    CapacityPlan,
+    LoadWeights,
+    OtherStage,
+    PutToSleep,
+    StageCapacity,
+    StartNew,
+    WakeUp,
+    plan_capacity,
+)
 from controller.scale.load import RATE_WINDOW_S
-from controller.scale.role_changes import SwitchRole, role_change, spare_since
+from controller.scale.role_changes import SwitchRole, spare_since
+from controller.scale.warm_pool import Spare, refill, weight_source
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import Handoff
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
-from controller.simulator.fleet.warm_pool import WarmPool
 from controller.simulator.report.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
 
@@ -42,7 +55,7 @@ Looks = Mapping[Role, FleetObservation]
 
 
 class Host(Protocol):
-    """What scaling asks of the simulation."""
+    """What the scalers use of the simulation."""
 
     cluster: Cluster
     dispatcher: StageDispatcher
@@ -77,7 +90,7 @@ class Stage:
 
 
 class Elastic:
-    """The scalers of a run."""
+    """The scalers of a run, its warm spares and its sleepers."""
 
     def __init__(self, settings: ElasticSettings, host: Host) -> None:
         self.settings = settings
@@ -85,7 +98,7 @@ class Elastic:
         self._host = host
         self._scaler = Scaler()
         self._switching: dict[str, str] = {}  # draining instances that come back in another role
-        self.pool = WarmPool(settings.warm, settings.start_s, host.cluster)
+        self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}
         if settings.decode is None:
             self.stages = [Stage(settings.scaling, ev.Arrived, ev.Finished)]
@@ -93,12 +106,17 @@ class Elastic:
             first, second = settings.scaling, settings.decode
             self.stages = [Stage(first, ev.Arrived, ev.FirstToken), Stage(second, ev.FirstToken, ev.Finished)]
 
+    def start(self) -> None:
+        """The warm pool is full when the run begins, as the instances are up."""
+        for _ in range(self.settings.warm):
+            self._host.cluster.keep_warm(0.0, ready_at=0.0)
+
     def scaled_out(self, now: float) -> list[ScaledOut]:
         """Instances that were added and serve by now, or did."""
         return [each for each in self._asked.values() if each.up_at <= now]
 
     def heard(self, events: Sequence[ev.Event], now: float) -> None:
-        """All that the deciders were told."""
+        """Everything that the dispatcher and the migrator were told."""
         for event in events:
             for stage in self.stages:
                 stage.heard(event, now)
@@ -109,13 +127,15 @@ class Elastic:
         for stage in self.stages:
             stage.spare_since = spare_since(stage.spare_since, stage.config, looks[stage.role], now)
         for stage in self.stages:
-            seen = looks[stage.role]
-            config = self._bounded(stage, looks, now)
-            stage.state, actions, decision = self._scaler.decide(config, stage.state, seen, now)
+            capacity = self._capacity(stage, looks, now)
+            config = self._bounded(capacity, now)
+            stage.state, actions, decision = self._scaler.decide(config, stage.state, capacity.seen, now)
             if decision is not None:
-                self.decisions.append(decision)
-            self._act(stage, looks, actions, now)
-        self.pool.look(now)
+                plan = plan_capacity(capacity, actions, now)
+                self.decisions.append(_recorded(decision, plan, self._carry_out(stage, plan, now)))
+            if decision is not None and plan.role_change is not None:
+                self.decisions.append(plan.role_change)
+        self._refill_pool(now)
 
     def observe(self, stage: Stage, now: float) -> FleetObservation:
         entered, left = stage.rates(now)
@@ -143,67 +163,107 @@ class Elastic:
         cluster, fleet = self._host.cluster, fleet_of(self._host, now)
         members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
         members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
+        elsewhere = self._switching.keys() | self._falling_asleep.keys()
         for instance in cluster:
-            if instance.spec.role is stage.role and instance.id not in self._switching:
+            if instance.spec.role is stage.role and instance.id not in elsewhere:
                 known = fleet.get(instance.id)
                 load = (known.utilisation, known.running + known.waiting) if known else (0.0, 0)
                 members.append(Member(instance.id, "draining" if instance.id in cluster.draining else "ready", *load))
         return tuple(sorted(members, key=lambda member: member.id))
 
-    # ---- acting ----------------------------------------------------------------------------------------------------
+    # ---- what there is ---------------------------------------------------------------------------------------------
 
-    def _bounded(self, stage: Stage, looks: Looks, now: float) -> ScalingConfig:
-        """The stage may have what it has, what it may still start, and what the other stage can spare."""
-        if self.settings.most is None:
-            return stage.config
-        used = len(self._host.cluster) + len(self._host.cluster.starting)
-        free = max(0, self.settings.most - used)
-        given = any(self._given(stage, looks, now))
+    def _capacity(self, stage: Stage, looks: Looks, now: float) -> StageCapacity:
+        """The stage, and what its next instances can come from."""
         seen = looks[stage.role]
-        count = len(seen.members) - len(seen.having("draining"))
-        most = min(stage.config.max_instances, count + max(free, int(given)))
-        return replace(stage.config, max_instances=max(1, most), min_instances=min(stage.config.min_instances, most))
+        others = [OtherStage(other.config, looks[other.role], other.spare_since) for other in self.stages]
+        return StageCapacity(
+            config=stage.config,
+            seen=seen,
+            spares=(*self._warm(now, seen), *self._sleepers(stage, seen)),
+            other=next((other for other in others if other.config is not stage.config), None),
+            room=self._room(),
+            sleepable=frozenset(member.id for member in seen.having("ready")),
+            sleep_level=self.settings.sleep_level,
+        )
 
-    def _act(self, stage: Stage, looks: Looks, actions: Sequence[ScaleAction], now: float) -> None:
+    def _room(self) -> int | None:
+        """How many more instances `most` allows; None: any number."""
+        if self.settings.most is None:
+            return None
+        return max(0, self.settings.most - len(self._host.cluster) - len(self._host.cluster.starting))
+
+    def _bounded(self, capacity: StageCapacity, now: float) -> ScalingConfig:
+        """Under `most` a stage may have what it has, what can still be started, and what the other stage can spare."""
+        config, seen = capacity.config, capacity.seen
+        if capacity.room is None:
+            return config
+        more = max(capacity.room, int(capacity.role_change(now) is not None))
+        most = min(config.max_instances, len(seen.members) - len(seen.having("draining")) + more)
+        return replace(config, max_instances=max(1, most), min_instances=min(config.min_instances, most))
+
+    def _warm(self, now: float, seen: FleetObservation) -> list[Spare]:
+        """Warm spares have no role yet: one pool serves all stages."""
+        source = self._weight_source(0, seen)
+        warm = self._host.cluster.warm.items()
+        return [Spare(name, each.ready_at <= now, each.since, source=source) for name, each in warm]
+
+    def _sleepers(self, stage: Stage, seen: FleetObservation) -> list[Spare]:
         cluster = self._host.cluster
-        for action in actions:
-            if isinstance(action, ScaleOut):
-                for _ in range(action.instances):
-                    self._one_more(stage, looks, now)
-            elif action.instance_id in cluster.starting:
-                cluster.give_up(action.instance_id, now)
-                self._asked.pop(action.instance_id, None)
-            elif isinstance(action, Drain):
-                drain(self._host, action.instance_id)
-            else:
-                self._undrain(action.instance_id)
+        return [
+            Spare(name, True, each.since, source=self._weight_source(each.level, seen), sleep_level=each.level)
+            for name, each in cluster.asleep.items()
+            if cluster.role_of(name) is stage.role
+        ]
 
-    def _given(self, stage: Stage, looks: Looks, now: float) -> Iterator[tuple[SwitchRole, Decision]]:
-        """What other stages could give this one now."""
-        for other in self.stages:
-            if other is not stage:
-                seen, load = looks[other.role], looks[stage.role].load
-                found = role_change(other.config, seen, other.spare_since, stage.config, load, now)
-                if found is not None:
-                    yield found
+    def _weight_source(self, level: int, seen: FleetObservation) -> int:
+        copies, engine_ready = self.settings.source == "device", bool(seen.having("ready"))
+        return weight_source(sleep_level=level, copies=copies, engine_ready=engine_ready)
 
-    def _one_more(self, stage: Stage, looks: Looks, now: float) -> None:
-        """From the other stage, else a new one."""
-        for action, decision in self._given(stage, looks, now):
-            self.decisions.append(decision)
-            self._switch(action)
-            return
-        coming = self.pool.one_more(stage.role, now, self._load_s())
-        self._asked[coming.id] = coming
-        self._host.bring_up_later(coming.id, coming.up_at)
+    # ---- carrying out a plan ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, stage: Stage, plan: CapacityPlan, now: float) -> list[str]:
+        """Ids of the new processes."""
+        cluster, new = self._host.cluster, []
+        for step in plan.steps:
+            match step:
+                case SwitchRole():
+                    self._switching[step.instance_id] = step.role
+                    drain(self._host, step.instance_id)
+                case WakeUp():
+                    cluster.wake(step.instance_id, now)
+                    self._coming(ScaledOut(step.instance_id, now, now + self._wake_s(step.sleep_level), True, True))
+                case LoadWeights():
+                    cluster.load(step.instance_id, stage.role)
+                    self._coming(ScaledOut(step.instance_id, now, now + self._load_s(), warm=True))
+                case StartNew():
+                    new.append(cluster.ask_for_one_more(now, stage.role))
+                    self._coming(ScaledOut(new[-1], now, now + self.settings.start_s + self._load_s(), warm=False))
+                case Undrain():
+                    self._undrain(step.instance_id)
+                case Drain() if step.instance_id in cluster.starting:
+                    cluster.give_up(step.instance_id, now)
+                    self._asked.pop(step.instance_id, None)
+                case PutToSleep():
+                    self._falling_asleep[step.instance_id] = step.sleep_level
+                    drain(self._host, step.instance_id)
+                case Drain():
+                    drain(self._host, step.instance_id)
+        return new
+
+    def _coming(self, instance: ScaledOut) -> None:
+        self._asked[instance.id] = instance
+        self._host.bring_up_later(instance.id, instance.up_at)
 
     def _load_s(self) -> float:
         source = self.settings.source
         return self.settings.load_s["disk" if source == "device" and not len(self._host.cluster) else source]
 
-    def _switch(self, action: SwitchRole) -> None:
-        self._switching[action.instance_id] = action.role
-        drain(self._host, action.instance_id)
+    def _wake_s(self, level: int) -> float:
+        """Level 1 reads the copy that its host's memory kept; level 2 loads its weights like any other instance."""
+        if self.settings.wake_s is not None:
+            return self.settings.wake_s
+        return self.settings.load_s["host"] if level == 1 else self._load_s()
 
     def _undrain(self, instance_id: str) -> None:
         instance = self._host.cluster.get(instance_id)
@@ -212,12 +272,32 @@ class Elastic:
             self._host.tell_dispatcher(ev.InstanceUp(instance.spec))
 
     def _end_drained(self, now: float) -> None:
-        """What is empty stops, or comes back in its new role."""
-        for name in end_drained(self._host, now, self._host.cluster.draining):
+        """An instance that is empty stops, falls asleep, or comes back in its new role."""
+        for name in end_drained(self._host, now, self._host.cluster.draining, self._falling_asleep):
+            self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)
             if role is not None:
                 again = self._host.cluster.ask_for_one_more(now, Role(role))
                 self._host.bring_up_later(again, now + self.settings.switch_s)
+
+    def _refill_pool(self, now: float) -> None:
+        """Start or stop warm spares until there are `warm`; none starts while an instance is on its way."""
+        cluster = self._host.cluster
+        spares = [Spare(name, each.ready_at <= now, each.since) for name, each in cluster.warm.items()]
+        change = refill(spares, self.settings.warm, room=None, busy=bool(cluster.starting))
+        for _ in range(change.start):
+            cluster.keep_warm(now, ready_at=now + self.settings.start_s)
+        for name in change.stop:
+            cluster.give_up(name, now)
+
+
+def _recorded(decision: Decision, plan: CapacityPlan, new_ids: Sequence[str]) -> Decision:
+    """With what came of it among its figures, by the keys of a stored Decision's outcome; ids are joined by commas."""
+    found: dict[str, Figure] = {
+        name: value["instance"] if name == "switched" else ", ".join(value)
+        for name, value in plan.outcome(new_ids).items()
+    }
+    return decision._replace(figures={**decision.figures, **found})
 
 
 def _rate(times: deque[float], now: float) -> float:

@@ -6,9 +6,10 @@ once it is empty, as a scaled-in instance does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 from controller.core import events as ev
@@ -61,8 +62,11 @@ def drain(host: DrainHost, name: str) -> None:
     host.tell_dispatcher(ev.InstanceDraining(name))
 
 
-def end_drained(host: DrainHost, now: float, names: Collection[str]) -> list[str]:
-    """What of these drained and is empty now goes; its ids."""
+def end_drained(
+    host: DrainHost, now: float, names: Collection[str], levels: Mapping[str, int] = MappingProxyType({})
+) -> list[str]:
+    """Those of these draining instances that are empty by now leave; their ids. One with a level in `levels` falls
+    asleep at it instead."""
     cluster, handoff, gone = host.cluster, host.handoff, []
     fleet = fleet_of(host, now) if names else {}
     for name in sorted(names):
@@ -70,7 +74,10 @@ def end_drained(host: DrainHost, now: float, names: Collection[str]) -> list[str
         busy = state is not None and state.running + state.waiting > 0
         if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
             continue
-        cluster.remove(instance, now)
+        if name in levels:
+            cluster.put_to_sleep(instance, now, levels[name])
+        else:
+            cluster.remove(instance, now)
         host.tell_dispatcher(ev.InstanceDown(name))
         gone.append(name)
     return gone
@@ -88,6 +95,9 @@ class Presence:
         host = self._host
         for slot, each in enumerate(host.settings.instances):
             if each.left:
+                continue
+            if each.sleep_level:
+                host.cluster.begin_asleep(slot, each.sleep_level)
                 continue
             if each.from_s > 0:
                 host.heap.push(each.from_s, Kind.FAILURE, partial(self._join, slot))
@@ -132,7 +142,7 @@ class Presence:
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:
     """How many of the settings' instances are there at once, at least and at most."""
-    there = [each for each in settings.instances if not each.left]
+    there = [each for each in settings.instances if not each.left and not each.sleep_level]
     edges = {0.0, *(each.from_s for each in there), *(each.until_s for each in there if each.until_s is not None)}
     counts = [sum(each.from_s <= at and (each.until_s is None or at < each.until_s) for each in there) for at in edges]
     return min(counts), max(counts)

@@ -73,12 +73,14 @@ class InstanceUse(NamedTuple):
 
 
 class ScaledOut(NamedTuple):
-    """One instance more: when it was asked for and when it served. `warm`: its process was up already."""
+    """One instance more: when it was asked for and when it served. `warm`: its process was up already; `woken`: it
+    slept."""
 
     id: str
     asked_at: float
     up_at: float
     warm: bool
+    woken: bool = False
 
 
 class ProgramRecord(NamedTuple):

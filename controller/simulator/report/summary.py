@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from controller.core.decisions import Decision
 from controller.core.types import Outcome
 from controller.simulator.report.results import ProgramRecord, SimRecord, SimulationResult
 from controller.slo.attainment import quantile
@@ -93,8 +94,14 @@ def report(result: SimulationResult, warmup_s: float = 0.0) -> dict[str, Any]:
         "programs": of_programs(programs),
         "queue": queue_over_time(result),
         "time_to_scale_s": time_to_scale(result),
-        "decisions": [{"at_s": d.at, "kind": d.kind, "reason": d.reason} for d in result.decisions],
+        "decisions": [_told(decision) for decision in result.decisions],
     }
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    """With the sleepers that it woke or put to sleep, if any."""
+    sleepers = {name: decision.figures[name] for name in ("woken", "asleep") if name in decision.figures}
+    return {"at_s": decision.at, "kind": decision.kind, "reason": decision.reason, **sleepers}
 
 
 def time_to_scale(result: SimulationResult) -> float | None:
