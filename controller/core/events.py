@@ -1,4 +1,7 @@
-"""What drivers tell a dispatcher, and what it answers. Events come in batches with one `now` (monotonic seconds)."""
+"""What drivers tell the scheduler, and what it answers. Events come in batches with one `now` (monotonic seconds).
+
+The scheduler hands them on to dispatcher and migrator, which are told and answer in the same words.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved, LinkState
-from controller.core.types import InstanceSpec, Load, Request, Role
+from controller.core.types import InstanceSpec, Load, Part, Request, Role
 
 # ---- events -------------------------------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ class Failed(NamedTuple):
 
 
 class PrefillSent(NamedTuple):
-    """The dispatcher sent the request to a prefill instance. `paired`: it begins when its decode stage is placed, both
+    """For the migrator, made by the scheduler: the request was sent to a prefill instance. `paired`: it begins when its decode stage is placed, both
     at once (SGLang's bootstrap). `prefill_s`: how long it is expected to take."""
 
     request: Request
@@ -81,6 +84,22 @@ class PrefillDone(NamedTuple):
     request: Request
     instance_id: str
     kv_tokens: int
+
+
+class PrefillFailed(NamedTuple):
+    """The prefill instance failed it while a decode instance works on it already. What becomes of it depends on whether
+    its KV had arrived; where no decode instance was asked yet, or the prefill is all there is, it is `Failed`."""
+
+    request_id: str
+    instance_id: str
+    error: str = ""
+
+
+class AnsweredWhole(NamedTuple):
+    """Its first token was its last: the prefill instance answers it alone, and no decode stage follows."""
+
+    request_id: str
+    instance_id: str
 
 
 class TransferStarted(NamedTuple):
@@ -122,7 +141,8 @@ class KvReleased(NamedTuple):
 
 class TransferFailed(NamedTuple):
     """It did not get there: `no_room`, `refused`, a broken link. What is kept at the prefill instance is still there,
-    unless its TransferDone was assumed, or `reason` is `kv_lost` (it is not) or `transfer_failed` (nobody says)."""
+    unless its TransferDone was assumed, or `reason` is `kv_lost` (it is not) or `transfer_failed` (nobody says). After
+    its TransferDone: the decode instance lost what it had, before a byte of the answer went out."""
 
     request_id: str
     instance_id: str
@@ -145,7 +165,10 @@ class Telemetry(NamedTuple):
 
 
 class InstanceUp(NamedTuple):
+    """`paired`: of a prefill instance whose engine wants both stages of a request at once (SGLang's bootstrap)."""
+
     spec: InstanceSpec
+    paired: bool = False
 
 
 class InstanceDraining(NamedTuple):
@@ -207,6 +230,8 @@ Event = (
     | PrefillSent
     | PrefillEnding
     | PrefillDone
+    | PrefillFailed
+    | AnsweredWhole
     | TransferStarted
     | TransferMoves
     | TransferDone
@@ -232,7 +257,8 @@ class Send(NamedTuple):
 
     `slack_s` is the time left to the first-token deadline; deadlines cross processes as remaining time. `prefill_s` is
     the predicted time to the first token there; a driver that will see no first token (a request that is not streamed)
-    reports FirstToken after that time, or the prompt would count as waiting until the answer ends.
+    reports FirstToken after that time, or the prompt would count as waiting until the answer ends. `part`: what of the
+    request the instance is asked for.
     """
 
     request: Request
@@ -241,6 +267,7 @@ class Send(NamedTuple):
     slack_s: float
     decision: Decision
     prefill_s: float = 0.0
+    part: Part = Part.WHOLE
 
 
 class Refuse(NamedTuple):
@@ -259,8 +286,14 @@ class Drop(NamedTuple):
     decision: Decision
 
 
+class Unscheduled(NamedTuple):
+    """A defect in a policy left the request nowhere: answer `internal_error`."""
+
+    request: Request
+
+
 class Abort(NamedTuple):
-    """Cancel at the engine what was sent there. `reason`: of a decode stage, why."""
+    """Cancel at the engine what was sent there. `reason`: of a decode stage, why; the request itself goes on."""
 
     request_id: str
     instance_id: str
@@ -298,10 +331,10 @@ class LeftToLease(NamedTuple):
 
 
 class PrefillAgain(NamedTuple):
-    """Its KV was lost, cannot leave where it is, or never comes: the request goes back to the dispatcher, and a prefill
-    of it that still runs is aborted. `avoid`: where not to prefill it again. `counts`: as one of the attempts that a
-    request has; the first time that it leaves an instance whose KV nobody reads does not, or it would be over before
-    the one that fits was asked."""
+    """Its KV was lost, cannot leave where it is, or never comes: the request is queued again, and a prefill of it that
+    still runs is aborted. `avoid`: where not to prefill it again. `counts`: as one of the attempts that a request has;
+    the first time that it leaves an instance whose KV nobody reads does not, or it would be over before the one that
+    fits was asked."""
 
     request: Request
     decision: Decision
@@ -310,13 +343,15 @@ class PrefillAgain(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """No decode instance could take the request over: its stream ends with an error."""
+    """The request ends with an error: no decode instance could take it over, or (`prefilled`) its KV was lost too often.
+    """
 
     request: Request
     decision: Decision
+    prefilled: bool = False
 
 
-Action = Send | Refuse | Drop | Abort | Place | FreeKv | LeftToLease | PrefillAgain | GiveUp
+Action = Send | Refuse | Drop | Unscheduled | Abort | Place | FreeKv | LeftToLease | PrefillAgain | GiveUp
 
 
 class Reply(NamedTuple):

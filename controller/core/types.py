@@ -28,6 +28,14 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Part(StrEnum):
+    """What of a request an instance is sent."""
+
+    WHOLE = "whole"
+    PREFILL = "prefill"  # up to its first token; the KV is kept
+    PAIR = "pair"  # the same, begun when its decode instance is known, both at once
+
+
 class Outcome(StrEnum):
     """How a request ended. Only OK can be attained. CANCELLED (by its client) is counted apart, and so is what the
     engine itself refused (REFUSED with records.ENGINE_REJECTED); the rest are misses."""

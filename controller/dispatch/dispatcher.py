@@ -104,6 +104,10 @@ class StageDispatcher:
         """Is it still in the queue (not sent, not gone)?"""
         return any(request_id in lane.queue for lane in self._fleet.lanes.values())
 
+    def holds(self, request_id: str) -> bool:
+        """Is it counted at an instance: sent there, and neither ended nor prefilled yet?"""
+        return request_id in self._sent
+
     def pending_above(self, priority: int) -> bool:
         """Is a request of a higher priority waiting? The contention rule of the priority mapping asks."""
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())

@@ -1,0 +1,135 @@
+"""The states of a request and what leads from one to the next: the table that scheduler, migrator and gateway go by.
+
+`STEPS` is the table, `after` looks a step up in it. What has no step in a state does not apply there: late news of an
+attempt that is over, for instance. docs/concepts/request-lifecycle.md draws it, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from controller.core.types import Request
+
+MAX_PREFILLS = 3  # of one request, not counting those after which `PrefillAgain.counts` is False
+
+
+class State(StrEnum):
+    """One engine serves a request whole (SENT, ANSWERING), or two do, one after the other (PREFILLING to RELEASED).
+
+    Each of the latter has a time-out (`MigratorConfig`) and a rollback for when it has passed or something failed.
+    """
+
+    QUEUED = "queued"  # waits for an instance
+    SENT = "sent"  # one engine has all of it, and has given no token yet
+    ANSWERING = "answering"  # a token is out: no second attempt
+    PREFILLING = "prefilling"  # Rollback: the prefill is aborted and computed again elsewhere
+    WAITING = "waiting"  # for a decode instance. Rollback: given up, its KV freed
+    PLACED = "placed"  # a decode instance was chosen and told. Rollback: aborted there, another is chosen
+    RESERVED = "reserved"  # it took blocks and pulls nothing yet. Rollback: the same
+    MOVING = "moving"  # KV flows. Rollback: the same
+    COMMITTED = "committed"  # it decodes there. Time-out: the prefill instance is told again to free, then its lease does
+    RELEASED = "released"  # the prefill instance keeps nothing of it
+    ENDED = "ended"
+
+
+class On:
+    """What leads to another state: events that drivers report, and actions that they are given."""
+
+    SEND = "Send"
+    SEND_PREFILL = "Send (prefill)"
+    SEND_PAIR = "Send (pair)"  # its prefill begins when its decode stage is placed
+    REFUSE = "Refuse"
+    DROP = "Drop"
+    UNSCHEDULED = "Unscheduled"
+    FIRST_TOKEN = "FirstToken"
+    FINISHED = "Finished"
+    CANCELLED = "Cancelled"
+    FAILED = "Failed"  # before the first token
+    CUT = "Failed (after a token)"
+    ANSWERED_WHOLE = "AnsweredWhole"
+    PREFILL_ENDING = "PrefillEnding"
+    PREFILL_DONE = "PrefillDone"
+    PLACE = "Place"
+    STARTED = "TransferStarted"
+    MOVES = "TransferMoves"  # or TransferStarted of an engine that pulls at once
+    DONE = "TransferDone"
+    RELEASED = "KvReleased"
+    UNDONE = "TransferFailed or time-out"
+    PREFILL_AGAIN = "PrefillAgain"
+    GIVE_UP = "GiveUp"
+
+
+class Step(NamedTuple):
+    state: State
+    on: str
+    to: State
+
+
+UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)  # a decode instance was chosen, and the KV is not there yet
+LANDED = (State.COMMITTED, State.RELEASED)
+TWO_STAGES = (State.PREFILLING, State.WAITING, *UNDER_WAY, *LANDED)
+OPEN = (State.QUEUED, State.SENT, State.ANSWERING, *TWO_STAGES)
+
+STEPS: tuple[Step, ...] = (
+    # one engine for the whole answer
+    Step(State.QUEUED, On.SEND, State.SENT),
+    Step(State.SENT, On.FIRST_TOKEN, State.ANSWERING),
+    Step(State.SENT, On.FINISHED, State.ENDED),
+    Step(State.ANSWERING, On.FINISHED, State.ENDED),
+    # one to prefill, another to decode
+    Step(State.QUEUED, On.SEND_PREFILL, State.PREFILLING),
+    Step(State.QUEUED, On.SEND_PAIR, State.WAITING),
+    Step(State.PREFILLING, On.PREFILL_ENDING, State.WAITING),
+    Step(State.PREFILLING, On.PREFILL_DONE, State.WAITING),
+    Step(State.WAITING, On.PLACE, State.PLACED),
+    Step(State.PLACED, On.STARTED, State.RESERVED),
+    Step(State.PLACED, On.MOVES, State.MOVING),
+    Step(State.RESERVED, On.MOVES, State.MOVING),
+    *(Step(state, On.DONE, State.COMMITTED) for state in UNDER_WAY),
+    Step(State.COMMITTED, On.RELEASED, State.RELEASED),
+    *(Step(state, On.FINISHED, State.ENDED) for state in (*UNDER_WAY, *LANDED)),
+    # the prefill turned out to be the whole answer
+    *(Step(state, On.ANSWERED_WHOLE, State.SENT) for state in TWO_STAGES),
+    # back: another decode instance, another prefill, or the queue
+    *(Step(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
+    *(Step(state, On.PREFILL_AGAIN, State.QUEUED) for state in TWO_STAGES),
+    *(Step(state, On.FAILED, State.QUEUED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    # the other ends
+    *(Step(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
+    *(Step(state, On.GIVE_UP, State.ENDED) for state in TWO_STAGES),
+    *(Step(state, On.CUT, State.ENDED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    *(Step(state, On.CANCELLED, State.ENDED) for state in OPEN),
+)
+
+_AFTER: dict[State, dict[str, State]] = {state: {} for state in State}
+for _step in STEPS:
+    _AFTER[_step.state][_step.on] = _step.to
+
+
+def after(state: State, on: str) -> State | None:
+    """The next state; None where this does not apply."""
+    return _AFTER[state].get(on)
+
+
+class OpenRequest:
+    """One that has not ended. `source` was sent it or its prompt, `target` decodes it: "" where none does. `landed`: its
+    KV is there, for certain. `paired`: both stages begin when the target is chosen."""
+
+    __slots__ = ("landed", "paired", "request", "source", "state", "target")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.state = State.QUEUED
+        self.source = ""
+        self.target = ""
+        self.landed = False
+        self.paired = False
+
+    def follow(self, on: str) -> bool:
+        """False where this does not apply to a request in its state."""
+        to = _AFTER[self.state].get(on)
+        if to is None:
+            return False
+        self.state = to
+        return True
