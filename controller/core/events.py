@@ -61,8 +61,8 @@ class Failed(NamedTuple):
 
 
 class PrefillSent(NamedTuple):
-    """For the migrator, made by the scheduler: the request was sent to a prefill instance. `paired`: it begins when its decode stage is placed, both
-    at once (SGLang's bootstrap). `prefill_s`: how long it is expected to take."""
+    """For the migrator, made by the scheduler: the request was sent to a prefill instance. `paired`: it begins when its
+    decode stage is placed, both at once (SGLang's bootstrap). `prefill_s`: how long it is expected to take."""
 
     request: Request
     instance_id: str
@@ -343,8 +343,7 @@ class PrefillAgain(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The request ends with an error: no decode instance could take it over, or (`prefilled`) its KV was lost too often.
-    """
+    """The request ends with an error: no decode instance could take it, or (`prefilled`) its KV was lost too often."""
 
     request: Request
     decision: Decision

@@ -1,4 +1,4 @@
-"""The dispatcher: queue, shadow state of the instances, pacing, and the policy sets to build one from."""
+"""Scheduling: the scheduler over dispatcher and migrator, and the policy sets to build one from."""
 
 from controller.dispatch.config import DispatchConfig
 from controller.dispatch.disaggregation.migrator import Migrator
@@ -11,8 +11,10 @@ from controller.dispatch.policy_sets import (
     PolicySet,
     build_dispatcher,
     build_migrator,
+    build_scheduler,
 )
 from controller.dispatch.queue import QueueView
+from controller.dispatch.scheduler import Scheduler
 
 __all__ = [
     "DEFAULT_POLICY_SET",
@@ -23,7 +25,9 @@ __all__ = [
     "MigratorConfig",
     "PolicySet",
     "QueueView",
+    "Scheduler",
     "StageDispatcher",
     "build_dispatcher",
     "build_migrator",
+    "build_scheduler",
 ]

@@ -1,4 +1,4 @@
-"""A log of what a scheduler was told and what it answered: JSON lines, written by a gateway and replayed in simulations.
+"""A log of what a scheduler was told and what it answered: JSON lines that a gateway writes and a simulation replays.
 
 The first line says which policy set the scheduler was built from. Every other line is one call of `Scheduler.handle`:
 its time, events, actions and wake-up. Events and actions are named tuples of other named tuples, dataclasses, enums and
@@ -51,8 +51,9 @@ class Encoder:
         return [[type(value).__name__, self._fields(value)] for value in values]
 
     def _fields(self, value: Any) -> dict[str, Any]:
-        found = {}
-        for name, default in _defaults(type(value)).items():
+        found: dict[str, Any] = {}
+        kind: Any = type(value)
+        for name, default in _defaults(kind).items():
             held = getattr(value, name)
             if held is not default and held != default:
                 found[name] = self._value(held)
@@ -155,13 +156,13 @@ class Log:
 
 
 @cache
-def _defaults(kind: type) -> dict[str, Any]:
+def _defaults(kind: Any) -> dict[str, Any]:
     """Of each field; a value that equals nothing where there is none."""
     if is_dataclass(kind):
         return {each.name: MISSING if each.default is MISSING else each.default for each in fields(kind)}
-    return {name: kind._field_defaults.get(name, MISSING) for name in kind._fields}  # type: ignore[attr-defined]
+    return {name: kind._field_defaults.get(name, MISSING) for name in kind._fields}
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)

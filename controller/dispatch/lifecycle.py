@@ -28,7 +28,7 @@ class State(StrEnum):
     PLACED = "placed"  # a decode instance was chosen and told. Rollback: aborted there, another is chosen
     RESERVED = "reserved"  # it took blocks and pulls nothing yet. Rollback: the same
     MOVING = "moving"  # KV flows. Rollback: the same
-    COMMITTED = "committed"  # it decodes there. Time-out: the prefill instance is told again to free, then its lease does
+    COMMITTED = "committed"  # it decodes there. Time-out: the prefill instance is told again to free its KV
     RELEASED = "released"  # the prefill instance keeps nothing of it
     ENDED = "ended"
 
@@ -113,8 +113,8 @@ def after(state: State, on: str) -> State | None:
 
 
 class OpenRequest:
-    """One that has not ended. `source` was sent it or its prompt, `target` decodes it: "" where none does. `landed`: its
-    KV is there, for certain. `paired`: both stages begin when the target is chosen."""
+    """One that has not ended. `source` was sent it or its prompt, `target` decodes it: "" where none does. `landed`:
+    its KV is there, for certain. `paired`: both stages begin when the target is chosen."""
 
     __slots__ = ("landed", "paired", "request", "source", "state", "target")
 

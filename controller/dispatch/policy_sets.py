@@ -21,6 +21,7 @@ from controller.dispatch.disaggregation.placements import MIGRATIONS
 from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.dispatcher import StageDispatcher
 from controller.dispatch.pacing import PACINGS
+from controller.dispatch.scheduler import Defect, Scheduler
 
 DEFAULT_POLICY_SET = "slackline"
 
@@ -106,6 +107,13 @@ _PARTS: dict[str, Registry[Any]] = {
     "routing": ROUTINGS,
     "pacing": PACINGS,
 }
+
+
+def build_scheduler(
+    policy_set: str, overrides: Mapping[str, Any] | None = None, defect: Defect | None = None
+) -> Scheduler:
+    """Dispatcher and migrator of a policy set under one roof. `overrides` and what is raised: as of the two."""
+    return Scheduler(build_dispatcher(policy_set, overrides), build_migrator(policy_set, overrides), defect)
 
 
 def build_dispatcher(policy_set: str, overrides: Mapping[str, Any] | None = None) -> StageDispatcher:

@@ -19,19 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from controller.core import events as ev
-from controller.core.decisions import Decision
+from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import FleetState
 from controller.core.types import Part, Role
+from controller.dispatch.disaggregation.migrator import Migrator
 from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, On, OpenRequest, State
-from controller.dispatch.migrator import Migrator
 from controller.dispatch.queue import QueueView
 
 SHORTEST_WAKE_S = 0.0005  # a wake-up in the past must not spin
 AFTER_FAILURE_S = 0.1  # next try of a policy that raised
 
 OF_INSTANCES = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, ev.SharesChanged, ev.Telemetry})
-# The dispatcher has no use for these, and a pass over its queue for each would cost more than they do.
-OF_DECODE_STAGES = frozenset({ev.TransferStarted, ev.TransferMoves, ev.TransferDone, ev.TransferFailed, ev.KvReleased})
+ENDS_OF_STAGES = frozenset({ev.PrefillFailed, ev.TransferFailed, ev.AnsweredWhole})
 
 Defect = Callable[[str, Sequence[ev.Event], Exception], None]
 
@@ -52,6 +51,19 @@ class Dispatcher(Protocol):
     def queue(self) -> QueueView: ...
 
     def pending_above(self, priority: int) -> bool: ...
+
+
+class Heard:
+    """One batch, sorted out: what the dispatcher is told, what is news for the migrator, what the driver is to do
+    whatever these two say, and which requests are to be prefilled again."""
+
+    __slots__ = ("actions", "again", "news", "told")
+
+    def __init__(self) -> None:
+        self.told: list[ev.Event] = []
+        self.news: list[ev.Event] = []
+        self.actions: list[ev.Action] = []
+        self.again: list[ev.Action] = []
 
 
 class Scheduler:
@@ -81,7 +93,6 @@ class Scheduler:
             ev.TransferStarted: self._transfer_started,
             ev.TransferMoves: self._transfer_moves,
             ev.TransferDone: self._transfer_done,
-            ev.TransferFailed: self._transfer_failed,
             ev.KvReleased: self._kv_released,
             ev.LinkSeen: _not_for_dispatcher,
             ev.Woke: _not_for_dispatcher,
@@ -94,18 +105,19 @@ class Scheduler:
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         """Take in what happened, then decide what follows. `now` never goes backwards."""
         now = self._now = max(now, self._now)
-        actions: list[ev.Action] = []
-        told, news = self._hear(events, actions)
+        heard = self._hear(events, now)
+        actions = heard.actions
         if now >= self._dispatch_at:
-            told.append(ev.Woke())
-        if told:
-            actions += self._dispatch(told, now)
+            heard.told.append(ev.Woke())
+        if heard.told:
+            actions += self._dispatch(heard.told, now)
         if self.migrator is not None:
             if self._roles or self.migrator.busy:
-                self._migrate(self.migrator, news, actions, now)
-            elif news := [event for event in news if type(event) in OF_INSTANCES]:
-                # It has to know all instances when some have roles again.
-                self._migrate(self.migrator, news, actions, now)
+                self._migrate(self.migrator, heard, actions, now)
+            else:  # it has to know all instances when some have roles again
+                heard.news = [event for event in heard.news if type(event) in OF_INSTANCES]
+                if heard.news:
+                    self._migrate(self.migrator, heard, actions, now)
         wake_at = min(self._dispatch_at, self._migrate_at)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
@@ -141,26 +153,32 @@ class Scheduler:
 
     # ---- what is heard ---------------------------------------------------------------------------------------------
 
-    def _hear(
-        self, events: Sequence[ev.Event], actions: list[ev.Action]
-    ) -> tuple[list[ev.Event], Sequence[ev.Event]]:
-        """Follow each request through the table; what the dispatcher is to hear, and what the migrator."""
-        told: list[ev.Event] = []
-        news: list[ev.Event] = []
+    def _hear(self, events: Sequence[ev.Event], now: float) -> Heard:
+        """Follow each request through the table, and sort out who is to hear what."""
+        heard = Heard()
+        told, news, hears = heard.told, heard.news, self._hears
         for event in events:
             kind = type(event)
-            if kind is ev.AnsweredWhole:
-                news += self._answered_whole(event)  # type: ignore[arg-type]
+            if kind in ENDS_OF_STAGES:
+                self._stage_ended(event, heard, now)
                 continue
-            if kind is ev.PrefillFailed:
-                event = self._prefill_failed(event, actions)  # type: ignore[arg-type]
-                kind = type(event)
-            hear = self._hears.get(kind)
-            heard = event if hear is None else hear(event)
-            if heard is not None:
-                told.append(heard)
+            hear = hears.get(kind)
+            for_dispatcher = event if hear is None else hear(event)
+            if for_dispatcher is not None:
+                told.append(for_dispatcher)
             news.append(event)
-        return told, news
+        return heard
+
+    def _stage_ended(self, event: ev.Event, heard: Heard, now: float) -> None:
+        """What the end of one stage means depends on how far the other is."""
+        if isinstance(event, ev.PrefillFailed):
+            self._prefill_failed(event, heard)
+        elif isinstance(event, ev.TransferFailed):
+            self._transfer_failed(event, heard, now)
+        elif isinstance(event, ev.AnsweredWhole):
+            # The migrator forgets it, and a decode stage that waits for its KV is aborted.
+            self._follow(event.request_id, On.ANSWERED_WHOLE)
+            heard.news.append(ev.Cancelled(event.request_id))
 
     def _arrived(self, event: ev.Arrived) -> ev.Event:
         self._open[event.request.id] = OpenRequest(event.request)
@@ -194,19 +212,36 @@ class Scheduler:
         self._follow(event.request.id, On.PREFILL_DONE)
         return event
 
-    def _prefill_failed(self, event: ev.PrefillFailed, actions: list[ev.Action]) -> ev.Event:
-        """A decode stage needs nothing else of its prefill: once its engine has said that all KV is there it goes on."""
-        found = self._open.get(event.request_id)
+    def _prefill_failed(self, event: ev.PrefillFailed, heard: Heard) -> None:
+        """A decode stage whose engine has said that all KV is there needs nothing else of its prefill, and goes on."""
+        name = event.request_id
+        found = self._open.get(name)
+        means: ev.Event
         if found is not None and found.landed:
-            return ev.PrefillDone(found.request, event.instance_id, found.request.prompt_tokens)
-        if found is not None and found.target:
-            actions.append(ev.Abort(event.request_id, found.target, "prefill_failed"))
-        return ev.Failed(event.request_id, True, event.error)
+            means = self._prefill_done(ev.PrefillDone(found.request, event.instance_id, found.request.prompt_tokens))
+        else:
+            if found is not None and found.target:
+                heard.actions.append(ev.Abort(name, found.target, "prefill_failed"))
+            means = self._failed(ev.Failed(name, True, event.error))
+        heard.told.append(means)
+        heard.news.append(means)
 
-    def _answered_whole(self, event: ev.AnsweredWhole) -> list[ev.Event]:
-        """It has one engine again: the migrator forgets it, and a decode stage that waits for KV is aborted."""
-        self._follow(event.request_id, On.ANSWERED_WHOLE)
-        return [ev.Cancelled(event.request_id)]
+    def _transfer_failed(self, event: ev.TransferFailed, heard: Heard, now: float) -> None:
+        """The migrator looks for another decode instance, unless the KV had been taken: then it is nowhere any more."""
+        name = event.request_id
+        found = self._open.get(name)
+        if found is None or found.target != event.instance_id:
+            heard.news.append(event)
+            return
+        gone = found.landed or (found.paired and not self.dispatcher.holds(name))
+        found.follow(On.UNDONE)
+        found.target = ""
+        if not gone:
+            heard.news.append(event)
+            return
+        heard.news.append(ev.Failed(name, True, event.reason))
+        figures: dict[str, Figure] = {"instance": event.instance_id, "error": event.reason}
+        heard.again.append(ev.PrefillAgain(found.request, Decision("place", "decode_failed", name, now, figures)))
 
     def _transfer_started(self, event: ev.TransferStarted) -> None:
         self._decodes(event.request_id, event.instance_id, On.MOVES if event.moves else On.STARTED)
@@ -220,11 +255,6 @@ class Scheduler:
             found.landed = not event.assumed
             if event.released:
                 found.follow(On.RELEASED)
-
-    def _transfer_failed(self, event: ev.TransferFailed) -> None:
-        found = self._decodes(event.request_id, event.instance_id, On.UNDONE)
-        if found is not None:
-            found.target = ""
 
     def _kv_released(self, event: ev.KvReleased) -> None:
         found = self._open.get(event.request_id)
@@ -278,9 +308,8 @@ class Scheduler:
         actions = reply.actions
         for index, action in enumerate(actions):
             if type(action) is ev.Send:
-                if self._roles:
-                    action = actions[index] = self._with_part(action)
-                self._sent(action)
+                send = actions[index] = self._with_part(action) if self._roles else action
+                self._sent(send)
             elif type(action) is ev.Refuse or type(action) is ev.Drop:
                 self._open.pop(action.request.id, None)
         return actions
@@ -303,14 +332,15 @@ class Scheduler:
 
     # ---- decode stages ---------------------------------------------------------------------------------------------
 
-    def _migrate(self, migrator: Migrator, news: Sequence[ev.Event], actions: list[ev.Action], now: float) -> None:
+    def _migrate(self, migrator: Migrator, heard: Heard, actions: list[ev.Action], now: float) -> None:
         """Let the migrator decide; what it sends back to the queue the dispatcher may send at once."""
-        begun = [*news, *_prefills(actions)]
+        begun = [*heard.news, *_prefills(actions)]
         while True:
             decided, failed = self._decide(migrator, begun, now)
             told: list[ev.Event] = []
-            for action in decided:
+            for action in (*heard.again, *decided):
                 self._take_up(action, actions, told)
+            heard.again = []
             if failed:
                 self._rescue(migrator, actions, told, now)
             if not told:
@@ -339,7 +369,7 @@ class Scheduler:
         if isinstance(action, ev.FreeKv | ev.LeftToLease):
             actions.append(action)
             return
-        name = action.request_id if isinstance(action, ev.Abort) else action.request.id  # type: ignore[union-attr]
+        name = action.request_id if isinstance(action, ev.Abort) else action.request.id
         found = self._open.get(name)
         if isinstance(action, ev.PrefillAgain):
             if found is not None and found.state in TWO_STAGES:  # else it failed in the same moment, and is queued
@@ -397,7 +427,7 @@ class Scheduler:
         for event in events:
             if not isinstance(event, ev.Arrived):
                 actions += self._once_more(event, now)
-        decided = {action.request.id for action in actions if not isinstance(action, ev.Abort)}  # type: ignore[union-attr]
+        decided = {action.request.id for action in actions if isinstance(action, ev.Send | ev.Refuse | ev.Drop)}
         for name, found in list(self._open.items()):
             if found.state is State.QUEUED and name not in decided and not self.dispatcher.waiting(name):
                 del self._open[name]

@@ -30,7 +30,7 @@ from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Outcome
 from controller.dispatch import Migrator
-from controller.dispatch.disaggregation.transfers import MAX_PREFILLS
+from controller.dispatch.lifecycle import MAX_PREFILLS
 from workers.backends.base import Backend, EngineError, Prefilled, UpstreamCall
 
 log = logging.getLogger(__name__)

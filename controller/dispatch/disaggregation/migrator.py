@@ -28,8 +28,9 @@ from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.disaggregation.rollback import Undoing
 from controller.dispatch.disaggregation.transfer_queue import TransferQueue
-from controller.dispatch.disaggregation.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
 from controller.dispatch.fleet import Roster
+from controller.dispatch.lifecycle import On, State
 
 
 class Migrator:
@@ -141,7 +142,7 @@ class Migrator:
 
     def _begin_early(self, transfer: Transfer, now: float) -> None:
         transfer.begin_early(max(now, transfer.due))
-        self._queue.move_to(transfer, State.WAITING, now)
+        self._queue.advance(transfer, On.PREFILL_ENDING, now)
 
     def _prefill_done(self, event: ev.PrefillDone, now: float, actions: list[ev.Action]) -> None:
         request = event.request
@@ -155,28 +156,27 @@ class Migrator:
         transfer.stage = Prefilled(request, now)
         transfer.source, transfer.kv_tokens = event.instance_id, event.kv_tokens
         self._queue.add(transfer)
-        self._queue.move_to(transfer, State.WAITING, now)
+        self._queue.advance(transfer, On.PREFILL_DONE, now)
 
     def _started(self, event: ev.TransferStarted, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
         if transfer is not None and transfer.state is State.PLACED:
-            self._queue.move_to(transfer, State.MOVING if event.moves else State.RESERVED, now)
+            self._queue.advance(transfer, On.MOVES if event.moves else On.STARTED, now)
 
     def _moves(self, event: ev.TransferMoves, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
-        if transfer is not None and transfer.state in (State.PLACED, State.RESERVED):
-            self._queue.move_to(transfer, State.MOVING, now)
+        if transfer is not None:
+            self._queue.advance(transfer, On.MOVES, now)
 
     def _done(self, event: ev.TransferDone, now: float, actions: list[ev.Action]) -> None:
         transfer = self._of(event.request_id, event.instance_id, actions)
-        if transfer is None or transfer.landed:
+        if transfer is None or not self._queue.advance(transfer, On.DONE, now):
             return
-        self._queue.move_to(transfer, State.COMMITTED, now)
         transfer.assumed = event.assumed
         if not event.assumed:
             self._arrived(transfer, event.moved, now)
         if event.released:
-            self._queue.move_to(transfer, State.RELEASED, now)
+            self._queue.advance(transfer, On.RELEASED, now)
         elif not event.assumed:  # else it may be pulled still: freed when the answer is there
             self.undoing.free(transfer, now, actions)
         worker = self._roster.workers.get(transfer.target)
@@ -186,9 +186,8 @@ class Migrator:
     def _released(self, event: ev.KvReleased, now: float, actions: list[ev.Action]) -> None:
         self.undoing.releases.over(event.request_id, event.instance_id)
         transfer = self._queue.get(event.request_id)
-        ours = transfer is not None and transfer.source == event.instance_id
-        if event.known and ours and transfer is not None and transfer.state is State.COMMITTED:
-            self._queue.move_to(transfer, State.RELEASED, now)
+        if event.known and transfer is not None and transfer.source == event.instance_id:
+            self._queue.advance(transfer, On.RELEASED, now)
 
     def _of(self, request_id: str, instance_id: str, actions: list[ev.Action]) -> Transfer | None:
         """The transfer an answer is about. One that was undone meanwhile is undone at the engine too."""
@@ -205,17 +204,20 @@ class Migrator:
         assumed = transfer.state is State.COMMITTED and transfer.assumed
         if not assumed and event.request_id not in self._queue.moving:
             return
-        if event.reason == "no_room":  # the shadow state was wrong: no fault of the instance
+        reason = event.reason
+        if transfer.paired and reason == "no_room":
+            reason = "refused"  # an engine without room lets a pair wait: its refusal is a failure, and counted
+        if reason == "no_room":  # the shadow state was wrong: no fault of the instance
             transfer.not_before, transfer.turned_away = now + self.config.retry_s, True
             self.undoing.withdraw(transfer, now)
-        elif transfer.kv_is_lost(event.reason):
+        elif transfer.kv_is_lost(reason):
             self.undoing.prefill_again(transfer, "kv_lost", now, actions)
-        elif assumed and event.reason != OTHER_MODEL:  # it may be there no more
+        elif assumed and reason != OTHER_MODEL:  # it may be there no more
             self.links.failed((transfer.source, transfer.target), transfer, now)
             self.undoing.free(transfer, now, actions)
             self.undoing.prefill_again(transfer, "decode_failed", now, actions)
         else:
-            self.undoing.failed(transfer, event.reason, now, actions)
+            self.undoing.failed(transfer, reason, now, actions)
 
     def _link_seen(self, event: ev.LinkSeen, now: float, actions: list[ev.Action]) -> None:
         self.links.seen((event.source, event.target), event.state, event.bandwidth_bytes_s, event.latency_s)
@@ -269,14 +271,13 @@ class Migrator:
         for transfer in [t for t in self._queue if not t.landed]:
             if transfer.target == gone:
                 transfer.target = ""
-                if transfer.state is not State.PREFILLING:
-                    self._queue.move_to(transfer, State.WAITING, now)
+                self._queue.advance(transfer, On.UNDONE, now)
             if transfer.source == gone and transfer.state is not State.PREFILLING:
                 self.undoing.prefill_again(transfer, "kv_lost", now, actions)
 
 
 def _is_of_earlier(action: ev.Action, sent: ev.PrefillSent) -> bool:
-    """Decided in this pass for an attempt that is over: a new beginning, or the freeing of what is computed anew."""
-    if isinstance(action, ev.PrefillAgain):
+    """Decided in this pass for an attempt that is over: the next one, its end, or freeing what is computed again."""
+    if isinstance(action, ev.PrefillAgain | ev.GiveUp):
         return action.request.id == sent.request.id
     return isinstance(action, ev.FreeKv) and action == ev.FreeKv(sent.request.id, sent.instance_id)

@@ -21,8 +21,9 @@ from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.disaggregation.rollback import Undoing
 from controller.dispatch.disaggregation.stuck import Stuck
 from controller.dispatch.disaggregation.transfer_queue import Entry, TransferQueue
-from controller.dispatch.disaggregation.transfers import UNDER_WAY, MigratorConfig, State, Transfer
+from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
 from controller.dispatch.fleet import Roster
+from controller.dispatch.lifecycle import UNDER_WAY, On, State
 from controller.dispatch.shadow import Worker
 
 
@@ -202,7 +203,7 @@ class Placing:
         rejected: dict[str, Figure] = (
             {w.id: f"{w.outstanding} requests there" for w in others} if len(others) <= 8 else {}
         )
-        self._queue.move_to(transfer, State.PLACED, now)
+        self._queue.advance(transfer, On.PLACE, now)
         self._links.placed((transfer.source, worker.id), transfer, self._trial(transfer, worker.id, now), now)
         if transfer.paired and transfer.early:
             self._undoing.prefill_begins(transfer, now)

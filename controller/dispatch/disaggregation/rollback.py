@@ -17,8 +17,9 @@ from controller.dispatch.disaggregation.kv_releases import Releases
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.reach import Reach
 from controller.dispatch.disaggregation.transfer_queue import TransferQueue
-from controller.dispatch.disaggregation.transfers import MigratorConfig, State, Transfer
+from controller.dispatch.disaggregation.transfers import MigratorConfig, Transfer
 from controller.dispatch.fleet import Roster
+from controller.dispatch.lifecycle import On, State
 
 
 class Undoing:
@@ -147,6 +148,8 @@ class Undoing:
         self.withdraw(transfer, now)
         if transfer.failures >= self.config.max_failures:
             self.give_up(transfer, reason, now, actions)
+        elif transfer.paired and not transfer.early:  # no instance keeps the KV of a pair once it was taken
+            self.prefill_again(transfer, "kv_lost", now, actions)
 
     def withdraw(self, transfer: Transfer, now: float) -> None:
         """Back to waiting; a one-shot choice stays unless it failed."""
@@ -158,7 +161,7 @@ class Undoing:
             transfer.target = ""
         if transfer.paired:
             transfer.overdue_at = math.inf  # its prefill was aborted with it
-        self._queue.move_to(transfer, State.WAITING, now)
+        self._queue.advance(transfer, On.UNDONE, now)
 
     def give_up(self, transfer: Transfer, reason: str, now: float, actions: list[ev.Action]) -> None:
         request = transfer.request

@@ -6,7 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
 from controller.dispatch.disaggregation.placements import Order, Prefilled
-from controller.dispatch.disaggregation.transfers import UNDER_WAY, State, Transfer
+from controller.dispatch.disaggregation.transfers import Transfer
+from controller.dispatch.lifecycle import UNDER_WAY, State, after
 
 Entry = tuple[Order, Transfer]
 
@@ -45,10 +46,15 @@ class TransferQueue:
             self._leave(transfer)
         return transfer
 
-    def move_to(self, transfer: Transfer, state: State, now: float) -> None:
+    def advance(self, transfer: Transfer, on: str, now: float) -> bool:
+        """To the state that `on` leads to (lifecycle.STEPS). False where that does not apply: nothing changes."""
+        state = after(transfer.state, on)
+        if state is None:
+            return False
         self._leave(transfer)
         transfer.state, transfer.since = state, now
         self._enter(transfer)
+        return True
 
     def starts_at(self, transfer: Transfer, first_at: float) -> None:
         """Its first token came, or is expected, at `first_at`."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
 from controller.core.errors import ConfigError
 from controller.core.types import Request
 from controller.dispatch.disaggregation.placements import Prefilled
+from controller.dispatch.lifecycle import LANDED, MAX_PREFILLS, State
 
 MIGRATION_RANKS = ("none", "tpot")
 UNEXPLAINED = "transfer_failed"  # its engine does not say whether the KV, the way or itself is at fault
-MAX_PREFILLS = 3  # of one request, those apart that `PrefillAgain` does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +65,6 @@ class MigratorConfig:
             raise ConfigError("strangers_s must be at least strangers_hold_s", field="strangers_s")
         if self.engine_rank not in MIGRATION_RANKS:
             raise ConfigError(f"engine_rank must be one of {', '.join(MIGRATION_RANKS)}", field="engine_rank")
-
-
-class State(StrEnum):
-    """Each but the last has a time-out, and an undo for when it has passed (or something failed before)."""
-
-    PREFILLING = "prefilling"  # known before its prefill ended. Undo: the prefill is aborted, computed again elsewhere
-    WAITING = "waiting"  # for a decode instance. Undo: given up, its KV freed
-    PLACED = "placed"  # one was chosen and told. Undo: aborted there, another is chosen
-    RESERVED = "reserved"  # that one took blocks, and pulls nothing yet. Undo: the same
-    MOVING = "moving"  # KV flows. Undo: the same
-    COMMITTED = (
-        "committed"  # it decodes there. Time-out: the prefill instance is told again to free, then its lease does
-    )
-    RELEASED = "released"  # the prefill instance keeps nothing of it
-
-
-UNDER_WAY = (State.PLACED, State.RESERVED, State.MOVING)
-LANDED = (State.COMMITTED, State.RELEASED)
 
 
 class Transfer:

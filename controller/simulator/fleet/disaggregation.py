@@ -27,7 +27,7 @@ from controller.core.steps import (
 )
 from controller.core.types import Outcome, Role
 from controller.dispatch import Migrator
-from controller.dispatch.disaggregation.transfers import MAX_PREFILLS
+from controller.dispatch.lifecycle import MAX_PREFILLS
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.instance import Instance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill

@@ -11,7 +11,8 @@ import pytest
 from api.openai.protocol.errors import KINDS
 from api.refusals import REASONS as REFUSALS
 from controller.core.types import Outcome
-from controller.dispatch.disaggregation.transfers import MigratorConfig, State
+from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.lifecycle import State
 from controller.services.sleeping import LEVELS
 from controller.wording.reasons import REASONS, SOURCES
 from controller.wording.sentences import SENTENCES, say

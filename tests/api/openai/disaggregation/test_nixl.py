@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from controller.core.types import InstanceSpec, Role
-from controller.dispatch.disaggregation.transfers import MAX_PREFILLS
+from controller.dispatch.lifecycle import MAX_PREFILLS
 from tests.api.openai.disaggregation.handoffs import patience
 from tests.api.openai.gateways import completion, until
 from tests.api.openai.servers import ServerBed

@@ -9,7 +9,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.api.openai.disaggregation.handoffs import (
     STREAMED,
     fleet,

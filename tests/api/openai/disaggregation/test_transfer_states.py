@@ -12,7 +12,7 @@ import pytest
 
 from api.openai.state import status
 from controller.core.types import InstanceSpec, Role
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.api.openai.disaggregation.handoffs import (
     STREAMED,
     both_at_work,

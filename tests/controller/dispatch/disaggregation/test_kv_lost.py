@@ -3,7 +3,8 @@
 import pytest
 
 from controller.core import events as ev
-from controller.dispatch.disaggregation.transfers import MAX_PREFILLS, UNEXPLAINED, MigratorConfig, State
+from controller.dispatch.disaggregation.transfers import UNEXPLAINED, MigratorConfig
+from controller.dispatch.lifecycle import MAX_PREFILLS, State
 from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places
 
 LEASE_S = 30.0  # the engines' default

@@ -12,7 +12,7 @@ from controller.core.types import Request, Role
 from controller.dispatch import Migrator
 from controller.dispatch.disaggregation.link_book import LinkBook, Trial
 from controller.dispatch.disaggregation.reach import Reach
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, on_its_way, seen, targets, up
 from tests.controller.dispatch.fleet import request
 

@@ -8,7 +8,7 @@ from controller.core.kv_links import KvMoved, LinkState
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.link_book import LinkBook, Trial
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.fleet import request
 
 STEP = LatencyCoefficients(0.01, 1e-4, 0.0, 0.02, 0.0, 0.001)  # a decode step of n sequences: 20 + n ms

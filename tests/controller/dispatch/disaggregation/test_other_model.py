@@ -9,7 +9,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch import Migrator
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.test_links import done, fleet, of, targets, up
 from tests.controller.dispatch.fleet import request
 

@@ -8,7 +8,7 @@ from controller.core import events as ev
 from controller.core.kv_links import LinkState
 from controller.core.types import Role
 from controller.dispatch import build_migrator
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.decoders import commit, done, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
 

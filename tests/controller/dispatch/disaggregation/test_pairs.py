@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch import build_migrator
-from controller.dispatch.disaggregation.transfers import State
+from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.decoders import STEP, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
 

@@ -7,7 +7,8 @@ import pytest
 from controller.core import events as ev
 from controller.core.types import Role
 from controller.dispatch import build_migrator
-from controller.dispatch.disaggregation.transfers import MigratorConfig, State
+from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.lifecycle import TWO_STAGES, State
 from tests.controller.dispatch.disaggregation.decoders import done, migrator, of, places, up
 from tests.controller.dispatch.fleet import request
 
@@ -247,7 +248,7 @@ def test_kv_that_is_computed_there_once_more_is_not_freed_for_what_was_there_bef
 
 def test_every_state_but_the_last_has_a_time_out_that_somebody_may_set():
     """Of a committed one it is its release's."""
-    named = {state: f"{state.value}_timeout_s" for state in State} | {State.COMMITTED: "release_timeout_s"}
+    named = {state: f"{state.value}_timeout_s" for state in TWO_STAGES} | {State.COMMITTED: "release_timeout_s"}
     for state, name in named.items():
         assert hasattr(MigratorConfig(), name) is (state is not State.RELEASED)
 
