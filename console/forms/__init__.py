@@ -1,1 +1,1 @@
-"""What people type into the console, checked before a service sees it; every error names its field."""
+"""Forms of the console: they validate input before a service is called; every error belongs to a field."""

@@ -1,6 +1,6 @@
-"""What people may type into the console, checked before any service sees it. Every error names its field.
+"""Base fields and the forms of SLO classes, priority mappings and searches. Every error belongs to a field.
 
-Shares are typed as percent, times as seconds. The database's own constraints repeat what matters.
+Shares are entered as percent, times as seconds. Database constraints enforce the important rules again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from controller.wording.figure_names import VALUES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001
-# What a moment may be: windows around it stay within the calendar, zones too.
+# Far enough from the limits of datetime that a window around a moment, in any time zone, does not overflow.
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class SecondsField(forms.FloatField):
-    """A time in seconds, above zero and at most a day: larger values are mistakes of unit."""
+    """Seconds, above zero and at most a day: a larger value is most likely milliseconds."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(min_value=SMALLEST_S, max_value=LONGEST_S, **kwargs)
@@ -37,7 +37,7 @@ class SecondsField(forms.FloatField):
 
 
 class PercentField(forms.FloatField):
-    """Typed as 95, kept as 0.95."""
+    """Entered as 95, stored as 0.95."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(min_value=0.0001, max_value=100, **kwargs)
@@ -53,9 +53,9 @@ class PercentField(forms.FloatField):
 
 
 class TimeField(forms.DateTimeField):
-    """A moment, sent and kept as UTC; `static/js/moments.js` lets people read and type it in their own zone.
+    """A moment, sent and stored as UTC; `static/js/moments.js` shows and reads it in the browser's time zone.
 
-    A label ends in "(UTC)", which is true without that script. May be empty.
+    Labels end in "(UTC)", which holds without the script. Optional.
     """
 
     moment = True
@@ -65,7 +65,7 @@ class TimeField(forms.DateTimeField):
         super().__init__(required=False, widget=forms.DateTimeInput(attrs=attrs, format="%Y-%m-%dT%H:%M:%S"), **kwargs)
 
     def prepare_value(self, value: Any) -> Any:
-        """An address may name a zone, of which such an input knows nothing."""
+        """A URL may contain a time zone, which a datetime-local input does not accept."""
         try:
             named = parse_datetime(value) if isinstance(value, str) else None
             zoned = named is not None and named.tzinfo is not None
@@ -76,39 +76,42 @@ class TimeField(forms.DateTimeField):
     def clean(self, value: Any) -> datetime | None:
         moment: datetime | None = super().clean(value)
         if moment is not None and not EARLIEST <= moment < LATEST:
-            raise forms.ValidationError("Between the years 1970 and 2199.")
+            raise forms.ValidationError("Enter a date between 1970 and 2199.")
         return moment
 
 
 class TenantChoice(forms.ModelChoiceField):
-    """Which tenant owns it; empty means all of them."""
+    """The tenant that owns a class; empty means all tenants."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(queryset=Tenant.objects.all(), required=False, empty_label="all tenants", **kwargs)
+        super().__init__(queryset=Tenant.objects.all(), required=False, empty_label="All tenants", **kwargs)
 
 
 class SLOClassForm(forms.Form):
-    """A class as it is promised. `name` and `tenant` are fixed once it exists: records carry them."""
+    """An SLO class. `name` and `tenant` cannot change once it exists: request records refer to them."""
 
     name = forms.CharField(
-        max_length=64, validators=[NAME], help_text="What clients send as slo_class. It cannot be changed later."
+        max_length=64, validators=[NAME], help_text="Clients send it as slo_class. Cannot be changed later."
     )
-    tenant = TenantChoice(label="For", help_text="A tenant's own class wins over the common one of the same name.")
-    title = forms.CharField(max_length=120, required=False, help_text="For people; optional.")
-    ttft_s = SecondsField(label="First token within", help_text="TTFT, from arrival at the gateway.")
-    tpot_s = SecondsField(label="Then a token every", help_text="TPOT, mean over the answer.")
-    deadline_s = SecondsField(label="Whole answer within", required=False, help_text="Empty: no deadline.")
+    tenant = TenantChoice(help_text="A tenant's own class overrides the shared class of the same name.")
+    title = forms.CharField(max_length=120, required=False, help_text="Shown next to the name.")
+    ttft_s = SecondsField(label="TTFT", help_text="Time to first token, from arrival at the gateway.")
+    tpot_s = SecondsField(label="TPOT", help_text="Mean time per output token after the first.")
+    deadline_s = SecondsField(
+        label="Deadline", required=False, help_text="For the whole answer, from arrival. Leave empty for no deadline."
+    )
     waiting_time_s = SecondsField(
-        label="Give up waiting after", help_text="A request not sent to an engine by then ends with its error."
+        label="Waiting time",
+        help_text="A request that no instance has accepted by then fails with waiting_time_exceeded.",
     )
-    target = PercentField(label="Attained by", help_text="Share of requests that must attain all of this.")
+    target = PercentField(label="Attainment target", help_text="Share of requests that must meet all targets.")
     value = forms.FloatField(
-        min_value=0.000_001, max_value=1_000_000, help_text="Worth of one attained request, relative to other classes."
+        min_value=0.000_001, max_value=1_000_000, help_text="Value of one attained request, relative to other classes."
     )
     may_defer = forms.BooleanField(
-        label="May be deferred",
+        label="Deferrable",
         required=False,
-        help_text="Served late rather than refused when it cannot be met.",
+        help_text="Requests that cannot meet their targets are served late instead of being refused.",
     )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
@@ -128,13 +131,13 @@ class SLOClassForm(forms.Form):
         data = super().clean() or self.cleaned_data
         deadline, ttft = data.get("deadline_s"), data.get("ttft_s")
         if deadline is not None and ttft is not None and deadline < ttft:
-            self.add_error("deadline_s", "The whole answer cannot be due before its first token.")
+            self.add_error("deadline_s", "The deadline must not be before the TTFT.")
         if data.keys() >= set(self.FIXED):
             self._check_name_is_free(data["name"], data["tenant"])
         return data
 
     def _check_name_is_free(self, name: str, tenant: Tenant | None) -> None:
-        """The service says so too, but only once all else is right."""
+        """The service checks this too, but only after all other fields are valid."""
         if name_is_taken(name, tenant):
             self.add_error("name", name_taken(tenant))
 
@@ -143,23 +146,23 @@ class SLOClassForm(forms.Form):
 
 
 class LevelForm(forms.Form):
-    """One priority level: where its targets start, and the range they may move in."""
+    """Targets of one priority: their initial values and the range they may move in."""
 
-    ttft_s = SecondsField(label="TTFT at first")
-    ttft_min_s = SecondsField(label="TTFT at least")
-    ttft_max_s = SecondsField(label="TTFT at most")
-    tpot_s = SecondsField(label="TPOT at first")
-    tpot_min_s = SecondsField(label="TPOT at least")
-    tpot_max_s = SecondsField(label="TPOT at most")
+    ttft_s = SecondsField(label="Initial TTFT")
+    ttft_min_s = SecondsField(label="Minimum TTFT")
+    ttft_max_s = SecondsField(label="Maximum TTFT")
+    tpot_s = SecondsField(label="Initial TPOT")
+    tpot_min_s = SecondsField(label="Minimum TPOT")
+    tpot_max_s = SecondsField(label="Maximum TPOT")
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data
         for kind in ("ttft", "tpot"):
             start, low, high = (data.get(f"{kind}{part}_s") for part in ("", "_min", "_max"))
             if low is not None and high is not None and low > high:
-                self.add_error(f"{kind}_max_s", "The largest value is below the smallest.")
+                self.add_error(f"{kind}_max_s", f"The maximum {kind.upper()} must not be below the minimum.")
             elif start is not None and low is not None and high is not None and not low <= start <= high:
-                self.add_error(f"{kind}_s", "The first value lies outside its range.")
+                self.add_error(f"{kind}_s", f"The initial {kind.upper()} must be between the minimum and the maximum.")
         return data
 
     def level(self) -> dict[str, float]:
@@ -167,11 +170,11 @@ class LevelForm(forms.Form):
 
 
 class BaseLevels(forms.BaseFormSet):
-    """A level may not promise less than the one below it: priority 0 is the most urgent. The service's own rule."""
+    """Targets must not be tighter than those of a higher priority (0 is the highest): the service's own rule."""
 
     @cached_property
     def forms(self) -> list[LevelForm]:
-        """Stored levels are marked as typed ones are: they may be older than the rule."""
+        """Stored levels are validated as entered ones are: they may have been saved before the rule existed."""
         levels: list[LevelForm] = super().forms
         if not self.is_bound:
             for place, name in tighter_than_above([level.initial for level in levels]):
@@ -181,7 +184,7 @@ class BaseLevels(forms.BaseFormSet):
     def clean(self) -> None:
         if any(self.errors):
             return
-        # All of them first: an error takes the value away that the next level is compared with.
+        # Find all of them first: add_error removes the value that the next level is compared with.
         for place, name in tighter_than_above([level.cleaned_data for level in self.forms]):
             self.forms[place].add_error(name, TIGHTER)
 
@@ -192,14 +195,14 @@ LevelFormSet = forms.formset_factory(
 
 
 class MappingForm(forms.Form):
-    """The windows that the mapping looks back on, and whose least values hold when."""
+    """The measurement window of a mapping, and which minimum targets apply."""
 
-    window = forms.IntegerField(min_value=1, max_value=100_000, label="Requests looked back on")
-    window_age_s = SecondsField(label="None of them older than")
+    window = forms.IntegerField(min_value=1, max_value=100_000, label="Requests in the window")
+    window_age_s = SecondsField(label="Maximum age")
     contention = forms.ChoiceField(
-        label="Least values",
+        label="Minimum targets",
         choices=[(rule, VALUES["contention"][rule]) for rule in CONTENTION_RULES],
-        help_text="Which ones bound a level from below. While something more urgent waits, always its own.",
+        help_text="Which minimum applies while no request of a higher priority waits; otherwise each keeps its own.",
     )
     version = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
 
@@ -210,7 +213,7 @@ class MappingForm(forms.Form):
 
 
 class RequestSearch(forms.Form):
-    """Filters of the request list; what is empty does not filter."""
+    """Filters of the request list. Empty fields do not filter."""
 
     id = forms.CharField(max_length=64, required=False, label="Id")
     tenant = forms.CharField(max_length=64, required=False)
@@ -229,7 +232,7 @@ class RequestSearch(forms.Form):
 
 
 class AuditSearch(forms.Form):
-    """Filters of the audit; what is empty does not filter."""
+    """Filters of the audit log. Empty fields do not filter."""
 
     q = forms.CharField(max_length=120, required=False, label="Contains")
     kind = forms.CharField(max_length=64, required=False)

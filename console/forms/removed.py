@@ -1,4 +1,4 @@
-"""A class, mapping, tenant, key or policy that somebody removed meanwhile: who and when, and what was typed is kept."""
+"""The page for an object that someone removed in the meantime: by whom and when, with the entered values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNTYPED = ("csrfmiddlewaretoken", "version", "simulate")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`again`: the form for a new one; `fixed`: what that asks for besides, taken from the row as it was."""
+    """`again`: URL name of the create form; `fixed`: its fields that the edit form lacks, from the removed row."""
 
     words: str
     list: str
@@ -62,7 +62,7 @@ KINDS = {
 
 
 def says_if_removed(kind: str) -> Callable[[View], View]:
-    """Around a view whose address has a row's number: where it is gone, before or while it is saved, a page says so."""
+    """Wrap a view whose URL contains a row's id: if the row was removed, before or during a save, answer 410."""
 
     def wrap(view: View) -> View:
         @wraps(view)
@@ -86,7 +86,7 @@ def removed(request: HttpRequest, kind: str, pk: int, found: Removal) -> HttpRes
     what = f"{named.words} {found.name.removeprefix('priorities of ')}"
     if "application/json" in request.headers.get("accept", ""):
         said = f"{what} was removed by {decision.actor} at {decision.at:%Y-%m-%d %H:%M:%S} UTC."
-        return JsonResponse({"message": f"{said} Save shows what you typed."}, status=GONE)
+        return JsonResponse({"message": f"{said} Save to see your values."}, status=GONE)
     context = {
         "what": what,
         "removal": found,
@@ -116,12 +116,12 @@ def typed(request: HttpRequest, form: forms.BaseForm) -> Iterator[tuple[str, str
 
 
 def _level(name: str) -> tuple[str, forms.Field] | None:
-    """Of a mapping's levels: `levels-2-ttft_s`."""
+    """Label and field of `levels-2-ttft_s`, a field of a mapping's levels."""
     parts = name.split("-")
     if len(parts) != 3 or parts[0] != "levels" or parts[2] not in LevelForm.base_fields:
         return None
     field = LevelForm.base_fields[parts[2]]
-    return f"Level {parts[1]}: {field.label}", field
+    return f"Priority {parts[1]}: {field.label}", field
 
 
 def _shown(field: forms.Field, value: str) -> str:
@@ -131,7 +131,7 @@ def _shown(field: forms.Field, value: str) -> str:
 
 
 def again(request: HttpRequest, kind: Kind, found: Removal) -> list[tuple[str, str]]:
-    """What the form for a new one is sent, to make it anew as it was typed."""
+    """Fields to post to the create form, to create it again with the entered values."""
     if request.method != "POST" or not kind.again or found.went_with:
         return []
     fixed = [(name, str(found.before[name])) for name in kind.fixed if found.before.get(name) is not None]

@@ -1,4 +1,4 @@
-"""How a class, a mapping or a scaling policy came to be as it is: its changes, newest first, with diff and way back."""
+"""History of an SLO class, a priority mapping or a scaling policy: its changes, newest first, each with a revert."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = catalogue.priority_mappings().filter(pk=mapping_id).first()
     if row is None:
         return history_of_removed(request, "priority_mapping", mapping_id, context)
-    context["title"] = f"Mapping of {row.tenant.name if row.tenant else 'all tenants'}"
+    context["title"] = f"Priority mapping of {row.tenant.name if row.tenant else 'all tenants'}"
     return history(request, row, changes_of("priority_mapping", row), context)
 
 
@@ -53,13 +53,13 @@ def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
     if row is None:
         return history_of_removed(request, "scaling_policy", policy_id, context)
     context["title"] = f"Scaling of {row.model.name}, {row.role}"
-    # Its name holds its limits, and what the scaler decides has it as its subject too: by kind and number.
+    # Not changes_of: the policy's text contains its limits, and decisions of the scaler have it as their subject too.
     rows = decisions.search(subject_type="scaling_policy").filter(kind__in=SCALING_CHANGES, outcome__id=row.pk)
     return history(request, row, rows, context)
 
 
 def history_of_removed(request: HttpRequest, kind: str, pk: int, context: dict[str, Any]) -> HttpResponse:
-    """Of a row that is gone. Raises Http404 where nobody removed one of that number."""
+    """History of a removed row. Raises Http404 if no removal of that id is recorded."""
     found = removal(kind, pk)
     if found is None:
         raise Http404(f"no {kind} {pk}")
@@ -69,12 +69,12 @@ def history_of_removed(request: HttpRequest, kind: str, pk: int, context: dict[s
 
 
 def changes_of(kind: str, row: Any) -> QuerySet[Decision]:
-    """By the row's number too: a tenant's class and the common one may share their name."""
+    """Filtered by id too: a tenant's own class and the shared one may have the same name."""
     return decisions.search(subject_type=kind, subject=str(row)).filter(outcome__id=row.pk)
 
 
 def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[str, Any]:
-    """Values before the recorded change that `?restore=` names, to undo it. `row`: a change of that one alone."""
+    """Values before the change named by `?restore=`, to revert it. With `row`, only a change of that row counts."""
     wanted = number_of(request.GET.get("restore", ""))
     if wanted is None:
         return {}
@@ -84,7 +84,7 @@ def before_of(request: HttpRequest, subject_type: str, row: Any = None) -> dict[
 
 
 def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: dict[str, Any]) -> HttpResponse:
-    """`row` None: it was removed, and may be made again where there is a form for that."""
+    """`row` None: it was removed; it can be created again if there is a form for it."""
     page = page_of(rows, decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
     edit = "" if row is None else reverse(context["edit"], args=[row.pk])
     again = reverse(context["again"]) if row is None and "again" in context else ""
@@ -93,8 +93,8 @@ def history(request: HttpRequest, row: Any, rows: QuerySet[Decision], context: d
             "decision": decision,
             "what": decision.kind.rsplit("_", 1)[-1],
             "fields": [each for each in changed_fields(decision.inputs) if each.kind != "same"],
-            "undo": f"{edit}?restore={decision.pk}" if edit and decision.kind.endswith("_updated") else "",
-            "again": f"{again}?restore={decision.pk}" if again and decision.kind.endswith("_removed") else "",
+            "revert_url": f"{edit}?restore={decision.pk}" if edit and decision.kind.endswith("_updated") else "",
+            "again_url": f"{again}?restore={decision.pk}" if again and decision.kind.endswith("_removed") else "",
         }
         for decision in page.rows
     ]

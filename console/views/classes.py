@@ -1,4 +1,4 @@
-"""SLO classes: list, create, change, remove. Services write and audit; a second saver sees both sets of values."""
+"""SLO classes: list, create, edit, remove. Services write and audit; a conflicting save shows both sets of values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
         except ValidationError as error:
             show_errors(form, error)
         else:
-            messages.success(request, f"Class {row.name} is there. Gateways use it within a second.")
+            messages.success(request, f"Class {row.name} created. Gateways use it within a second.")
             return saved("classes")
     return render(request, "console/class_form.html", {"form": form}, status=422 if form.errors else 200)
 
@@ -91,33 +91,33 @@ def save(request: HttpRequest, row: SLOClass, form: SLOClassForm) -> SLOClass:
 
 def say_saved(request: HttpRequest, before: int, stored: SLOClass) -> None:
     if stored.version == before:
-        messages.info(request, f"Nothing was different: {stored.name} stays as it is.")
+        messages.info(request, "No changes.")
         return
     decision = newest_decision("slo_class_updated", stored)
-    undo = restore_link("Undo", reverse("class-edit", args=[stored.pk]), decision)
-    messages.success(request, format_html("{} is changed. Gateways use it within a second.{}", stored.name, undo))
+    revert = restore_link("Revert", reverse("class-edit", args=[stored.pk]), decision)
+    messages.success(request, format_html("Class {} updated. Gateways use it within a second.{}", stored.name, revert))
 
 
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
 @says_if_removed("slo_class")
 def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
-    """GET shows what would go; POST with the version seen there removes it."""
+    """GET asks for confirmation; POST with the version shown there removes the class."""
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
     if request.method == "GET":
         return removal_page(request, row)
     try:
         version = int(request.POST.get("version", ""))
     except ValueError:
-        return removal_page(request, row, "version: missing", status=422)
+        return removal_page(request, row, "Not removed: the form was incomplete. Try again.", status=422)
     try:
         slo_class_remove(actor=Actor.person(request.user.get_username()), slo_class_id=row.pk, version=version)
     except (VersionConflict, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
         return removal_page(request, row, text, status=409)
     decision = newest_decision("slo_class_removed", row)
-    undo = restore_link("Make it again", reverse("class-new"), decision)
-    messages.success(request, format_html("Class {} is removed.{}{}", row.name, without_default(decision), undo))
+    again = restore_link("Create again", reverse("class-new"), decision)
+    messages.success(request, format_html("Class {} removed.{}{}", row.name, without_default(decision), again))
     return saved("classes")
 
 
@@ -128,12 +128,12 @@ def removal_page(request: HttpRequest, row: SLOClass, error: str = "", status: i
 
 
 def without_default(decision: Decision | None) -> str:
-    """Whose default class the removal took away, as it was recorded; "" where it was nobody's."""
+    """Which tenants lost their default class, as recorded with the removal; "" if none did."""
     names = decision.inputs.get("default_of", []) if decision else []
     if not names:
         return ""
     have = "has" if len(names) == 1 else "have"
-    return f" {', '.join(names)} {have} no default class now. Making it again does not make it their default again."
+    return f" {', '.join(names)} {have} no default class now. Creating it again does not make it the default again."
 
 
 def restore_link(text: str, path: str, decision: Decision | None) -> SafeString | str:
@@ -145,14 +145,14 @@ def newest_decision(kind: str, row: SLOClass) -> Decision | None:
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:
-    """Values before a recorded change, to undo it. They are shown, not saved; of a gone class they make a new one."""
+    """Values before a recorded change, to revert it: shown, not saved. Those of a removed class create a new one."""
     before = before_of(request, "slo_class")
     values = {name: before[name] for name in ("name", *SLOClassForm.CHANGEABLE) if name in before}
     return values | ({"tenant": before["tenant"]} if "tenant" in before else {})
 
 
 def show_errors(form: Form, error: ValidationError) -> None:
-    """A service's or the database's complaint, beside the field it names."""
+    """Add an error of a service or of the database to the field it names."""
     named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
     for name, texts in named.items():
         for text in texts:

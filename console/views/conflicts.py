@@ -1,4 +1,4 @@
-"""Two people edited the same row: what each of them has, field by field."""
+"""Edit conflicts: the stored and the entered values, field by field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.forms import Form
 
 
 class Difference(NamedTuple):
-    """`stored` is what somebody else saved meanwhile, `yours` what this form holds."""
+    """`stored`: saved by someone else in the meantime. `yours`: entered in this form."""
 
     label: str
     stored: Any
@@ -18,7 +18,7 @@ class Difference(NamedTuple):
 
 
 def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference]:
-    """Fields on which both disagree. The form then carries the stored version: saving again overwrites, knowingly."""
+    """Fields with different values. The form then gets the stored version, so that saving again overwrites."""
     found = [
         Difference(
             str(form[name].label), _shown(form, name, getattr(row, name)), _shown(form, name, form.cleaned_data[name])
@@ -28,7 +28,7 @@ def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference
     ]
     form.data = form.data.copy()  # type: ignore[assignment]
     form.data["version"] = row.version  # type: ignore[attr-defined, index]
-    return found or [Difference("Version", row.version, "the same values as are stored")]  # type: ignore[attr-defined]
+    return found or [Difference("Version", row.version, "same values")]  # type: ignore[attr-defined]
 
 
 def _shown(form: Form, name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Priority mapping: levels with their bounds, and the windows they learn from."""
+"""Priority mapping: targets and ranges of each priority, and the measurement window."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
 
 def say_saved(request: HttpRequest, before: int, stored: PriorityMapping) -> None:
     if stored.version == before:
-        messages.info(request, "Nothing was different.")
+        messages.info(request, "No changes.")
         return
     decision = decisions.search(kind="priority_mapping_updated", subject=str(stored)).first()
-    undo = restore_link("Undo", reverse("mapping-edit", args=[stored.pk]), decision)
-    messages.success(request, format_html("Saved: {}. Gateways use it within a second.{}", stored, undo))
+    revert = restore_link("Revert", reverse("mapping-edit", args=[stored.pk]), decision)
+    messages.success(request, format_html("Priority mapping updated. Gateways use it within a second.{}", revert))
 
 
 def restored(request: HttpRequest) -> dict[str, Any]:
-    """Values before a recorded change, to undo it. They are shown, not saved."""
+    """Values before a recorded change, to revert it: shown, not saved."""
     before = before_of(request, "priority_mapping")
     return {name: before[name] for name in (*SETTINGS, "levels") if name in before}
 
@@ -87,7 +87,7 @@ def restored(request: HttpRequest) -> dict[str, Any]:
 def level_forms(request: HttpRequest, stored: Sequence[dict[str, float]]) -> Any:
     data = data_of(request)
     initial = None if data is not None else stored
-    # A level left empty is an error, not "no level": their number is what the person chose.
+    # An empty level is an error, not "no level": the user chose how many there are.
     return LevelFormSet(data, initial=initial, prefix="levels", form_kwargs={"empty_permitted": False})
 
 
@@ -104,29 +104,29 @@ def save(request: HttpRequest, row: PriorityMapping, form: MappingForm, levels: 
 
 
 def level_conflict(form: MappingForm, row: PriorityMapping, levels: Any) -> list[Difference]:
-    """Levels on which both disagree, beside the settings that differ."""
+    """Settings and levels with different values."""
     mine = as_levels(levels)
     found = [each for each in differences(form, row, SETTINGS) if each.label != "Version"]
     for index in range(max(len(mine), len(row.levels))):
         stored = row.levels[index] if index < len(row.levels) else None
         yours = mine[index] if index < len(mine) else None
         if stored != yours:
-            found.append(Difference(f"Level {index}", _bounds(stored), _bounds(yours)))
+            found.append(Difference(f"Priority {index}", _bounds(stored), _bounds(yours)))
     return found
 
 
 def _bounds(level: dict[str, float] | None) -> str:
     if level is None:
-        return "no such level"
+        return "none"
     parts = (
-        f"{kind} {level[f'{kind}_min_s']:g} to {level[f'{kind}_max_s']:g} s, at first {level[f'{kind}_s']:g} s"
+        f"{kind.upper()} {level[f'{kind}_min_s']:g} to {level[f'{kind}_max_s']:g} s, initially {level[f'{kind}_s']:g} s"
         for kind in ("ttft", "tpot")
     )
     return "; ".join(parts)
 
 
 def show_level_errors(form: MappingForm, levels: Any, error: ValidationError) -> None:
-    """`levels.2.ttft_s` belongs to the third row's field; the rest to the form."""
+    """`levels.2.ttft_s` is an error of the third level's field; all others belong to the form."""
     named = error.message_dict if hasattr(error, "error_dict") else {"__all__": error.messages}
     rest: dict[str, list[str]] = {}
     for name, texts in named.items():

@@ -1,7 +1,7 @@
-"""Before it is saved: what an edit of a class or a mapping would do, shown beside its form.
+"""Previews: the effect of an unsaved edit of a class or a mapping, shown next to its form.
 
-One address does three things with what is typed: says what is wrong with it, re-judges the last hour in the database,
-and (asked by `simulate`) has the newest requests simulated.
+One URL does three things with the form: it validates, compares the last hour's requests to the new targets in the
+database and, with `simulate`, starts a simulation of the newest requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
 
 
 def wrong(errors: Any) -> JsonResponse:
-    """Nothing can be previewed; 200, since a half-typed number is nobody's fault."""
+    """No preview; 200, since a half-typed number is not a failure."""
     return JsonResponse({"errors": {name: [str(text) for text in texts] for name, texts in errors.items()}})
 
 
@@ -78,7 +78,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
                 now=timezone.now(),
             )
         except ConfigError as error:
-            return JsonResponse({**said, "refused": f"Nothing to simulate: {error}."})
+            return JsonResponse({**said, "refused": f"The simulation cannot run: {error}."})
         return JsonResponse({**said, "slug": row.slug})
     found = previews.last_hour(edit, timezone.now())
     context = {"judged": found, "mapping": isinstance(edit, MappingEdit)}
@@ -89,7 +89,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
 @require_GET
 @allows(Role.OPERATOR)
 def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
-    """A piece of page: the figures of a preview that ended, or why there are none."""
+    """An HTML fragment: the result of a finished preview, or why it has none."""
     row = experiments.experiment(slug)
     if row is None or row.kind != Experiment.Kind.PREVIEW or row.created_by != request.user.get_username():
         raise Http404(f"no preview {slug}")
@@ -99,7 +99,7 @@ def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """All traffic first, then by class: what is on record of the sample, it simulated as it was, and as edited."""
+    """All traffic, then by class: recorded attainment of the sample, simulated before and after the edit."""
     by_label = {entry["policy"]: entry["first_seed"] for entry in result["entries"]}
     before, after = by_label[RECORDED], by_label[EDITED]
     sample = result.get("sample", {"attained": None, "by_class": {}})

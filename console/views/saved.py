@@ -1,4 +1,4 @@
-"""After a form has changed what gateways serve by: tell them, and lead back to the list."""
+"""After a form has changed the configuration: notify the gateways and redirect to the list."""
 
 from __future__ import annotations
 

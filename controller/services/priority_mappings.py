@@ -18,7 +18,7 @@ from controller.slo.mapping import CONTENTION_RULES
 
 EDITABLE = ("levels", "window", "window_age_s", "contention")
 LEVELS_MAX = 32
-TIGHTER = "Tighter than the more urgent level above it."
+TIGHTER = "Must not be tighter than the target of the next higher priority."
 _BOUNDS = tuple(field.name for field in fields(LevelBounds))
 
 
@@ -70,9 +70,9 @@ def tighter_than_above(levels: Sequence[Mapping[str, Any]]) -> list[tuple[int, s
 
 def _check(row: PriorityMapping) -> None:
     if row.contention not in CONTENTION_RULES:
-        raise ValidationError({"contention": f"Use one of {', '.join(CONTENTION_RULES)}."})
+        raise ValidationError({"contention": f"Must be one of: {', '.join(CONTENTION_RULES)}."})
     if not isinstance(row.levels, list) or not 1 <= len(row.levels) <= LEVELS_MAX:
-        raise ValidationError({"levels": f"A list of 1 to {LEVELS_MAX} levels."})
+        raise ValidationError({"levels": f"Must be a list of 1 to {LEVELS_MAX} levels."})
     errors: dict[str, str] = {}
     row.levels = [_level(index, level, errors) for index, level in enumerate(row.levels)]
     # The order of levels that are wrong themselves says nothing.
@@ -85,7 +85,7 @@ def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
     """One level, with all numbers as floats. What is wrong goes into `errors` under `levels.<index>.<field>`."""
     place = f"levels.{index}"
     if not isinstance(raw, Mapping) or set(raw) != set(_BOUNDS):
-        errors[place] = f"An object with exactly {', '.join(_BOUNDS)}."
+        errors[place] = f"Must be an object with exactly these fields: {', '.join(_BOUNDS)}."
         return {}
     for name, value in raw.items():
         if not (_is_number(value) and math.isfinite(value) and value > 0):
@@ -96,7 +96,7 @@ def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
     for what in ("ttft", "tpot"):
         low, start, high = (getattr(level, f"{what}{end}") for end in ("_min_s", "_s", "_max_s"))
         if not low <= start <= high:
-            errors[f"{place}.{what}_s"] = f"Must lie from {what}_min_s to {what}_max_s."
+            errors[f"{place}.{what}_s"] = f"Must be between {what}_min_s and {what}_max_s."
     return asdict(level)
 
 

@@ -95,7 +95,7 @@ def _without_default(tenant: Tenant, actor: Actor) -> str:
 def _check_new(row: SLOClass) -> None:
     """Of a stored class the name cannot change, so what is wrong with it must not stop other changes."""
     if is_level_label(row.name):
-        message = f"Requests with a priority and without a class are counted under {row.name}: take another name."
+        message = f"The name {row.name} is reserved for requests that have a priority but no class."
         raise ValidationError({"name": message})
     _check(row)
     if name_is_taken(row.name, row.tenant):
@@ -104,7 +104,7 @@ def _check_new(row: SLOClass) -> None:
 
 def _check(row: SLOClass) -> None:
     if row.deadline_s is not None and row.deadline_s < row.ttft_s:
-        raise ValidationError({"deadline_s": "Must not be before the first token is due (ttft_s)."})
+        raise ValidationError({"deadline_s": "Must not be less than ttft_s."})
 
 
 def name_is_taken(name: str, tenant: Tenant | None) -> bool:
@@ -113,7 +113,7 @@ def name_is_taken(name: str, tenant: Tenant | None) -> bool:
 
 def name_taken(tenant: Tenant | None) -> str:
     """What is said of a name that the tenant (None: all tenants together) has a class of."""
-    return f"There is a class of this name for {tenant.name if tenant else 'all tenants'} already."
+    return f"A class with this name already exists for {tenant.name if tenant else 'all tenants'}."
 
 
 def _taken(tenant: Tenant | None) -> ValidationError:

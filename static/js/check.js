@@ -1,5 +1,5 @@
-// Live validation: a form is sent to an address that only checks it; errors appear at their fields. What was not touched
-// yet is not complained about.
+// Live validation: the form is posted to a URL that only validates; errors appear at their fields, but only at those that
+// were edited.
 
 import { ENDED, isEnded } from "./session.js";
 
@@ -28,22 +28,22 @@ function showErrors(input, texts) {
 
 function showAll(form, errors, touched) {
   for (const input of form.querySelectorAll("input[id], select[id]")) {
-    // What the server said of a field that nobody touched since stays.
+    // An error from the server stays until its field is edited.
     if (input.type !== "hidden" && touched.has(input.name)) showErrors(input, errors[input.name] || []);
   }
 }
 
-/** What it says as JSON; `trouble` in words where it is no answer to what was asked. */
+/** The JSON of an answer, or `trouble` with a message if it is not a valid answer. */
 export async function answerOf(answer) {
   if (isEnded(answer)) return { trouble: ENDED };
   const json = (answer.headers.get("content-type") || "").includes("json");
   const said = json ? await answer.json() : {};
-  return answer.ok && json ? said : { trouble: said.message || `The console cannot say it now (${answer.status}).` };
+  return answer.ok && json ? said : { trouble: said.message || `The console could not validate the form (HTTP ${answer.status}).` };
 }
 
 /**
- * Posts the form to `address` a moment after it changed and hands the answer to `then`. Answers that were overtaken are
- * dropped; `trouble` says why there is none. Returns a function that checks at once.
+ * Posts the form to `address` shortly after each change and passes the answer to `then`. Overtaken answers are dropped;
+ * `trouble` says why there is no answer. Returns a function that validates at once.
  */
 export function liveCheck(form, address, then) {
   const touched = new Set();
@@ -57,7 +57,7 @@ export function liveCheck(form, address, then) {
       const answer = await fetch(address, { method: "POST", body: new FormData(form), headers: head, redirect: "manual" });
       said = await answerOf(answer);
     } catch {
-      said = { trouble: "The console does not answer." };
+      said = { trouble: "The console is not responding." };
     }
     if (mine !== newest) return;
     if (said.trouble) {

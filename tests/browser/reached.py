@@ -42,16 +42,16 @@ def key_made(page: Page, places: Places) -> None:
 
 def class_wrong(page: Page, places: Places) -> None:
     page.goto(f"/classes/{places['class']}/")
-    page.get_by_label("First token within").fill("0")
+    page.get_by_label("TTFT").fill("0")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Not saved: see the marked fields.")).to_be_visible()
 
 
 def class_preview(page: Page, places: Places) -> None:
     page.goto(f"/classes/{places['class']}/")
-    page.get_by_label("First token within").fill("0.2")
-    page.get_by_role("button", name="Simulate the newest requests").click()
-    expect(page.get_by_role("region", name="Simulated")).to_be_visible(timeout=SIMULATED_MS)
+    page.get_by_label("TTFT").fill("0.2")
+    page.get_by_role("button", name="Run simulation").click()
+    expect(page.get_by_role("region", name="Simulation result")).to_be_visible(timeout=SIMULATED_MS)
 
 
 def forbidden(page: Page, places: Places) -> None:

@@ -90,7 +90,7 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     click(why.get_by_role("link", name=f"Change this policy of {MODEL}"))
     page.get_by_label("At most").fill("2")
     click(page.get_by_role("button", name="Save"))
-    expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     assert click.made == 4
 
     page.goto(request_page)  # what caused it stays what it was

@@ -151,41 +151,41 @@ def test_a_trace_is_handed_in_after_what_was_wrong_with_it_is_said_and_removed(v
 
 def test_an_edit_of_a_class_is_previewed_before_it_is_saved(visit, traffic):
     page = visit("operator", "/classes/")
-    page.get_by_role("link", name="Change interactive").click()
+    page.get_by_role("link", name="Edit interactive").click()
     judged = page.locator("[data-judged]")
-    expect(judged).to_contain_text("would be judged attained")
-    field = page.get_by_label("First token within")
+    expect(judged).to_contain_text("would be attained")
+    field = page.get_by_label("TTFT")
     stored = field.input_value()
     field.fill("0")
     expect(field).to_have_attribute("aria-invalid", "true")
     field.fill("0.0002")
-    expect(judged).to_contain_text("only before")
+    expect(judged).to_contain_text("no longer attained")
     began = time.monotonic()
-    page.get_by_role("button", name="Simulate the newest requests").click()
+    page.get_by_role("button", name="Run simulation").click()
     expect(page.get_by_role("progressbar")).to_be_visible()
-    table = page.get_by_role("region", name="Simulated")
+    table = page.get_by_role("region", name="Simulation result")
     expect(table).to_be_visible(timeout=30_000)
     assert time.monotonic() - began < 30
     worse = table.get_by_role("row", name="interactive").locator(".miss")
     expect(worse).to_have_text(re.compile(r"^\d{1,2}(\.\d)? %$"))
     page.reload()
-    expect(page.get_by_label("First token within")).to_have_value(stored)
+    expect(page.get_by_label("TTFT")).to_have_value(stored)
 
 
 def test_an_edit_of_the_mapping_is_previewed_and_undone(visit, traffic):
     page = visit("operator", "/mappings/1/")
-    expect(page.locator("[data-judged]")).to_contain_text("would be judged attained")
-    widest = page.get_by_label("TTFT at most").last
+    expect(page.locator("[data-judged]")).to_contain_text("would be attained")
+    widest = page.get_by_label("Maximum TTFT").last
     stored = widest.input_value()
     widest.fill("99")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("status").first).to_contain_text("Saved")
+    expect(page.get_by_role("status").first).to_contain_text("updated")
     page.goto("/mappings/1/history/")
     expect(page.locator("ins").first).to_contain_text("99")
-    page.get_by_role("link", name=re.compile("^Undo")).first.click()
-    expect(page.get_by_label("TTFT at most").last).to_have_value(stored)
+    page.get_by_role("link", name=re.compile("^Revert")).first.click()
+    expect(page.get_by_label("Maximum TTFT").last).to_have_value(stored)
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("status").first).to_contain_text("Saved")
+    expect(page.get_by_role("status").first).to_contain_text("updated")
 
 
 def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
@@ -213,13 +213,13 @@ def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
 def test_what_the_server_found_wrong_stays_until_it_is_touched(visit, trouble):
     trouble.expected = ("422",)
     page = visit("operator", "/classes/")
-    page.get_by_role("link", name="Change interactive").click()
-    page.get_by_label("First token within").fill("0")
+    page.get_by_role("link", name="Edit interactive").click()
+    page.get_by_label("TTFT").fill("0")
     page.get_by_role("button", name="Save").click()
     page.wait_for_load_state("networkidle")
     expect(page.locator("#id_ttft_s_error")).to_be_visible()
     page.get_by_label("Title").fill("Something else")
     page.wait_for_timeout(1500)
     expect(page.locator("#id_ttft_s_error")).to_be_visible()
-    page.get_by_label("First token within").fill("0.7")
+    page.get_by_label("TTFT").fill("0.7")
     expect(page.locator("#id_ttft_s_error")).to_have_count(0)

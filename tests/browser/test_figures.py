@@ -70,7 +70,7 @@ def test_a_requests_figures_have_units_and_their_keys_on_hover(visit: Visit, pla
 
 def test_a_change_is_said_with_units(visit: Visit, caller: Caller, places: Places):
     page = visit("operator", f"/mappings/{places['mapping']}/")
-    field = page.get_by_label("TTFT at least").first
+    field = page.get_by_label("Minimum TTFT").first
     before = float(field.input_value())
     field.fill(str(before - 0.0125))
     page.get_by_role("button", name="Save").click()
@@ -83,6 +83,6 @@ def test_a_change_is_said_with_units(visit: Visit, caller: Caller, places: Place
         expect(row.locator("ins")).to_have_text(f"{1000 * (before - 0.0125):.4g} ms")
     finally:
         page.goto(f"/mappings/{places['mapping']}/")
-        page.get_by_label("TTFT at least").first.fill(str(before))
+        page.get_by_label("Minimum TTFT").first.fill(str(before))
         page.get_by_role("button", name="Save").click()
         page.wait_for_url("**/mappings/")

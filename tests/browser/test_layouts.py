@@ -85,13 +85,13 @@ def test_what_one_can_do_with_experiments_stands_at_the_right_edge(visit, width,
 @pytest.mark.parametrize("width", [1280, 1440])
 def test_a_preview_keeps_names_whole_and_says_when_it_is_of_earlier_values(visit, width, shot):
     page = visit("operator", "/classes/", width)
-    page.get_by_role("link", name="Change interactive").click()
+    page.get_by_role("link", name="Edit interactive").click()
     judged, simulated = page.locator("[data-judged]"), page.locator("[data-simulated]")
-    field = page.get_by_label("First token within")
+    field = page.get_by_label("TTFT")
     field.fill("0.015")
-    expect(judged).to_contain_text("would be judged attained")
-    page.get_by_role("button", name="Simulate the newest requests").click()
-    table = page.get_by_role("region", name="Simulated")
+    expect(judged).to_contain_text("would be attained")
+    page.get_by_role("button", name="Run simulation").click()
+    table = page.get_by_role("region", name="Simulation result")
     expect(table).to_be_visible(timeout=30_000)
     table.evaluate(CROWDED)
     shot(page, f"preview-{width}")
@@ -99,19 +99,19 @@ def test_a_preview_keeps_names_whole_and_says_when_it_is_of_earlier_values(visit
     assert table.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
     lines = "(cell) => cell.getBoundingClientRect().height / parseFloat(getComputedStyle(cell).lineHeight)"
     assert max(cell.evaluate(lines) for cell in table.locator("td .sub").all()) < 3.5
-    expect(page.get_by_text("of earlier values")).to_have_count(0)
+    expect(page.get_by_text("for earlier values")).to_have_count(0)
     field.fill("-4")
     expect(field).to_have_attribute("aria-invalid", "true")
-    expect(judged).to_contain_text("These figures are of earlier values: correct the marked fields.")
-    expect(simulated).to_contain_text("This simulation is of earlier values, not of those in the form now.")
+    expect(judged).to_contain_text("This preview is for earlier values. Correct the marked fields.")
+    expect(simulated).to_contain_text("This simulation is for earlier values. Run it again for the current ones.")
     colours = "(cell) => getComputedStyle(cell).color === getComputedStyle(document.querySelector('.note')).color"
     assert judged.locator("strong").first.evaluate(colours)
     assert table.locator("td").first.evaluate(colours)
     shot(page, f"earlier-{width}")
     assert findings_in_both_schemes(page, "light") == []
     field.fill("0.015")
-    expect(page.get_by_text("of earlier values")).to_have_count(0)
-    expect(judged).to_contain_text("would be judged attained")
+    expect(page.get_by_text("for earlier values")).to_have_count(0)
+    expect(judged).to_contain_text("would be attained")
     expect(table).to_be_visible()
 
 

@@ -74,15 +74,15 @@ def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit
     page.get_by_role("link", name="Change demo/collocated").click()
     page.get_by_label("Scale out above").fill("0.85")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     card = page.get_by_role("region", name="demo, ").filter(has_text="Out above")
     expect(card.first).to_contain_text("0.85")
     page.get_by_role("link", name="of demo/collocated, its history").click()
     expect(page.locator("ins").first).to_contain_text("0.85")
-    page.get_by_role("link", name=re.compile("^Undo")).first.click()
+    page.get_by_role("link", name=re.compile("^Revert")).first.click()
     expect(page.get_by_label("Scale out above")).to_have_value("0.8")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
 
 
 def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane, caller):
@@ -101,7 +101,7 @@ def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane,
     expect(page.get_by_label("Switched on")).not_to_be_checked()
     page.get_by_label("At most").fill("3")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status").filter(has_text="Saved")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     (stored,) = caller.get("scaling-policies", model=lane)["items"]
     assert (stored["enabled"], stored["max_instances"]) == (False, 3)
 

@@ -1,4 +1,4 @@
-// Levels of a priority mapping: added and removed at the lower end; the server checks what they say.
+// Priorities of a mapping: added and removed at the low end; the server validates their targets.
 
 const holder = document.querySelector("[data-levels]");
 const total = document.querySelector(`[name="${holder.dataset.prefix}-TOTAL_FORMS"]`);

@@ -1,4 +1,4 @@
-// Beside a class or mapping form: errors while one types, the last hour re-judged, and the newest requests simulated.
+// Next to a class or mapping form: live validation, the last hour against the new targets, and a simulation on demand.
 
 import { answerOf, liveCheck } from "../check.js";
 import { refresh } from "../base.js";
@@ -10,21 +10,21 @@ const pane = document.querySelector("[data-preview]");
 const form = document.querySelector("form[data-preview-at]");
 const find = (name) => pane.querySelector(`[data-${name}]`);
 const running = { slug: "", values: "", timer: 0, topic: null };
-const EARLIER_JUDGED = "These figures are of earlier values: correct the marked fields.";
-const EARLIER_SIMULATED = "This simulation is of earlier values, not of those in the form now.";
+const EARLIER_JUDGED = "This preview is for earlier values. Correct the marked fields.";
+const EARLIER_SIMULATED = "This simulation is for earlier values. Run it again for the current ones.";
 let simulatedOf = null; // the values whose simulation is shown; null: none is
 
 const valuesNow = () => new URLSearchParams(new FormData(form)).toString();
 
 liveCheck(form, form.dataset.previewAt, (said) => {
-  if (said.trouble) return put("judged", banner(said.trouble)); // figures of an earlier edit would mislead
+  if (said.trouble) return put("judged", banner(said.trouble)); // figures for an earlier edit would mislead
   if (!said.html) return wrong();
   put("judged");
   find("judged").innerHTML = said.html; // our own template, everything in it escaped
   return refresh(pane);
 });
 
-/** What the form says cannot be judged: what stands there was of what it said before. */
+/** The form is invalid, so what is shown is for earlier values. */
 function wrong() {
   if (find("judged").querySelector(".loading")) return put("judged", banner("Correct the marked fields first."));
   return outdate("judged", EARLIER_JUDGED);
@@ -35,7 +35,7 @@ function put(name, ...children) {
   find(name).replaceChildren(...children);
 }
 
-/** Greys a result and says whose it is; no text: it is of the form as it is. */
+/** Dims a result and says that it is for earlier values; an empty text removes both. */
 function outdate(name, text) {
   const holder = find(name);
   if (holder.classList.contains("earlier") === Boolean(text)) return;
@@ -79,17 +79,17 @@ async function ended(slug) {
   end();
   const answer = await fetch(`/previews/${slug}/`, { redirect: "manual" });
   if (isEnded(answer)) return say(ENDED);
-  if (!answer.ok) return say("The result could not be fetched. Try again.");
+  if (!answer.ok) return say("Could not load the result. Try again.");
   put("simulated");
   find("simulated").innerHTML = await answer.text();
   simulatedOf = running.values;
-  compareWithForm(); // it may have changed in the meantime
+  compareWithForm(); // the form may have changed in the meantime
   return refresh(pane);
 }
 
 function hear(each) {
   if (!running.slug || each.slug !== running.slug) return;
-  if (each.state === "queued" || each.state === "running") progress(each.progress, each.step || "Waits for the worker");
+  if (each.state === "queued" || each.state === "running") progress(each.progress, each.step || "Waiting for a worker");
   else ended(each.slug);
 }
 
@@ -105,7 +105,7 @@ async function simulate() {
     const head = { accept: "application/json" };
     said = await answerOf(await fetch(form.dataset.previewAt, { method: "POST", body, headers: head, redirect: "manual" }));
   } catch {
-    said = { refused: "The console does not answer." };
+    said = { refused: "The console is not responding." };
   }
   if (!said.slug) {
     find("simulate").disabled = false;
@@ -114,10 +114,10 @@ async function simulate() {
   }
   running.slug = said.slug;
   find("running").hidden = false;
-  progress(0, "Waits for the worker");
+  progress(0, "Waiting for a worker");
   running.timer = setTimeout(() => {
     end();
-    say("The worker does not answer. Is the process analysis running?");
+    say("The worker is not responding. Check that the analysis process is running.");
   }, GIVE_UP_MS);
   if (!running.topic) running.topic = new LiveTopic("experiments", { data: (data) => data.experiments.forEach(hear), state: () => {} });
   else running.topic.refetch();

@@ -51,7 +51,8 @@ def test_a_level_tighter_than_the_more_urgent_one_above_is_named(operator, name)
     tighter = {**LEVEL, name: LEVEL[name] * 0.9}
     answer = operator.patch(f"/priority-mappings/{row.pk}", {"levels": [LEVEL, tighter, LEVEL], "version": 1})
     assert answer.status_code == 400, answer.data
-    assert answer.data["error"]["fields"] == {f"levels.1.{name}": ["Tighter than the more urgent level above it."]}
+    told = ["Must not be tighter than the target of the next higher priority."]
+    assert answer.data["error"]["fields"] == {f"levels.1.{name}": told}
     row.refresh_from_db()
     assert (row.version, row.levels) == (1, [LEVEL, LEVEL])
 

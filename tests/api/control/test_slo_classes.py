@@ -93,7 +93,7 @@ def test_a_taken_name_is_a_conflict(operator):
     factories.slo_class(name="interactive")
     answer = operator.post("/slo-classes", NEW)
     assert answer.status_code == 409, answer.data
-    said = "There is a class of this name for all tenants already."
+    said = "A class with this name already exists for all tenants."
     assert answer.data["error"] == {"code": "conflict", "message": f"name: {said}", "fields": {"name": [said]}}
 
 
@@ -101,7 +101,7 @@ def test_a_name_that_is_taken_in_the_same_moment_is_the_same_conflict(operator, 
     factories.rival_class(monkeypatch, name="interactive", tenant=tenant)
     answer = operator.post("/slo-classes", {**NEW, "tenant": tenant.name})
     assert answer.status_code == 409, answer.data
-    said = f"There is a class of this name for {tenant.name} already."
+    said = f"A class with this name already exists for {tenant.name}."
     assert answer.data["error"] == {"code": "conflict", "message": f"name: {said}", "fields": {"name": [said]}}
 
 

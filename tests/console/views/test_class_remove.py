@@ -8,7 +8,7 @@ from django.urls import reverse
 from controller.models import Decision
 from tests import factories
 
-NOT_AGAIN = "Making it again does not make it their default again"
+NOT_AGAIN = "Creating it again does not make it the default again"
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_a_refusal_names_them_too(operator, row, version):
 def test_what_was_done_says_whose_default_it_was(operator, row):
     tenants = [factories.tenant(name=name, default_class=row) for name in ("acme", "globex")]
     html = operator.post(address(row), {"version": 1}, follow=True).content.decode()
-    assert "Class chat is removed." in html
+    assert "Class chat removed." in html
     assert f"acme, globex have no default class now. {NOT_AGAIN}." in html
     removal = Decision.objects.get(kind="slo_class_removed")
     assert f"{reverse('class-new')}?restore={removal.pk}" in html

@@ -29,7 +29,7 @@ def test_a_class_is_made_and_audited(operator):
     answer = operator.post("/classes/new/", FORM, follow=True)
     row = SLOClass.objects.get(name="chat")
     assert (row.ttft_s, row.target, row.deadline_s, row.tenant) == (0.5, 0.975, None, None)
-    assert "Class chat is there" in answer.content.decode()
+    assert "Class chat created" in answer.content.decode()
     decision = Decision.objects.get(kind="slo_class_created")
     assert decision.inputs["after"]["ttft_s"] == 0.5
 
@@ -48,7 +48,7 @@ def test_a_class_of_one_tenant(operator):
         ({"ttft_s": "nan"}, "Enter a number"),
         ({"tpot_s": ""}, "This field is required"),
         ({"target": "101"}, "less than or equal to 100"),
-        ({"deadline_s": "0.1"}, "cannot be due before its first token"),
+        ({"deadline_s": "0.1"}, "must not be before the TTFT"),
         ({"name": "no spaces"}, "Letters, digits"),
         ({"tenant": "99999"}, "Select a valid choice"),
     ],
@@ -67,8 +67,8 @@ def test_a_taken_name_is_marked_in_the_words_of_the_form(operator, row):
     assert answer.status_code == 422
     html = answer.content.decode()
     at_name = html.split('id="id_name_error"')[1].split("</ul>")[0]
-    assert "There is a class of this name for all tenants already." in at_name
-    assert "see the marked fields" in html
+    assert "A class with this name already exists for all tenants." in at_name
+    assert "Correct the marked fields" in html
     assert "with this Tenant" not in html
     assert SLOClass.objects.count() == 1
 
@@ -78,7 +78,7 @@ def test_a_name_that_is_taken_in_the_same_moment_is_marked_so_too(operator, monk
     answer = operator.post("/classes/new/", FORM)
     assert answer.status_code == 422
     html = answer.content.decode()
-    assert "There is a class of this name for all tenants already." in html.split('id="id_name_error"')[1]
+    assert "A class with this name already exists for all tenants." in html.split('id="id_name_error"')[1]
     assert "slo_class_unique" not in html
 
 
@@ -86,7 +86,7 @@ def test_a_name_is_taken_only_for_whom_it_is_taken(operator, row):
     owner = factories.tenant(name="acme")
     assert operator.post("/classes/new/", {**FORM, "tenant": owner.pk}).status_code == 302
     answer = operator.post("/classes/new/", {**FORM, "tenant": owner.pk})
-    assert "There is a class of this name for acme already." in answer.content.decode()
+    assert "A class with this name already exists for acme." in answer.content.decode()
 
 
 def test_a_complaint_about_no_field_does_not_send_people_to_a_marked_one(operator, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_complaint_about_no_field_does_not_send_people_to_a_marked_one(operato
     html = answer.content.decode()
     assert "Two of you at once." in html
     assert "Not saved." in html
-    assert "see the marked fields" not in html
+    assert "Correct the marked fields" not in html
 
 
 def test_a_change_raises_the_version_and_offers_to_undo(operator, row):
@@ -137,7 +137,7 @@ def test_the_second_of_two_who_save_sees_both_values_and_loses_nothing(operator,
 def test_saving_without_a_change_leaves_no_trace(operator, row):
     form = changed(row, title="", ttft_s="0.7", target="95", value="1")
     answer = operator.post(f"/classes/{row.pk}/", form, follow=True)
-    assert "Nothing was different" in answer.content.decode()
+    assert "No changes." in answer.content.decode()
     assert not Decision.objects.exists()
 
 

@@ -50,7 +50,7 @@ def test_a_level_that_makes_no_sense_is_marked(operator, row, level, place):
     assert row.version == 1
 
 
-TIGHTER = "Tighter than the more urgent level above it."
+TIGHTER = "Must not be tighter than the target of the next higher priority."
 # As an operator typed it: the second of four levels below the first, so that two more pairs are looked at after it.
 OUT_OF_ORDER = [
     {**LEVEL, "ttft_s": 0.7},
@@ -115,8 +115,8 @@ def test_a_conflict_shows_the_levels_of_both(operator, row):
     answer = operator.post(f"/mappings/{row.pk}/", form(row, {**LEVEL, "ttft_s": 1.2}))
     assert answer.status_code == 409
     html = answer.content.decode()
-    assert "at first 1 s" in html
-    assert "at first 1.2 s" in html
+    assert "initially 1 s" in html
+    assert "initially 1.2 s" in html
 
 
 def test_as_many_levels_are_saved_as_the_service_takes(operator, row):

@@ -138,8 +138,9 @@ def test_the_page_re_judges_while_one_types_and_says_what_is_wrong(operator):
     assert f'data-preview-at="/classes/{row.pk}/preview/"' in page
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, ttft_s="0.5")).json()
     assert said["errors"] == {}
-    assert "Of 20 requests" in said["html"]
-    assert "<strong>25 %</strong> would be judged attained, <strong>50 %</strong> were" in said["html"]
+    assert "of the 20 requests" in said["html"]
+    assert "<strong>25 %</strong> of the" in said["html"]
+    assert "<strong>50 %</strong> before" in said["html"]
     wrong = operator.post(f"/classes/{row.pk}/preview/", typed(row, ttft_s="0", deadline_s="-1")).json()
     assert set(wrong["errors"]) == {"ttft_s", "deadline_s"}
     row.refresh_from_db()
@@ -168,12 +169,12 @@ def test_an_edit_is_simulated_beside_what_was_recorded_of_the_same_requests(oper
     assert rows["interactive"]["recorded"] == pytest.approx(75 / 149), "one of 150 was given up by its client"
     assert (rows["batch"]["recorded"], rows["all traffic"]["recorded"]) == (0, pytest.approx(75 / 299))
     page = operator.get(f"/previews/{preview.slug}/").content.decode()
-    assert "All <strong>300</strong> requests of the last hour: <time" in page
+    assert "All <strong>300</strong> requests in the last hour, <time" in page
     assert "25.1 %" in page
     assert rows["batch"]["ttft_of"] == [], "all of them had one"
     was, edited = rows["interactive"]["ttft_of"]
     assert min(was, edited) < 150, "the client that hung up was of this class"
-    assert f"of {was}, {edited} with a first token" in page
+    assert f"{was} and {edited} with a first token" in page
     assert "interactive" in page
     assert "<html" not in page
     assert "Edit of class" not in operator.get("/experiments/").content.decode(), "previews are nobody's experiment"
@@ -182,10 +183,10 @@ def test_an_edit_is_simulated_beside_what_was_recorded_of_the_same_requests(oper
 def test_nothing_to_simulate_says_why(operator):
     row = factories.slo_class(name="interactive")
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
-    assert said["refused"] == "Nothing to simulate: there is no model."
+    assert said["refused"] == "The simulation cannot run: there is no model."
     data.traffic(5)
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
-    assert said["refused"] == "Nothing to simulate: no instance serves 'demo' now, so there is no fleet of today."
+    assert said["refused"] == "The simulation cannot run: no instance serves 'demo' now, so there is no fleet of today."
 
 
 def test_a_new_preview_takes_the_place_of_the_one_before(operator):
@@ -223,7 +224,7 @@ def test_a_mapping_is_previewed_and_its_errors_stand_at_their_level(operator):
     row = factories.priority_mapping()
     data.traffic(10, priority=0, slo_class="priority-0", decisions=slo("priority", history="no_history"))
     said = operator.post(f"/mappings/{row.pk}/preview/", mapping_form(row)).json()
-    assert "Of 10 requests" in said["html"]
+    assert "of the 10 requests" in said["html"]
     wrong = operator.post(f"/mappings/{row.pk}/preview/", mapping_form(row, **{"levels-0-ttft_s": "0"})).json()
     assert set(wrong["errors"]) == {"levels-0-ttft_s"}
 
@@ -237,7 +238,7 @@ def test_history_shows_each_change_and_leads_back(operator, viewer):
     assert "<del>1 s</del>" in page
     assert "<ins>500 ms</ins>" in page
     assert "0.25" not in page, "the tenant's class has a history of its own"
-    assert "Undo" not in page.replace("Undo opens", "")
+    assert "Revert" not in page.replace("Revert opens", "")
     page = operator.get(f"/classes/{row.pk}/history/").content.decode()
     decision = Decision.objects.get(outcome__id=row.pk, kind="slo_class_updated")
     assert f"/classes/{row.pk}/?restore={decision.pk}" in page
@@ -257,5 +258,5 @@ def test_a_mapping_is_changed_back(operator):
     row.refresh_from_db()
     row.levels = [factories.LEVEL]
     answer = operator.post(f"/mappings/{row.pk}/", mapping_form(row), follow=True).content.decode()
-    assert "Undo" in answer
+    assert "Revert" in answer
     assert PriorityMapping.objects.get().levels == [factories.LEVEL]

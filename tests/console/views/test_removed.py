@@ -49,7 +49,7 @@ def test_a_class_that_was_removed_while_it_was_edited(operator, gone_class):
     assert answer.status_code == 410
     assert "night was removed" in html
     assert "olga" in html
-    for typed in ("First token within", "0.91 s", "Typed &lt;b&gt;by&lt;/b&gt; hand", "95 %"):
+    for typed in ("TTFT", "0.91 s", "Typed &lt;b&gt;by&lt;/b&gt; hand", "95 %"):
         assert typed in html
     assert reverse("class-history", args=[gone_class.pk]) in html
     assert not SLOClass.objects.exists()
@@ -68,8 +68,8 @@ def test_its_history_is_still_there(viewer, operator, gone_class):
     url = reverse("class-history", args=[gone_class.pk])
     html = viewer.get(url).content.decode()
     assert "night" in html
-    assert "updated</a> by" in html
-    assert "removed</a> by olga" in html
+    assert "Updated</a> by" in html
+    assert "Removed</a> by olga" in html
     assert "restore=" not in html
     html = operator.get(url).content.decode()
     assert f"{reverse('class-new')}?restore=" in html
@@ -87,7 +87,7 @@ def test_its_preview_says_so(operator, gone_class):
 def test_to_open_it_says_so_too(operator, gone_class, name):
     answer = operator.get(reverse(name, args=[gone_class.pk]))
     assert answer.status_code == 410
-    assert b"What you typed" not in answer.content
+    assert b"Your unsaved values" not in answer.content
 
 
 def test_one_that_goes_while_it_is_saved(operator, monkeypatch):
@@ -111,9 +111,9 @@ def test_a_mapping(operator, live_store):
     priority_mapping_remove(actor=OLGA, mapping_id=row.pk)
     data = {"window": "77", "levels-TOTAL_FORMS": "1", "levels-INITIAL_FORMS": "1", "levels-0-ttft_s": "1.25"}
     html = operator.post(url, data).content.decode()
-    for said in ("was removed", "olga", "Requests looked back on", "77", "Level 0: TTFT at first", "1.25 s", history):
+    for said in ("was removed", "olga", "Requests in the window", "77", "Priority 0: Initial TTFT", "1.25 s", history):
         assert said in html
-    assert "removed</a> by olga" in operator.get(history).content.decode()
+    assert "Removed</a> by olga" in operator.get(history).content.decode()
     assert not PriorityMapping.objects.exists()
 
 

@@ -251,7 +251,7 @@ def test_a_policy_is_made_and_changed(operator, live_store):
     assert Decision.objects.filter(kind="scaling_policy_updated").count() == 1
     conflict = operator.post(edit, fields(upper=0.7, version=1))
     assert conflict.status_code == 409
-    assert b"Somebody else saved" in conflict.content
+    assert b"was changed by someone else" in conflict.content
     again = operator.post(reverse("scaling-new"), fields(model=model.pk, role="collocated"))
     assert again.status_code == 422
 
@@ -262,7 +262,7 @@ def test_a_second_policy_of_a_role_is_marked_in_the_words_of_the_form(operator, 
     assert answer.status_code == 422
     html = answer.content.decode()
     assert "There is a policy of demo in this role already." in html.split('id="id_role_error"')[1].split("</ul>")[0]
-    assert "see the marked fields" in html
+    assert "Correct the marked fields" in html
     assert operator.post(reverse("scaling-new"), fields(model=model.pk, role="decode")).status_code == 302
 
 
@@ -276,7 +276,7 @@ def test_where_no_field_is_marked_nobody_is_sent_to_one(operator, live_store, mo
     html = answer.content.decode()
     assert "Two of you at once." in html
     assert "Not saved." in html
-    assert "see the marked fields" not in html
+    assert "Correct the marked fields" not in html
 
 
 def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_store):

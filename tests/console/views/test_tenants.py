@@ -171,7 +171,7 @@ def test_the_second_of_two_savers_sees_the_conflict(admin):
     assert admin.post(url, first).status_code == 302
     answer = admin.post(url, second)
     assert answer.status_code == 409
-    assert b"Somebody else saved" in answer.content
+    assert b"was changed by someone else" in answer.content
     assert b"20" in answer.content
     tenant.refresh_from_db()
     assert tenant.rpm == 20

@@ -110,7 +110,7 @@ def test_of_two_who_save_a_name_at_once_the_second_is_told_so_at_the_name(monkey
     with pytest.raises(ValidationError) as caught:
         slo_class_create(actor=ACTOR, name="chat", tenant=tenant, ttft_s=1.0, tpot_s=0.1)
     whose = "acme" if owned else "all tenants"
-    assert caught.value.message_dict == {"name": [f"There is a class of this name for {whose} already."]}
+    assert caught.value.message_dict == {"name": [f"A class with this name already exists for {whose}."]}
     assert SLOClass.objects.get().title == "the first"
     assert not Decision.objects.filter(kind="slo_class_created").exists()
 
