@@ -74,7 +74,7 @@ bench-preempt bench-scaleout: $(TORCH)
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-vllm ...; BENCH_ARGS="...")
 	$(PY) -m benchmarks.bench_$(subst -,_,$*) $(BENCH_ARGS)
 
-reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction.md
+reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction/
 	$(PY) -m benchmarks.reproduce
 
 fidelity: $(DEV) ## the simulator against two real vLLM servers (33 minutes; FIDELITY_ARGS=--recorded needs none)

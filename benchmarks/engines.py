@@ -32,7 +32,7 @@ START_TIMEOUT_S = 240.0
 STOP_GRACE_S = 10.0
 # One core each, the key-value cache in GiB, no network, development endpoints (sleep, pause) on. The model runs within
 # the engine's process: vLLM's other executor has a process for it, and the two wait for each other by spinning, which
-# wants cores of their own (docs/decisions.md, 114).
+# wants cores of their own (decision 114).
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",

@@ -1,4 +1,4 @@
-"""Fidelity against recorded runs of real vLLM 0.19 on GPUs (`../shared/data`, `vllm_measured_requests.csv.gz`).
+"""Fidelity against recorded runs of real vLLM 0.19 on GPUs (`benchmarks/data`).
 
     python -m benchmarks.fidelity --recorded
 
@@ -30,7 +30,7 @@ from controller.simulator.settings import InstanceSettings, SimulationSettings
 from controller.simulator.simulation import Simulation
 from controller.simulator.workloads.demand import Demand
 
-RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles" / "vllm_measured_requests.csv.gz"
+RECORDINGS = Path(__file__).resolve().parents[1] / "data" / "vllm_recorded_requests.csv.gz"
 CALIBRATION_SHARE = 1 / 3
 BLOCK = 16
 TARGETS = Targets(10.0, 1.0, None, 1e9)  # nobody acts on them under round robin on one engine

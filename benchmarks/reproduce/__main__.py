@@ -1,4 +1,4 @@
-"""`make reproduce`: every paper, or those named by --paper; then docs/reproduction.md from all that is stored.
+"""`make reproduce`: every paper, or those named by --paper; then docs/reproduction from everything that is stored.
 
 Papers run side by side, one process each, `--jobs` at a time. The last line of output is one JSON list of claims.
 """
@@ -24,7 +24,6 @@ from benchmarks.reproduce.page import write
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
-PAGE = ROOT / "docs" / "reproduction.md"
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "combined")
 
 
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--paper", action="append", choices=PAPERS, help="may be given more than once; default: all")
     parser.add_argument("--part", action="append", help="of one paper, again; the rest stays as it is stored")
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
-    parser.add_argument("--page-only", action="store_true", help="write the page from what is stored, run nothing")
+    parser.add_argument("--page-only", action="store_true", help="write the pages from the stored results, run nothing")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers at a time")
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     (STORE / f"{name}.json").write_text(json.dumps(done[-1].to_json(), indent=1) + "\n")
     if not args.quick:
         done = stored(STORE)
-        write(done, PAGE, STORE)
+        write(done, STORE)
     for claim in (claim for section in done for claim in section.claims):
         ours = "-" if claim.ours is None else f"{claim.ours:.4g}"
         print(f"{claim.paper:12} {claim.figure:12} {claim.claim:60.60} {claim.theirs!s:>8} {ours:>8} {claim.reached}")

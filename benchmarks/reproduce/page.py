@@ -1,8 +1,11 @@
-"""docs/reproduction.md and its plots, made from the stored sections alone."""
+"""docs/reproduction: a summary, one page a paper, its plots, and its tables as CSV, from the stored sections alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,74 +13,141 @@ from benchmarks.reproduce.claims import Claim, Plot, Section, Table, Value
 
 HEAD = """# Reproduction
 
-Written by `make reproduce` (one paper alone: `python -m benchmarks.reproduce --paper NAME`, figures of HyperFlexis:
-`--paper hyperflexis --part fig7`); do not edit by hand.
-All but Kairos runs in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
+Figures of four papers, measured again under each paper's own workload, and the policy set `slackline` in each of these
+settings (*Combined*). A figure compares policies; it says nothing about a machine.
+
+Written by `make reproduce`; do not edit by hand. One paper: `python -m benchmarks.reproduce --paper NAME`; one figure of
+HyperFlexis: `--paper hyperflexis --part fig7`; the pages alone, from the stored results: `--page-only`.
+
+All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
-(`benchmarks/reproduce/kairos/stages.py`), because its decode step costs what its longest sequence costs. A figure here
-is a comparison of policies under a paper's own workload, not of machines.
-*reached* is "-" where a baseline could only be built from another paper's description of it, and where the paper gives
-nothing to compare with.
+(`benchmarks/reproduce/kairos/stages.py`), because its decode step takes as long as its longest sequence needs.
+
+*Reached* counts the claims that could be judged. A claim is not judged if a baseline could only be built from another
+paper's description, or if the paper gives nothing to compare with.
 
 """
 MARKS = {True: "yes", False: "**no**", None: "-"}
+SUMMARY = ("paper", "figure", "reached", "not judged", "first claim", "paper's", "ours")
+CLAIMS = ("figure", "claim", "paper's", "ours", "reached", "setting", "seeds")
+LONGEST_NAME = 60  # characters of a table's file name
+TITLES = {"flowprefill": "FlowPrefill", "concord": "Concord"}  # papers whose stored results have another spelling
 
 
-def write(sections: Sequence[Section], page: Path, plots: Path) -> None:
-    """The page, and one SVG a plot in the folder `plots` beside it."""
-    plots.mkdir(parents=True, exist_ok=True)
-    parts = [HEAD, _headlines(sections)]
+def write(sections: Sequence[Section], folder: Path) -> None:
+    """README.md, PAPER.md and tables/PAPER/*.csv in `folder`, and one SVG a plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(HEAD + _summary(sections))
     for section in sections:
-        parts.append(f"\n## {section.paper}\n\n{section.settings_text.strip()}\n\n")
-        if section.meta:
-            parts.append(_run(section.meta))
-        parts.extend(_reasons(section.claims))
-        parts.extend(_table(table) for table in section.tables)
         for plot in section.plots:
-            draw(plot, plots / f"{plot.name}.svg")
-            parts.append(f"![{plot.title}]({plots.name}/{plot.name}.svg)\n\n")
-    page.write_text("".join(parts).rstrip() + "\n")
+            draw(plot, folder / f"{plot.name}.svg")
+        (folder / f"{_name(section.paper)}.md").write_text(_page(section, folder))
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    claims = [claim for section in sections for claim in section.claims]
+    rows = [
+        [
+            f"[{_title(paper)}]({_name(paper)}.md)",
+            figure,
+            *_counts(found),
+            found[0].claim,
+            found[0].theirs,
+            found[0].ours,
+        ]
+        for (paper, figure), found in _by_figure(claims)
+    ]
+    return f"**{_reached(claims)} claims reached**\n\n" + _markdown(SUMMARY, rows)
+
+
+def _by_figure(claims: Sequence[Claim]) -> Iterator[tuple[tuple[str, str], list[Claim]]]:
+    """In the order in which figures first appear; parts that were run again may have scattered them."""
+    keys = list(dict.fromkeys((claim.paper, claim.figure) for claim in claims))
+    ordered = sorted(claims, key=lambda claim: keys.index((claim.paper, claim.figure)))
+    return ((key, list(found)) for key, found in groupby(ordered, key=lambda claim: (claim.paper, claim.figure)))
+
+
+def _counts(claims: Sequence[Claim]) -> tuple[str, int]:
+    return _reached(claims), sum(claim.reached is None for claim in claims)
+
+
+def _reached(claims: Sequence[Claim]) -> str:
+    judged = [claim.reached for claim in claims if claim.reached is not None]
+    return f"{sum(judged)} of {len(judged)}" if judged else "-"
+
+
+def _page(section: Section, folder: Path) -> str:
+    """One paper: setting, run, results by figure, reasons for differences, plots, and links to its tables."""
+    rows = [[figure, *_counts(found)] for (_, figure), found in _by_figure(section.claims)]
+    parts = [
+        f"# {_title(section.paper)}\n\n",
+        f"{section.settings_text.strip()}\n\n",
+        _run(section.meta) if section.meta else "",
+    ]
+    parts += ["## Results\n\n", _markdown(("figure", "reached", "not judged"), rows), "\n"]
+    parts += _reasons(section.claims)
+    parts += ["## Tables\n\n", _tables(section, folder), "\n"]
+    if section.plots:
+        parts.append("## Plots\n\n")
+        parts += [f"![{plot.title}]({plot.name}.svg)\n\n" for plot in section.plots]
+    return "".join(parts).rstrip() + "\n"
 
 
 def _run(meta: Mapping[str, Any]) -> str:
     lines = ["Run: " + ", ".join(f"{key} {value}" for key, value in meta.items() if key != "parts") + ".\n"]
     for name, own in meta.get("parts", {}).items():
         lines.append(f"- {name} run again: " + ", ".join(f"{key} {value}" for key, value in own.items()) + "\n")
-    return "\n".join([lines[0], "".join(lines[1:])]) if len(lines) > 1 else lines[0] + "\n"
-
-
-def _headlines(sections: Sequence[Section]) -> str:
-    claims = [claim for section in sections for claim in section.claims]
-    counted = [claim.reached for claim in claims if claim.reached is not None]
-    rows = [
-        [c.paper, c.figure, c.claim, c.theirs, c.ours, MARKS[c.reached], c.setting, ", ".join(map(str, c.seeds))]
-        for c in claims
-    ]
-    title = f"Headlines ({sum(counted)} of {len(counted)} reached)"
-    return _table(Table(title, ["paper", "figure", "claim", "paper's", "ours", "reached", "setting", "seeds"], rows))
+    return "\n".join([lines[0], "".join(lines[1:])]) + "\n" if len(lines) > 1 else lines[0] + "\n"
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
     given = [f"- {claim.figure}, {claim.claim}: {claim.reason}\n" for claim in claims if claim.reason]
-    return ["Where they differ, and why:\n\n", *dict.fromkeys(given), "\n"] if given else []
+    return ["## Differences from the paper\n\n", *dict.fromkeys(given), "\n"] if given else []
 
 
-def _table(table: Table) -> str:
-    lines = [f"**{table.title}**\n", _line(table.columns), _line(["---"] * len(table.columns))]
-    lines += [_line([_cell(value) for value in row]) for row in table.rows]
-    return "\n".join(lines) + "\n\n"
+def _tables(section: Section, folder: Path) -> str:
+    """Writes every claim and every table as CSV; returns the list of links."""
+    rows = [
+        [c.figure, c.claim, c.theirs, c.ours, MARKS[c.reached].strip("*"), c.setting, " ".join(map(str, c.seeds))]
+        for c in section.claims
+    ]
+    place = folder / "tables" / _name(section.paper)
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob("*.csv"):
+        old.unlink()
+    lines = []
+    for table in (Table("All claims", CLAIMS, rows), *section.tables):
+        file = place / f"{_name(table.title)}.csv"
+        if file.exists():
+            raise ValueError(f"{section.paper}: two tables would be written to {file.name}; change a title")
+        with file.open("w", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerows([table.columns, *([_plain(value) for value in row] for row in table.rows)])
+        lines.append(f"- [{table.title}]({file.relative_to(folder).as_posix()}), {len(table.rows)} rows\n")
+    return "".join(lines)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _title(paper: str) -> str:
+    return TITLES.get(paper, paper)
+
+
+def _name(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower())[:LONGEST_NAME].strip("-")
+
+
+def _plain(value: Value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _cell(value: Value) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value).replace("|", "\\|")
+    return "-" if value is None else _plain(value).replace("|", "\\|")
 
 
 def draw(plot: Plot, path: Path) -> None:

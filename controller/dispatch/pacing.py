@@ -182,7 +182,7 @@ class Backlog:
     leaves running decodes the steps they need to keep their mean TPOT. Whatever the engine reports early (first
     tokens) frees room at once; nothing waits for a clock.
 
-    `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (docs/decisions.md
+    `share` 0.4 of the tightest recent TTFT, so that the next arrival still has the rest for itself (decision 3
     compares 0.25, 0.4, 0.6 and 0.9); `most_s` 1.0: more work than that in the engine would only be out of the queue's
     order; `spare_slots` 0.25: the part of the sequence slots that must be free before a hopeless request gets one.
     """

@@ -1,7 +1,7 @@
 """The combined set `slackline` inside the engines: what each runs, with which options, by what it is there for.
 
 The dispatcher of that name stands in front. Measured with these options on the home workload of each paper:
-docs/reproduction.md, section Combined. Engine and simulator build what they run from here.
+docs/reproduction/combined.md. Engine and simulator build what they run from here.
 """
 
 from __future__ import annotations

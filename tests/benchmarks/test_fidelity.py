@@ -60,7 +60,6 @@ def test_calibration_takes_the_first_to_end():
     assert latency.decode_a > 0
 
 
-@pytest.mark.skipif(not RECORDINGS.exists(), reason="the recorded runs are not at hand")
 def test_recorded_runs_on_real_engines():
     entries = recorded()
     assert len(entries) == len(ENGINES) == 3

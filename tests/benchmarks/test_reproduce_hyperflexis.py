@@ -22,7 +22,6 @@ from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
     OURS,
-    PROFILES,
     UNIT_S,
     Point,
     fleet,
@@ -37,7 +36,6 @@ from benchmarks.reproduce.hyperflexis.stages import Run, stages
 from benchmarks.reproduce.hyperflexis.stages import claims as stage_claims
 from controller.simulator.workloads.mixes import MIXES
 
-with_data = pytest.mark.skipif(not PROFILES.exists(), reason=f"{PROFILES} is not there")
 FOUR = MIXES["4-task"]
 
 
@@ -84,7 +82,6 @@ def test_what_the_text_says_of_one_model_or_of_cost_is_judged_by_that_alone():
     assert made["slackline, 2-task: cost below round robin, %"].reached is False
 
 
-@with_data
 @pytest.mark.slow
 def test_scorpio_at_its_best_is_the_best_row_of_its_sweep():
     best, table = best_scorpio(MODELS["Qwen7B"], "2-task", 80.0, 80, (1, 2))
@@ -100,7 +97,6 @@ def test_scorpio_at_its_best_is_the_best_row_of_its_sweep():
     )
 
 
-@with_data
 @pytest.mark.slow
 def test_single_task_schedulers_run_at_the_best_of_their_sweep():
     best, table = best_single(MODELS["Qwen7B"], 120, (1,))
@@ -137,7 +133,6 @@ def test_figure_4_judges_cost_by_the_load_where_it_is_most():
     assert (today.ours, today.reached) == (1.25, None)
 
 
-@with_data
 def test_behind_round_robin_each_worker_has_every_second_request_and_its_own_queue():
     requests = of_mix(FOUR, 40.0, 20)(1)
     settings = fleet(MODELS["Qwen7B"])
@@ -156,7 +151,6 @@ def test_behind_round_robin_each_worker_has_every_second_request_and_its_own_que
     assert {record.id: record.e2e_s for record in alone.records} == {each.id: seen[each.id] for each in first}
 
 
-@with_data
 def test_contenders_are_real_and_share_the_requests():
     requests = of_mix(FOUR, 40.0, 20)
     for contender in CONTENDERS.values():
@@ -164,7 +158,6 @@ def test_contenders_are_real_and_share_the_requests():
         assert sorted(record.id for record in result.records) == sorted(demand.id for demand in requests(1))
 
 
-@with_data
 def test_a_point_is_the_mean_over_seeds_and_cost_is_in_units_of_50_ms():
     point = measure(fleet(MODELS["Qwen7B"]), CONTENDERS[ROUND_ROBIN], of_mix(FOUR, 40.0, 20), (1, 2), keep=True)
     assert point.attainment == pytest.approx(1.0)
@@ -174,7 +167,6 @@ def test_a_point_is_the_mean_over_seeds_and_cost_is_in_units_of_50_ms():
     assert first.cost == pytest.approx(2 * first.ended_at)
 
 
-@with_data
 def test_a_growing_fleet_has_two_to_four_workers():
     model = MODELS["Qwen32B"]
     result = run(fleet(model, elastic=growing(model)), CONTENDERS["slackline"], of_mix(FOUR, 150.0, 150)(1))
@@ -182,7 +174,6 @@ def test_a_growing_fleet_has_two_to_four_workers():
     assert max(sample.instances for sample in result.samples) == 4
 
 
-@with_data
 def test_priorities_are_mapped_around_table_1():
     mapping = mapping_of(FOUR)
     assert [level.ttft_max_s for level in mapping.levels] == pytest.approx([0.875, 1.25, 2.5, 25.0])
@@ -190,20 +181,17 @@ def test_priorities_are_mapped_around_table_1():
     assert by_table(result, FOUR) == pytest.approx(1.0)
 
 
-@with_data
 def test_a_run_too_short_for_a_knee_is_refused():
     with pytest.raises(ValueError, match="at any rate"):
         knee(fleet(MODELS["Qwen7B"]), CONTENDERS[ROUND_ROBIN], MIXES["2-task"], 5, (1,))
 
 
-@with_data
 def test_stages_begin_as_two_and_two():
     settings = stages(MODELS["Qwen7B"], scaling=True)
     assert [each.role for each in settings.instances] == ["prefill", "prefill", "decode", "decode"]
     assert settings.elastic.most == 8
 
 
-@with_data
 @pytest.mark.slow
 def test_the_whole_paper_quickly():
     lines = []

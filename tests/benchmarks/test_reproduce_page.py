@@ -1,10 +1,12 @@
-"""The reproduction page: every claim, reason, table and plot of a section appears, and a stored section reads back."""
+"""The reproduction pages: every claim, reason, table and plot appears, and a stored section reads back."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.reproduce.__main__ import main
+from benchmarks.reproduce.__main__ import STORE, main, stored
 from benchmarks.reproduce.claims import Claim, Plot, Section, Table
 from benchmarks.reproduce.page import write
 
@@ -22,23 +24,54 @@ SECTION = Section(
 )
 
 
-def test_everything_a_section_says_is_on_the_page(tmp_path):
-    write([SECTION], tmp_path / "page.md", tmp_path / "plots")
-    page = (tmp_path / "page.md").read_text()
-    assert "Headlines (1 of 2 reached)" in page
-    assert "| 4.7 | 5.123 | yes | 1P1D | 1, 2 |" in page
-    assert "over a \\| rival" in page
+def test_summary_counts_claims_by_figure(tmp_path):
+    write([SECTION], tmp_path)
+    summary = (tmp_path / "README.md").read_text()
+    assert "**1 of 2 claims reached**" in summary
+    assert "| [Paper](paper.md) | Fig. 1 | 1 of 1 | 0 | rate over FCFS | 4.7 | 5.123 |" in summary
+    assert "over a \\| rival" in summary
+    assert "| Fig. 3 | - | 1 | over one only described | 2 | - |" in summary
+
+
+def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
+    write([SECTION], tmp_path)
+    page = (tmp_path / "paper.md").read_text()
+    assert "Two workers." in page
+    assert "Run: took 1 s." in page
+    assert "| Fig. 2 | 0 of 1 | 0 |" in page
     assert "- Fig. 2, over a | rival: the rival is at its best" in page
-    assert "| 2 | - | - | 1P1D | 1 |" in page
-    assert "| best | - |" in page
-    assert "![Attainment](plots/fig1.svg)" in page
-    assert "<svg" in (tmp_path / "plots" / "fig1.svg").read_text()
+    assert "- [All claims](tables/paper/all-claims.csv), 3 rows" in page
+    assert "- [Sweep](tables/paper/sweep.csv), 2 rows" in page
+    assert "![Attainment](fig1.svg)" in page
+    assert "<svg" in (tmp_path / "fig1.svg").read_text()
+
+
+def test_tables_are_written_as_csv(tmp_path):
+    write([SECTION], tmp_path)
+    folder = tmp_path / "tables" / "paper"
+    assert (folder / "sweep.csv").read_text() == "window,attainment\n6,0.5\nbest,\n"
+    assert "Fig. 1,rate over FCFS,4.7,5.123,yes,1P1D,1 2\n" in (folder / "all-claims.csv").read_text()
+
+
+def test_tables_of_one_name_are_refused(tmp_path):
+    twice = replace(SECTION, tables=[SECTION.tables[0]] * 2)
+    with pytest.raises(ValueError, match=r"two tables would be written to sweep\.csv"):
+        write([twice], tmp_path)
 
 
 def test_equal_sections_give_equal_files(tmp_path):
     for folder in ("a", "b"):
-        write([SECTION], tmp_path / f"{folder}.md", tmp_path / folder)
+        write([SECTION], tmp_path / folder)
     assert (tmp_path / "a" / "fig1.svg").read_bytes() == (tmp_path / "b" / "fig1.svg").read_bytes()
+
+
+def test_the_stored_results_give_the_committed_pages(tmp_path):
+    sections = [replace(section, plots=[]) for section in stored(STORE)]
+    write(sections, tmp_path)
+    for made in tmp_path.rglob("*"):
+        if made.is_file():
+            kept = re.sub(r"\n+## Plots.*", "\n", (STORE / made.relative_to(tmp_path)).read_text(), flags=re.DOTALL)
+            assert made.read_text() == kept, f"{made.name}: python -m benchmarks.reproduce --page-only"
 
 
 def test_a_stored_section_reads_back():
@@ -70,8 +103,8 @@ def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
     assert list(again.meta["parts"]) == ["fig1", "fig2"]
     assert [(claim.figure, claim.ours) for claim in again.claims] == [("1", 4.0), ("2", 1.0)]
     assert [table.title for table in again.tables] == ["One b"]
-    write([again], tmp_path / "page.md", tmp_path / "plots")
-    page = (tmp_path / "page.md").read_text()
+    write([again], tmp_path)
+    page = (tmp_path / "paper.md").read_text()
     assert "Run: tree aaa.\n\n- fig1 run again: tree bbb\n- fig2 run again: tree ccc\n" in page
 
 

@@ -1,4 +1,4 @@
-"""How the real servers of tests and benchmarks are placed: a measurement depends on it (docs/decisions.md, 114)."""
+"""How the real servers of tests and benchmarks are placed: a measurement depends on it (decision 114)."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ from controller.slo.attainment import quantile
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "workers/engine/profiles.json"
 PROFILE_ID = "llama-3.1-8b-a100"
-TRACE = ROOT.parent / "shared/data/traces/azure2023_conv.csv.gz"
-TRACE_CV = 1.09  # of its gaps: what stands for it where it is not there
+TRACE = ROOT / "benchmarks/data/azure2023_conv.csv.gz"
 KV_TOKENS = 426_784  # an 80 GB A100's, as estimated with the profile
 PATIENCE_S = 120.0  # after the last arrival: longer than any deadline
 PAUSED = 4  # sequences that may hold KV for each slot, for policies that pause
@@ -126,16 +125,15 @@ def coefficients() -> LatencyCoefficients:
 
 @cache
 def _trace() -> tuple[float, ...]:
-    return tuple(row.at for row in read_trace(str(TRACE))) if TRACE.exists() else ()
+    return tuple(row.at for row in read_trace(str(TRACE)))
 
 
 def arrivals(case: Case) -> list[float]:
     """The trace from an offset of the seed's on, end to end as often as needed, its clock scaled to the rate."""
-    recorded = _trace()
-    if case.cv is not None or not recorded:
+    if case.cv is not None:
         rng = np.random.default_rng([case.seed, 5])
-        return renewal_times(rng, case.rate, count=case.programs, cv=TRACE_CV if case.cv is None else case.cv)
-    at = np.asarray(recorded)
+        return renewal_times(rng, case.rate, count=case.programs, cv=case.cv)
+    at = np.asarray(_trace())
     gaps = np.diff(at, append=at[-1] + (at[-1] - at[0]) / (len(at) - 1))
     offset = (case.seed * 3_863) % len(gaps)
     chosen = np.take(gaps, range(offset, offset + case.programs), mode="wrap")

@@ -17,7 +17,6 @@ from benchmarks.reproduce.concord.lab import (
     ORACLE,
     SARATHI,
     SJF,
-    TRACE,
     VLLM,
     WHOLE_SLOTS,
     Case,
@@ -322,11 +321,7 @@ def _table(runs: Mapping[str, Sequence[Figures]]) -> Table:
 
 def _settings(systems: Mapping[str, System], seeds: Sequence[int], knee: float, stand: float) -> str:
     chosen = "; ".join(f"{name}: {system.text}" for name, system in systems.items())
-    arrivals = (
-        "the gaps of the Azure 2023 conversation trace, from an offset of the seed's on, scaled to the rate"
-        if TRACE.exists()
-        else "a gamma renewal process with the Azure 2023 conversation trace's coefficient of variation (1.09)"
-    )
+    arrivals = "the gaps of the Azure 2023 conversation trace, from an offset of the seed's on, scaled to the rate"
     return f"""One engine of Llama-3.1-8B on an A100 (composed kernel profile, KV cache of 426,784 tokens; the paper has
 four models on 16 A100s). A program is a request; one in three is compound, of 3 to 5 stages and about 12 calls: 2,400
 programs make some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,} programs. The curves over load

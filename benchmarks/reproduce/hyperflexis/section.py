@@ -18,7 +18,7 @@ from benchmarks.reproduce.hyperflexis.setting import MODELS
 
 Found = tuple[list[Claim], list[Table], list[Plot]]
 SETTINGS = """
-Models stand on the nearest profiles of `../shared/data/latency_profiles.json`: {profiles}. The factors slow them so
+Models stand on the nearest profiles of `benchmarks/data/latency_profiles.json`: {profiles}. The factors slow them so
 that HyperFlexis' own knee on WikiSQL alone lies where its Fig. 7 has it (40 and 12 requests/s on its NPUs). Engines
 take 32 sequences (those of `make bench-vllm`; the paper gives no number, a table shows 64 and 256) and 2,048 tokens a
 step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its Table 2.

@@ -23,7 +23,7 @@ from controller.simulator import (
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES, Task, demands
 
-PROFILES = Path(__file__).resolve().parents[4] / "shared" / "data" / "latency_profiles.json"
+PROFILES = Path(__file__).resolve().parents[2] / "data" / "latency_profiles.json"
 UNIT_S = 0.05  # one unit of cost: one instance for 50 ms (sec. 7.5)
 LEVEL = 0.9
 HIGHEST_RATE = 4096.0
@@ -82,7 +82,6 @@ OURS = ("slackline", "hyperflexis (as printed)")
 
 @cache
 def coefficients(profile: str) -> LatencyCoefficients:
-    """Raises FileNotFoundError where the data that the page names is not beside the repository."""
     found = {each["id"]: each for each in json.loads(PROFILES.read_text())["profiles"]}[profile]
     return LatencyCoefficients(*(float(found[part][key]) for part in ("prefill", "decode") for key in "abc"))
 

@@ -23,7 +23,6 @@ from benchmarks.reproduce.kairos.setting import (
     DISTSERVE,
     KAIROS,
     KAIROS_PRINTED,
-    MOONCAKE,
     PAIRS,
     TESTBED,
     Figures,
@@ -139,10 +138,8 @@ def other_cost(
     return Table("How much hangs on the pace of the longest sequence", columns, rows)
 
 
-def on_mooncake(beds: Mapping[str, Testbed], seeds: Sequence[int], count: int) -> Table | None:
+def on_mooncake(beds: Mapping[str, Testbed], seeds: Sequence[int], count: int) -> Table:
     """A recorded long-tailed trace (mean prompt 12,000 tokens) at shares of one prefill engine's capacity."""
-    if not MOONCAKE.exists():
-        return None
     work = work_s(mooncake(1.0, 1, count))
     rows: list[list[str | float | None]] = []
     for name in MAIN:
@@ -221,7 +218,6 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     if sweep is not None:
         tables += [sweep, calibration(best, seeds, calls), other_cost(beds, (2.0, 3.4), seeds, calls)]
         progress("cost of a sequence, cost by sum done")
-        if (recorded := on_mooncake(beds, seeds, count)) is not None:
-            tables.append(recorded)
+        tables.append(on_mooncake(beds, seeds, count))
     text = SETTINGS.format(over=times_knee(3.0), under=times_knee(2.0))
     return Section("Kairos", text, claims(curves, at, seeds), tables, plots(curves))

@@ -22,7 +22,7 @@ PER_SEQUENCE_S = 1.8e-4  # of those tried in kairos.calibration, the nearest to 
 # 8K and 128K tokens prefill in 0.4004 and 8.8 s, decode at batch 1 in 11.0 and 40.3 ms (sec. 2.2; worked example K8).
 ANCHORS = LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, PER_SEQUENCE_S)
 TESTBED = Testbed(ANCHORS, chunk=8_192, kv_tokens=2_000_000, decode_slots=128, ttft_s=TTFT_S, tpot_s=TPOT_S)
-MOONCAKE = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "mooncake_conversation.csv.gz"
+MOONCAKE = Path(__file__).resolve().parents[2] / "data" / "mooncake_conversation_1000.csv.gz"
 
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
 

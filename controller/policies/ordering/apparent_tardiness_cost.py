@@ -11,7 +11,7 @@ between, a request that costs little overtakes one that costs much unless that o
 `lookahead x ln(cost ratio)` seconds. Under overload this spends capacity where it attains most; a request that cannot
 make it any more is the admission policy's business, not this rule's. Cost per decision: O(1).
 
-`lookahead_s` (10): tried 2, 10 and 30 on the HyperFlexis mixes (docs/decisions.md).
+`lookahead_s` (10): tried 2, 10 and 30 on the HyperFlexis mixes (decision 2).
 """
 
 from __future__ import annotations
