@@ -28,14 +28,23 @@ from controller.policies.preemption import PREEMPTIONS
 from workers.engine.config import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATIONS = ROOT / "docs/operations.md"
+DOCS = ROOT / "docs"
+SETTINGS = DOCS / "reference/settings.md"
+METRICS = DOCS / "reference/metrics.md"
+EXAMPLES = DOCS / "reference/worked-examples.md"
 CATALOGUE = ROOT / "controller/policies/README.md"
-DOCUMENTS = (ROOT / "README.md", CATALOGUE, *sorted((ROOT / "docs").glob("*.md")))
+READMES = ("README.md", "CONTRIBUTING.md", "controller/simulator/README.md", "benchmarks/data/README.md")
+DOCUMENTS = (*(ROOT / name for name in READMES), CATALOGUE, *sorted(DOCS.rglob("*.md")))
+CODE = ("api", "benchmarks", "console", "controller", "tests", "workers")
 SCREENSHOTS = "docs/screenshots/"
 READERS = {"text", "choice", "flag", "number", "whole", "names", "mapping", "url", "database", "secret"}
 NOT_OURS = {"PYTHON", "VENV"}  # variables of make itself
 GATEWAY_GAUGES = ("api/openai/state/status.py", "api/openai/service.py")
 CONSOLE_GAUGES = "console/views/metrics.py"
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def first_cells(document: Path, pattern: str) -> set[str]:
@@ -69,33 +78,33 @@ def test_readers_are_all_known():
 
 
 @pytest.mark.parametrize("found", [django_settings, supervisor_settings, image_settings])
-def test_every_setting_is_in_operations(found):
+def test_every_setting_is_in_the_settings(found):
     settings = found()
     assert len(settings) >= 2
-    assert settings - first_cells(OPERATIONS, "[A-Z_]+") == set()
+    assert settings - first_cells(SETTINGS, "[A-Z_]+") == set()
 
 
-def test_operations_names_no_setting_that_does_not_exist():
+def test_the_settings_name_no_setting_that_does_not_exist():
     real = django_settings() | supervisor_settings() | image_settings() | NOT_OURS
-    assert first_cells(OPERATIONS, "[A-Z][A-Z_]+") - real == set()
+    assert first_cells(SETTINGS, "[A-Z][A-Z_]+") - real == set()
 
 
-def test_every_engine_option_is_in_operations():
+def test_every_engine_option_is_in_the_settings():
     options = {option for action in build_parser()._actions for option in action.option_strings}
     wanted = {option for option in options if option.startswith("--")} - {"--help", "--no-enable-prefix-caching"}
-    assert wanted - first_cells(OPERATIONS, "--[a-z-]+") == set()
+    assert wanted - first_cells(SETTINGS, "--[a-z-]+") == set()
 
 
 @pytest.mark.parametrize("program", ["api/openai/__main__.py", "workers/demo_load.py"])
-def test_every_option_of_other_processes_is_in_operations(program):
+def test_every_option_of_other_processes_is_in_the_settings(program):
     options = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / program).read_text()))
     assert len(options) >= 3
-    assert options - first_cells(OPERATIONS, "--[a-z-]+") == set()
+    assert options - first_cells(SETTINGS, "--[a-z-]+") == set()
 
 
 @pytest.mark.parametrize("settings", [DispatchConfig, MigratorConfig])
-def test_every_dispatch_setting_is_in_operations(settings):
-    assert set(settings.__dataclass_fields__) - first_cells(OPERATIONS, "[a-z0-9_]+") == set()
+def test_every_dispatch_setting_is_in_the_settings(settings):
+    assert set(settings.__dataclass_fields__) - first_cells(SETTINGS, "[a-z0-9_]+") == set()
 
 
 def gauges(path: str, pattern: str) -> set[str]:
@@ -106,7 +115,7 @@ def exposed(metrics: Iterator) -> set[str]:
     return {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in metrics}
 
 
-def test_every_metric_is_in_operations():
+def test_every_metric_is_in_the_metrics_page():
     names = exposed(Instruments().registry.collect()) | exposed(REGISTRY.collect())
     for path in GATEWAY_GAUGES:
         found = gauges(path, r'(?m)^\s*(?:yield )?\(?"([a-z_]+)",')
@@ -114,7 +123,7 @@ def test_every_metric_is_in_operations():
         names |= {f"slackline_{name}" for name in found}
     names |= gauges(CONSOLE_GAUGES, r'GaugeMetricFamily\(\s*"([a-z_]+)"')
     assert len(names) > 30
-    assert names - first_cells(OPERATIONS, "[a-z0-9_]+") == set()
+    assert names - first_cells(METRICS, "[a-z0-9_]+") == set()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,7 @@ def commands(text: str) -> set[str]:
     return {name.rstrip("-") for name in re.findall(r"(?:`|^|, `)make ([a-z][a-z-]*)", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_make_targets_that_are_named_exist(document):
     named = commands(document.read_text()) - {"bench"}  # bench-NAME stands for all of them
     benches = {name for name in named if name.startswith("bench-")}
@@ -154,34 +163,89 @@ def test_readme_says_the_two_commands():
     assert {"up", "test"} <= commands((ROOT / "README.md").read_text())
 
 
-def links(document: Path) -> list[str]:
+def links(document: Path) -> list[tuple[Path, str]]:
+    """File and fragment of each relative link."""
     targets = re.findall(r"\]\(([^)\s]+)\)", document.read_text())
-    return [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    found = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
+    return [((document.parent / path).resolve() if path else document, anchor) for path, _, anchor in found]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def anchors(document: Path) -> set[str]:
+    """As GitHub makes them of headings, and those that are written out."""
+    text = re.sub(r"(?ms)^```.*?^```", "", document.read_text())
+    titles = [re.sub(r"[`*]", "", title).strip().lower() for title in re.findall(r"(?m)^#+ (.+)$", text)]
+    slugs = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+    return slugs | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
 def test_relative_links_lead_somewhere(document):
-    paths = [(document.parent / link).resolve() for link in links(document)]
-    plain = [path for path in paths if SCREENSHOTS not in path.as_posix()]
-    assert [path for path in plain if not path.exists()] == []
+    assert [path for path, _ in links(document) if not path.exists()] == []
+    fragments = [(path, anchor) for path, anchor in links(document) if anchor and path.suffix == ".md"]
+    assert [f"{path.name}#{anchor}" for path, anchor in fragments if anchor not in anchors(path)] == []
 
 
-def test_screenshots_that_are_shown_are_committed():
+PATH = re.compile(r"`((?:api|benchmarks|console|controller|docker|docs|static|templates|tests|workers)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_paths_that_are_named_exist(document):
+    """Files and folders in backquotes; NAME and MACHINE stand for many."""
+    named = [name for name in PATH.findall(document.read_text()) if not re.search("NAME|MACHINE|results", name)]
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_modules_that_are_run_exist(document):
+    ours = re.findall(r"python -m ((?:api|benchmarks|console|controller|tests|workers)[\w.]*)", document.read_text())
+    places = {name: ROOT / name.rstrip(".").replace(".", "/") for name in ours}
+    assert {name for name, at in places.items() if not (at.with_suffix(".py").exists() or at.is_dir())} == set()
+
+
+def test_pictures_that_are_tracked_are_those_that_are_shown():
     done = subprocess.run(["git", "ls-files", SCREENSHOTS], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip("not a git checkout")
-    committed = set(done.stdout.split())
-    if not committed:
-        pytest.skip("no screenshots yet: make screenshots")
-    shown = {(document.parent / link).resolve() for document in DOCUMENTS for link in links(document)}
-    pictures = {path.relative_to(ROOT).as_posix() for path in shown if SCREENSHOTS in path.as_posix()}
-    assert pictures
-    assert pictures - committed == set()
+    shown = {relative(path) for document in DOCUMENTS for path, _ in links(document)}
+    assert set(done.stdout.split()) == {path for path in shown if path.startswith(SCREENSHOTS)}
+
+
+def source_files(*folders: str) -> list[Path]:
+    return [path for folder in folders or CODE for path in (ROOT / folder).rglob("*.py")]
+
+
+def test_every_worked_example_that_is_cited_exists():
+    """A letter of a paper and a number, in what implements or tests the papers. F1 to F3 stands for three."""
+    places = source_files("controller", "benchmarks/reproduce", "tests/controller", "tests/benchmarks")
+    texts = [path.read_text() for path in places]
+    cited = {name for text in texts for name in re.findall(r"\b[HFKC]\d{1,2}\b", text)}
+    ranges = [found for text in texts for found in re.findall(r"\b([HFKC])(\d+)(?: to |-)\1(\d+)\b", text)]
+    cited |= {f"{letter}{i}" for letter, first, last in ranges for i in range(int(first), int(last) + 1)}
+    assert len(cited) > 20
+    assert cited - set(re.findall(r"(?m)^### ([HFKC]\d+)\. ", EXAMPLES.read_text())) == set()
+
+
+def test_every_decision_has_one_place_and_is_in_the_index():
+    texts = {path.name: path.read_text() for path in sorted((DOCS / "decisions").glob("*.md"))}
+    index = texts.pop("README.md")
+    placed = [(name, n) for name, text in texts.items() for n in re.findall(r'<a id="(\d+)"></a>\n\*\*\1\. ', text)]
+    numbers = sorted(int(n) for _, n in placed)
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert {f"{name}#{n}" for name, n in placed} == set(re.findall(r"\[\d+\]\(([\w-]+\.md#\d+)\)", index))
+    cited = {int(n) for path in source_files() for n in re.findall(r"\b[Dd]ecision (\d+)\b", path.read_text())}
+    assert cited
+    assert cited <= set(numbers)
+
+
+def test_code_reads_no_data_outside_the_tree():
+    """A clone alone runs everything."""
+    outside = re.compile(r"""shared["']? ?/ ?["']?data""")
+    assert [relative(path) for path in source_files() if outside.search(path.read_text())] == []
 
 
 def test_what_a_spec_may_say_is_listed():
-    text = OPERATIONS.read_text()
-    first = text.index("An instance of provisioner `process` takes from its `spec`")
+    text = SETTINGS.read_text()
+    first = text.index("An instance of provisioner `process` takes these options from its `spec`")
     listed = text[first : text.index("The control API refuses", first)]
     assert set(re.findall(r"`([a-z_]{2,})`", listed)) - {"spec", "process", "true"} == set(SAYABLE)
 

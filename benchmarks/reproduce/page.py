@@ -16,8 +16,8 @@ HEAD = """# Reproduction
 Figures of four papers, measured again under each paper's own workload, and the policy set `slackline` in each of these
 settings (*Combined*). A figure compares policies; it says nothing about a machine.
 
-Written by `make reproduce`; do not edit by hand. One paper: `python -m benchmarks.reproduce --paper NAME`; one figure of
-HyperFlexis: `--paper hyperflexis --part fig7`; the pages alone, from the stored results: `--page-only`.
+Written by `make reproduce`; do not edit by hand. One paper: `python -m benchmarks.reproduce --paper NAME`; one figure
+of HyperFlexis: `--paper hyperflexis --part fig7`; the pages alone, from the stored results: `--page-only`.
 
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
