@@ -105,7 +105,7 @@ def test_no_word_is_left_of_a_reason_that_nobody_gives():
 def test_every_reason_is_documented():
     text = (ROOT / "docs/reference/reasons.md").read_text()
     rows = dict(re.findall(r"^\| `([a-z0-9_]+)` \| (.+) \|$", text, re.MULTILINE))
-    assert rows == REASONS | SOURCES, "docs/reference/reasons.md has a row for each code of controller/wording/reasons.py"
+    assert rows == REASONS | SOURCES, "one row for each code of controller/wording/reasons.py"
 
 
 @pytest.mark.parametrize(("kind", "reason"), sorted(SENTENCES))
