@@ -1,12 +1,13 @@
-"""Real PostgreSQL and Redis from wheels, started once a session and only when a test needs them.
+"""Real PostgreSQL and Redis from wheels, started once a process and only when a test needs them.
 
-A test that uses pytest-django's `db` gets PostgreSQL; mark `db` gives both servers. Both stop with the session.
+A test that uses pytest-django's `db` gets PostgreSQL; mark `db` gives both servers. Both stop with the session. Under
+pytest-xdist each worker has its own two: a test may suspend them, and Redis channels are shared by all its databases.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if for_torch and "not torch" in config.option.markexpr:
         return True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logged about a hostile name may hold a lone surrogate, which no worker of xdist can send."""
+    report = yield
+    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Imports go one way: console | api -> workers -> controller (Django half) -> controller (pure half)."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,10 @@ LAYERS = {  # what each pure package may import of ours
 }
 
 
+@cache  # most files are asked about by several tests
 def imports(path):
     """What every import in a file names, at module level or not."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        yield from imports_of(node)
+    return [name for node in ast.walk(ast.parse(path.read_text())) for name in imports_of(node)]
 
 
 def imports_of(node):

@@ -107,6 +107,7 @@ def test_several_simulated_runs_count_by_their_median():
     assert found["by_class"] == {"a": [0.8, 0.81]}
 
 
+@pytest.mark.slow
 def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     plans = [sustained(MIXES["4-task"], 20.0, seed, 40.0) for seed in (3, 4)]
     runs = [Known(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan, "round_robin") for plan in plans]
@@ -136,6 +137,7 @@ def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(p
     assert share / (TRUTH.prefill_b / TRUTH.decode_a) in (pytest.approx(1.4), pytest.approx(1.6), pytest.approx(2.0))
 
 
+@pytest.mark.slow
 def test_scatter_counts_as_far_as_it_tells_other_runs():
     """Of a machine that pauses all of it, of runs whose apparent scatter is not the machine's little."""
     pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
@@ -209,6 +211,7 @@ def test_records_of_a_noisy_machine_leave_every_step_its_time():
     assert max(map(max, speed.series)) > 1.0
 
 
+@pytest.mark.slow
 def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """With a simulated pair in place of the real one the figures are the simulator against itself."""
     ran = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def _recorded(tree: ast.AST) -> Iterator[str]:
                     yield from _texts(target.slice)
 
 
+@cache  # all of the source is read
 def recorded() -> dict[str, str]:
     """Key to one file that records it."""
     found = {}

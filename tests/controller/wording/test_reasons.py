@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ ELSEWHERE = {
 }
 
 
+@cache  # all of the source is read
 def reasons() -> dict[str, str]:
     """Code to one file that gives it."""
     found = read(ROOT, PARTS, LEFT_OUT).reasons()
