@@ -1,4 +1,8 @@
-"""How many instances: the threshold scaler (HyperFlexis sec. 6, Alg. 3), without I/O. State in, state out."""
+"""How many instances run, and which: everything about the size of the fleet that can be decided without I/O.
+
+`scaler` decides how many a stage needs (HyperFlexis sec. 6, Alg. 3), `capacity_plan` which ones come and go,
+`lifecycle` what to do about each instance that should run, `weight_sources` where its weights come from.
+"""
 
 from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member, load_metric, processing_rate

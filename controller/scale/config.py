@@ -1,4 +1,4 @@
-"""What a stored ScalingPolicy says, checked once: every writer of one builds this first."""
+"""The validated settings of a scaling policy. Whoever stores a ScalingPolicy builds this first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from controller.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """Bounds in instances, thresholds as load (1.0 = a fleet exactly full), times in seconds.
+    """Bounds in instances, thresholds as load (1.0: the fleet is exactly full), times in seconds.
 
-    Thresholds, hold and cool-down are ours (the paper gives none); `interval_s` = 1 is the paper's tau, the good middle
+    Thresholds, hold and cool-down are ours, since HyperFlexis gives none. `interval_s` = 1 is the paper's tau, the best
     of 0.5, 1 and 2 s in its sec. 9.3. Raises ConfigError naming the field.
     """
 
@@ -24,7 +24,7 @@ class ScalingConfig:
     lower: float = 0.3  # below, for sustain_s: scale in
     sustain_s: float = 15.0
     cooldown_s: float = 10.0  # after any change, before the next
-    interval_s: float = 1.0  # one tick; beat ticks once a second, so a stored policy has no less
+    interval_s: float = 1.0  # one tick; Celery beat ticks once a second, so a stored policy has at least 1
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model", "names the model whose instances are scaled")

@@ -1,10 +1,11 @@
-"""What to do about each instance, from what is wanted and what is seen.
+"""What the reconciler does about each instance, from its desired state and its observed state.
 
-Level-triggered: the same look twice, or after a crash in the middle, leads to the same end.
+Level-triggered: looking twice, or again after a crash in the middle, leads to the same result.
 
-Marks are written first (they are the record), calls to the provisioner follow and are repeated by the next look until
-they show. A process that exits is not started again under its id: it failed, and another takes its place, after a pause
-that grows with the number of recent failures. An endpoint that somebody else runs is never replaced, only unreachable.
+Marks are written first, since they are the record. Calls to the provisioner follow, and every look repeats them until
+they show. A process that exits is not started again under its id: the instance has failed, and another one replaces it
+after a pause that grows with the number of recent failures. An endpoint that somebody else runs is never replaced, only
+marked unreachable.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-START_TIMEOUT_S = 180.0  # from the wish to ready
-DRAIN_TIMEOUT_S = 120.0  # then what still runs is cut
-SETTLE_S = 2.0  # a gateway polls its configuration twice a second: before that a drain may be unknown to it
+START_TIMEOUT_S = 180.0  # from the change of the desired state to ready
+DRAIN_TIMEOUT_S = 120.0  # requests that still run then are cut off
+SETTLE_S = 2.0  # a gateway polls its configuration twice a second, so it may not know of a younger drain yet
 STOP_GRACE_S = 15.0
-SETTINGS_REFUSED = 2  # exit code of a command line that cannot be followed
+SETTINGS_REFUSED = 2  # exit code of an engine that does not accept its command line
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One live instance row. `since`: when the wish last changed; `run`: start of the run the row knows of.
+    """One live instance as the database has it. `since`: when its desired state last changed; `run`: start of the run
+    that the row knows of. Times are epoch seconds.
 
-    `replaceable`: its provisioner makes processes. `outstanding` None: nobody knows how much it still has to do.
+    `replaceable`: its provisioner starts processes. `outstanding`: requests that run or wait there; None: unknown.
     """
 
     id: str
@@ -40,8 +42,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One instance as its provisioner sees it: starting | ready | stopping | exited. `awake`: of one that sleeps by its
-    row, the version of that row if it says that it is awake."""
+    """One instance as its provisioner sees it. `state`: starting | ready | stopping | exited. `awake`: the version of
+    its row, where that row says that it sleeps and the engine says that it is awake."""
 
     state: str
     url: str = ""
@@ -52,7 +54,7 @@ class Seen:
 
 
 class Mark(NamedTuple):
-    """Record that the instance is now in `state`; `again`: it is a new run under the same id."""
+    """Record that the instance is now in `state`. `again`: this is a new run under the same id."""
 
     id: str
     state: str
@@ -64,15 +66,15 @@ class Mark(NamedTuple):
 
 
 class FoundAwake(NamedTuple):
-    """It sleeps by its row, of this version, and says that it is awake."""
+    """The row of this version says that it sleeps, and the engine says that it is awake."""
 
     id: str
     version: int
 
 
 class Replace(NamedTuple):
-    """The instance failed; put another with the same specification in its place. `refused`: what its process said
-    against its settings, if that is why it ended."""
+    """The instance failed: start another one with the same specification. `refused`: why its process did not accept its
+    settings, if that is why it exited."""
 
     id: str
     reason: str
@@ -81,7 +83,7 @@ class Replace(NamedTuple):
 
 
 class StopWanted(NamedTuple):
-    """A drain has come to its end: the wish becomes `stopped`."""
+    """The drain has ended: the desired state becomes `stopped`."""
 
     id: str
     reason: str
@@ -100,7 +102,7 @@ Step = Mark | FoundAwake | Replace | StopWanted | CallStart | CallStop
 
 
 def converge(wanted: Iterable[Wanted], seen: Mapping[str, Seen], now: float) -> list[Step]:
-    """All steps of one look, in order of ids. What is seen but belongs to no live row is stopped. O(n log n)."""
+    """All steps of one look, in order of ids. A process that belongs to no live row is stopped. O(n log n)."""
     rows = {row.id: row for row in wanted}
     steps: list[Step] = []
     for id, row in sorted(rows.items()):
@@ -110,7 +112,7 @@ def converge(wanted: Iterable[Wanted], seen: Mapping[str, Seen], now: float) -> 
 
 
 def pause_before_start(recent_failures: int) -> float:
-    """Seconds a replacement waits: 0 after the first failure, then 1, 2, 4 ... up to a minute."""
+    """Seconds before a replacement starts: 0 after the first failure, then 1, 2, 4 and so on up to a minute."""
     return 0.0 if recent_failures <= 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (recent_failures - 2))
 
 
@@ -119,7 +121,7 @@ def _running(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
         return [CallStart(row.id)] if now >= row.since else []
     if seen.state == "exited":
         return _lost(row, seen)
-    if seen.state == "stopping":  # wanted again while it stops: its end comes first
+    if seen.state == "stopping":  # it should run again, but has to end first
         return []
     if seen.state == "ready":
         awake = [] if seen.awake is None else [FoundAwake(row.id, seen.awake)]
@@ -162,12 +164,12 @@ def _draining(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
 def _stopped(row: Wanted, seen: Seen | None, now: float) -> list[Step]:
     gone = seen is None or not row.replaceable
     if not gone:
-        return [CallStop(row.id, STOP_GRACE_S)]  # also clears what an exited one left
+        return [CallStop(row.id, STOP_GRACE_S)]  # also clears what an exited process left behind
     return [Mark(row.id, "stopped", "stopped"), CallStop(row.id, 0.0)]
 
 
 def _again(row: Wanted, seen: Seen) -> bool:
-    """Seen with another start than the one on record: it was started again over the same id."""
+    """It was started again under the same id: its start is later than the one on record."""
     return row.run is not None and seen.started_at is not None and seen.started_at > row.run + 1.0
 
 

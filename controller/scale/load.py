@@ -1,12 +1,13 @@
-"""What the scaler sees of a fleet, and the one number it makes of it (HyperFlexis Alg. 3's f, as worked example H11).
+"""What the scaler sees of a fleet, and its load: the one number it decides by (HyperFlexis Alg. 3's f, worked example
+H11).
 
-The prose of sec. 4 scales out when any signal is high and in when all are low; the maximum of normalised signals says
-both: mean utilisation, largest wait over its SLO, arrival over processing rate.
+HyperFlexis (sec. 4) scales out when any signal is high and in when all are low. The maximum of three normalised signals
+says both: mean utilisation, the longest wait over its SLO, arrival rate over processing rate.
 
-Processing rate: the paper's R_Process is the rate at which the fleet *can* process. Requests finished in a window are
-that rate only while the fleet is full: at low load they merely echo the arrivals, some seconds late, and a handful of
-arrivals in a 10 s window would read as overload (3 arrived, 2 finished: 1.5). `processing_rate` therefore divides the
-finished rate by the utilisation it took, and says "unknown" when the window holds too few requests and nothing waits.
+The paper's R_Process is the rate at which the fleet *can* process. The requests finished in a window show that rate
+only while the fleet is full. At low load they follow the arrivals, some seconds late, so a few arrivals in a 10 s
+window would read as overload (3 arrived, 2 finished: 1.5). `processing_rate` therefore divides the finished rate by the
+utilisation it took, and is unknown where the window holds too few requests and nothing waits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from controller.core.decisions import Figure
 from controller.core.staleness import STALE_PERIODS
 
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
-FEWEST_FINISHED = 5.0  # fewer in a window, and nothing queued: no rate can be told
+FEWEST_FINISHED = 5.0  # with fewer in a window, and nothing queued, the rate is unknown
 LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 
 
@@ -38,11 +39,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class FleetObservation:
-    """One look. `age_s` None: no snapshot at all. Rates in requests/s; `processing_rate` None: unknown.
+    """What was seen of a stage's fleet at one moment.
 
-    `startable` false: there is nothing to make another instance of (no instance of ours to take as the pattern), or no
-    device is free for one; `held_by` says which. `taken`: requests are, by instances of another role if by none of
-    `members`.
+    `age_s`: age of the telemetry; None: there was no snapshot at all. Rates in requests/s; `processing_rate` None:
+    unknown. `startable` false: nothing can give another instance, for the reason `held_by` (no pattern to make one
+    like, or no free device). `taken`: requests are accepted, by instances of another role if by none of `members`.
     """
 
     members: tuple[Member, ...]
@@ -57,12 +58,13 @@ class FleetObservation:
     taken: bool = False
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
-        """A deserted fleet's is known to be 0, which `processing_rate` cannot tell: refused requests never queue."""
+        """The same with a processing rate; of a deserted fleet it is known to be 0, although refused requests never
+        queue and so leave nothing to measure."""
         return replace(self, processing_rate=0.0 if self.deserted else rate)
 
     @property
     def deserted(self) -> bool:
-        """No instance serves or is on its way: what arrives is refused at once."""
+        """No instance serves or starts, so requests are refused on arrival."""
         return not self.taken and not self.having("ready") and not self.having("starting")
 
     @property
@@ -82,7 +84,7 @@ class FleetObservation:
         return load_metric(utilisations, [self.wait_over_slo], self.arrival_rate, self.processing_rate)
 
     def figures(self) -> dict[str, Figure]:
-        """The inputs, for the Decision. An infinite ratio (arrivals, nothing processed) is told as None."""
+        """The inputs, for the Decision. An infinite ratio (arrivals, but nothing processed) becomes None."""
         ratio = rate_ratio(self.arrival_rate, self.processing_rate)
         return {
             "load": _finite(self.load),
@@ -102,7 +104,8 @@ class FleetObservation:
 def load_metric(
     utilisations: list[float], waits: list[float], arrival_rate: float, service_rate: float | None
 ) -> float:
-    """H11. `waits` are wait / SLO of what waits; a service rate of None (unknown) leaves its signal out."""
+    """Worked example H11. `waits`: wait over SLO of requests in the queue. An unknown service rate (None) leaves that
+    signal out."""
     return max(_mean(utilisations), max(waits, default=0.0), rate_ratio(arrival_rate, service_rate))
 
 
@@ -114,10 +117,10 @@ def rate_ratio(arrival_rate: float, service_rate: float | None) -> float:
 
 
 def processing_rate(finished_rate: float, utilisation: float, queued: int, arrival_rate: float = 0.0) -> float | None:
-    """What the fleet could finish per second, from what it finished and how busy it was doing so; None: unknown.
+    """Requests/s that the fleet could finish, from what it finished and how busy that kept it; None: unknown.
 
-    While nothing waits, all that arrived is being worked on: it counts as processed although its end is yet to come.
-    Else a rise of traffic would read as overload for as long as one answer takes.
+    While nothing waits, every arrived request is being worked on and counts as processed although it has not ended yet.
+    Otherwise a rise of traffic would read as overload for as long as one answer takes.
     """
     if queued == 0:
         if finished_rate * RATE_WINDOW_S < FEWEST_FINISHED:

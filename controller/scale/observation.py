@@ -1,7 +1,7 @@
-"""From what gateways publish and what the database wants to one look at the fleet of a model and role.
+"""One FleetObservation of a model and role, from what gateways publish and from the instances in the database.
 
-Rates, waits and queue are those of the model (FleetMessage.models), added up over gateways; where its prefill and
-decode run apart those of the stage: what prefill cannot take on is no demand for decode.
+Rates, waits and queue are those of the model (FleetMessage.models), added up over gateways. Where prefill and decode
+are disaggregated they are those of the stage, since requests that prefill cannot accept are no demand for decode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.scale.load import FleetObservation, Member, processing_rate
 NO_TRAFFIC = ModelTraffic(
     arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0, migrating=0, migrate_wait_over_slo=0.0
 )
-LOST = ("unreachable", "failed", "stopped")  # wanted, but not there: no capacity, and nothing to wait for
+LOST = ("unreachable", "failed", "stopped")  # observed states that are no capacity, and nothing to wait for
 
 
 class Row(NamedTuple):
@@ -32,12 +32,12 @@ class Row(NamedTuple):
 
 
 def fresh(messages: Iterable[FleetMessage], now: float) -> list[FleetMessage]:
-    """Those not older than three of their periods. `now` is wall time, as `at` is."""
+    """The messages that are not stale: at most three of their periods old. `now` and `at`: epoch seconds."""
     return [m for m in messages if now - m["at"] <= STALE_PERIODS * m["period_s"]]
 
 
 def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
-    """Requests running or waiting at each instance, over all gateways."""
+    """Requests that run or wait at each instance, summed over gateways, by instance id."""
     total: dict[str, int] = {}
     for message in messages:
         for item in message["instances"]:
@@ -54,7 +54,8 @@ def observe(
     *,
     role: str = "collocated",
 ) -> FleetObservation:
-    """Several gateways: rates and queues add up, the longest wait and the highest utilisation count."""
+    """The fleet of one model and role. Of several gateways, rates and queues are added up; of waits and utilisations
+    the highest counts."""
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
@@ -76,8 +77,8 @@ def observe(
 
 
 def _of_stage(traffic: ModelTraffic, role: str) -> StageTraffic:
-    """What waits before a decode instance are prefilled requests, before any other the dispatcher's queue. A gateway
-    that tells no stages apart (an older one, or nothing was prefilled lately) tells the model's rates."""
+    """Prefilled requests wait for the decode stage, requests in the dispatcher's queue for any other. A gateway that
+    publishes no stages (an older version, or nothing was prefilled lately) gives the rates of the model."""
     known = traffic.get("stages", {}).get(role)
     if known is not None:
         return known
@@ -91,7 +92,7 @@ def _of_stage(traffic: ModelTraffic, role: str) -> StageTraffic:
 
 
 def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
-    """Rising, so that the last of an id is its highest."""
+    """In rising order, so that the last entry of an id is its highest."""
     return sorted((item for m in messages for item in m["instances"]), key=lambda item: item["utilisation"])
 
 

@@ -1,16 +1,22 @@
-"""Threshold scaler: HyperFlexis (sec. 6, Alg. 3), read as worked example H11.
+"""The threshold scaler: HyperFlexis (sec. 6, Alg. 3), with worked example H11.
 
-Load above `upper` adds an instance; load below `lower` for `sustain_s` drains one. The two exclude each other. The hold
-restarts after a decision and after a tick that is not below `lower`.
+Load above `upper` adds an instance; load below `lower` for `sustain_s` removes one. Both at once are impossible. The
+hold restarts after a decision and after a tick that is not below `lower`. The scaler decides how many instances there
+are; which ones come and go is the capacity plan's part (`controller.scale.capacity_plan`).
 
-Ours, where the paper is silent: bounds; a cool-down after each change, during which nothing is added, and nothing is
-added while the instances that still start would carry the load; scale-in drains before it stops, one instance at a
-time, the one with the least to do; a drain is taken back before a new instance is started; an instance is only given up
-if the rest would stay below `upper` with its load, the last one (`min_instances` 0) if nobody asks: with none left the
-same arrivals are overload, and the first of them starts an instance. A tick speaks for the interval that ends with it,
-so `sustain_s` = 3 at 1 s means three ticks. Cost: O(instances) a tick.
+Ours, where the paper says nothing:
 
-A Decision is given for each tick that acts and each change of mind (wants to, but may not; telemetry stale; relieved).
+- Bounds. A cool-down after each change, during which nothing is added. Nothing is added either while the instances that
+  still start would carry the load.
+- Scale-in drains before it stops, one instance at a time, the one with the least to do. A drain is taken back before
+  anything is started.
+- An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
+  removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
+  an instance again.
+
+A tick stands for the interval that ends with it, so `sustain_s` = 3 at an interval of 1 s means three ticks. There is a
+Decision for each tick that acts and for each change of mind (it would act but may not; the telemetry is stale; the need
+has passed). Cost: O(instances) a tick.
 """
 
 from __future__ import annotations
@@ -26,24 +32,24 @@ from controller.scale.config import ScalingConfig
 from controller.scale.load import FleetObservation, Member
 
 STEADY = "steady"
-MOST_BELIEVED = 2.0  # so a fleet at most grows to this over `upper` of what serves, before any of it has shown
-_EPSILON_S = 0.05  # beat's jitter must not cost a whole tick
+MOST_BELIEVED = 2.0  # bounds growth: at most this over `upper` times what serves, until the first of it serves too
+_EPSILON_S = 0.05  # jitter of Celery beat must not cost a whole tick
 
 
 class ScaleOut(NamedTuple):
-    """Start this many."""
+    """The stage needs this many more instances."""
 
     instances: int
 
 
 class Drain(NamedTuple):
-    """Send nothing new there; stop it once it is empty."""
+    """The stage can do without this instance. Send nothing new there, and stop it once it is empty."""
 
     instance_id: str
 
 
 class Undrain(NamedTuple):
-    """Take the drain back."""
+    """Take the drain of this instance back."""
 
     instance_id: str
 
@@ -53,14 +59,14 @@ ScaleAction = ScaleOut | Drain | Undrain
 
 @dataclass(frozen=True, slots=True)
 class ScalerState:
-    """What a tick leaves to the next; plain JSON values. Times on the caller's clock (one clock for all ticks)."""
+    """What one tick hands to the next, as plain JSON values. Times on the caller's clock, one clock for all ticks."""
 
     ticks: int = 0
-    seen_at: float | None = None  # last tick with current telemetry
+    seen_at: float | None = None  # last tick whose telemetry was not stale
     low_since: float | None = None
     changed_at: float | None = None  # last action
     mind: str = STEADY
-    calm_since: float | None = None  # steady again since, while the old mind is not given up yet
+    calm_since: float | None = None  # since when it has been steady again, while `mind` is still the old one
     load: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +85,7 @@ class _Verdict(NamedTuple):
 
 
 class Scaler:
-    """One decision method; all memory is the state handed in."""
+    """One decision method. All memory is in the state that it is given and returns."""
 
     def decide(
         self, config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float
@@ -96,10 +102,10 @@ class Scaler:
 
 
 def _watched(config: ScalingConfig, state: ScalerState, seen: FleetObservation, now: float) -> ScalerState:
-    """The hold counts only time that was watched: a gap (no telemetry, the system was off) starts it anew."""
+    """The hold counts observed time only: a gap (no telemetry, or the system was off) restarts it."""
     gap = state.seen_at is None or now - state.seen_at > STALE_PERIODS * config.interval_s
     low_since = None if gap or state.low_since is None else state.low_since
-    # Who had a fleet started from none comes back when it serves: before that the low load says nothing.
+    # Clients that caused a start from zero come back once an instance serves; until then a low load means nothing.
     from_none = config.min_instances == 0 and not seen.having("ready")
     if seen.load >= config.lower or from_none:
         low_since = None
@@ -127,7 +133,7 @@ def _judge(config: ScalingConfig, state: ScalerState, seen: FleetObservation, no
 def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count: int, now: float) -> _Verdict:
     if count >= config.max_instances:
         return _Verdict("at_max", [], "scale_hold")
-    if draining := seen.having("draining"):  # quicker and cheaper than a new one, so without cool-down
+    if draining := seen.having("draining"):  # faster and cheaper than a new instance, so no cool-down applies
         kept = min(draining, key=lambda member: (-member.outstanding, member.id))
         return _Verdict("load_above_upper", [Undrain(kept.id)], "scale_out")
     if _cooldown_left(config, state, now) > 0 or _starting_suffice(config, seen):
@@ -136,8 +142,8 @@ def _out(config: ScalingConfig, state: ScalerState, seen: FleetObservation, coun
 
 
 def _starting_suffice(config: ScalingConfig, seen: FleetObservation) -> bool:
-    """Would the load, spread over those that start as well, be below `upper`? A load is believed up to MOST_BELIEVED:
-    a long wait says that there is too little, not how much too little."""
+    """Whether the load would be at most `upper` once the instances that start share it. The load is believed up to
+    MOST_BELIEVED, since a long wait says that capacity is missing, not how much."""
     ready, starting = len(seen.having("ready")), len(seen.having("starting"))
     return starting > 0 and min(seen.load, MOST_BELIEVED) * ready <= config.upper * (ready + starting)
 
@@ -157,7 +163,7 @@ def _in(config: ScalingConfig, state: ScalerState, seen: FleetObservation, count
 
 
 def _drain(seen: FleetObservation, reason: str) -> _Verdict:
-    """The instance with the least to do; one that still starts before any that serves. Fixed ones stay."""
+    """The instance with the least to do, one that still starts before any that serves. Fixed instances stay."""
     candidates = [member for member in seen.members if member.state != "draining" and not member.fixed]
     if not candidates:
         return _Verdict(STEADY if reason == "load_below_lower" else "nothing_to_stop", [], "scale_hold")
@@ -179,7 +185,7 @@ def _cooldown_left(config: ScalingConfig, state: ScalerState, now: float) -> flo
 
 
 def _change_mind(config: ScalingConfig, state: ScalerState, mind: str, now: float) -> tuple[ScalerState, bool]:
-    """A worse mind is taken at once; back to steady only after `sustain_s`, or a noisy load would fill the audit."""
+    """Any other mind is taken at once; steady only after `sustain_s`, or a noisy load would fill the audit log."""
     if mind == state.mind:
         return replace(state, calm_since=None), False
     if mind != STEADY:

@@ -1,11 +1,11 @@
-"""Where a new engine gets its weights from: which engine's memory, else this host's copy, else the disk.
+"""Where a new engine loads its weights from: another engine's memory, else the copy of its host, else the disk.
 
-HyperFlexis sec. 6 (Fast Scaling): the TransferLink Manager selects a source instance by topology, weights move device
-to device, and on failure the target falls back to the disk. The paper gives no rule for the choice. Ours, in this
-order: on the target's own host; the widest link; the fewest transfers that the source sends already; the least
-utilised; by id, so that ties are the same everywhere. An engine behind a link that is down is left out; one whose link
-nobody has described comes after all that have one, since every host may still reach every other. Cost: O(holders log
-holders + links).
+HyperFlexis sec. 6 (Fast Scaling): the TransferLink Manager selects a source instance by topology, weights move from
+device to device, and on failure the target falls back to the disk. The paper gives no rule for the choice. Ours
+prefers, in this order: the target's own host; the widest link; the fewest transfers that the source already sends; the
+lowest utilisation; the lowest id, so that ties are broken alike everywhere. An engine behind a link that is down is
+left out. An engine whose link is not described comes last, since every host may still reach every other. Cost:
+O(holders log holders + links).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from controller.core.decisions import Figure
 from controller.core.errors import ConfigError
 
-MOST_ENGINES = 3  # tried before the host's copy: each that fails costs a time-out
+MOST_ENGINES = 3  # tried before the host's copy, since each failure costs a timeout
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An engine whose weights are whole. `host` "": nobody knows. `transfers`: how many engines it sends to now.
-    `reached` false: the target's engine says that its own link from there is down. `ranks`: processes that have a part
-    of the weights each."""
+    """An engine with whole weights. `host` "": unknown. `transfers`: how many engines it sends weights to now.
+    `reached` false: the target reports that its link from this engine is down. `ranks`: tensor-parallel processes, each
+    with a part of the weights."""
 
     id: str
     url: str
@@ -37,7 +37,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One direction between two hosts, as described. Bytes a second."""
+    """A described link in one direction between two hosts; bandwidth in bytes/s."""
 
     source: str
     target: str
@@ -51,8 +51,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One source to try. `kind`: engine | host | disk; `id` and `url` of an engine only. `bandwidth_bytes_s` None:
-    not described."""
+    """One source to try. `kind`: engine | host | disk; only an engine has `id` and `url`. `bandwidth_bytes_s` None: the
+    link is not described."""
 
     kind: str
     id: str = ""
@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """`choices` in the order in which they are tried; `rejected`: engines left out, and why."""
+    """`choices` in the order in which they are tried; `rejected`: the reason for each engine that was left out."""
 
     choices: tuple[Choice, ...]
     reason: str
@@ -81,12 +81,13 @@ def plan_sources(
     ranks: int = 1,
     most_engines: int = MOST_ENGINES,
 ) -> SourcePlan:
-    """Sources for the engine `target`, best first; the disk is always the last. `host_copy`: its host's memory has one.
+    """Sources for the engine `target`, best first; the disk is always last. `host_copy`: its host's memory has a copy.
 
-    `copy_first`: it was kept for this (sleep level 1), so it goes before other engines, which it costs nothing. `ranks`
-    of the target: parts of weights are neither given nor taken, since each would need its counterpart.
+    `copy_first`: the copy was kept for this engine (sleep level 1), so it goes before other engines, which then lose no
+    time. `ranks`: of the target. With several ranks no engine is a source, since each part of the weights would need
+    its counterpart.
 
-    `reason` is `same_host`, `widest_link`, `link_unknown`, `host_copy` or `disk_only`, that of the first choice.
+    `reason` belongs to the first choice: `same_host`, `widest_link`, `link_unknown`, `host_copy` or `disk_only`.
     Raises ConfigError when `most_engines` is negative.
     """
     if most_engines < 0:
@@ -121,7 +122,7 @@ def plan_sources(
 
 
 def _paths_to(target_host: str, paths: Iterable[Path]) -> dict[str, Path]:
-    """By source host: the widest of those that are up, else one that is down."""
+    """By source host: the widest link that is up, else one that is down."""
     best: dict[str, Path] = {}
     if not target_host:
         return best

@@ -23,7 +23,7 @@ from django.db.models import QuerySet
 from controller.core.kv_links import LinkReport, report_from_json
 from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
-from controller.scale.peers import Member, exchange, peers
+from controller.scale.peers import Member, need_links, peers
 from controller.services.instance_links import instance_links_observe
 from workers.actions.parallel_calls import Asker
 from workers.actions.weights_client import EngineAway
@@ -109,7 +109,7 @@ def join(row: Instance, url: str, token: str | None = None) -> None:
     if row.backend not in LINKABLE:
         return
     rows = [each for each in _there().filter(model=row.model_id) if each.pk != row.pk]
-    if not exchange(map(_member, (*rows, row))):
+    if not need_links(map(_member, (*rows, row))):
         return
     row.url = url or row.url
     there = [*rows, row]
@@ -147,7 +147,7 @@ def _remember(rows: Iterable[Instance], told: Mapping[str, Told]) -> None:
 def _rows() -> list[Instance]:
     """Engines that keep links, of models of which any have something to exchange."""
     rows = list(_there())
-    busy = {row.model_id for row in rows if exchange([_member(row)])}
+    busy = {row.model_id for row in rows if need_links([_member(row)])}
     return [row for row in rows if row.model_id in busy]
 
 

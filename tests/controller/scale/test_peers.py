@@ -1,6 +1,6 @@
 """Who keeps a link to whom."""
 
-from controller.scale.peers import Member, exchange, peers
+from controller.scale.peers import Member, need_links, peers
 
 
 def member(name, role="decode", model="m", hollow=False, host="h"):
@@ -23,8 +23,8 @@ def test_the_same_stage_too_because_roles_change():
 def test_collocated_engines_exchange_nothing_but_with_one_that_has_no_weights():
     fleet = [member("a", "collocated"), member("b", "collocated"), member("w", "collocated", hollow=True)]
     assert ids(peers(fleet)) == {"a": [], "b": [], "w": ["a", "b"]}
-    assert exchange(fleet)
-    assert not exchange(fleet[:2])
+    assert need_links(fleet)
+    assert not need_links(fleet[:2])
 
 
 def test_one_that_does_not_say_where_it_is_reached_is_nobodys_source():
