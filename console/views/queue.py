@@ -1,4 +1,4 @@
-"""Queue page and the commands that act on what waits."""
+"""The Queue page, and the commands on waiting requests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from workers import live
 
 REQUESTS_MAX = 500
 PRIORITY_MAX = 1000
-ENDED_KEPT = timedelta(hours=1)  # so long one may ask what came of a command on all
+ENDED_KEPT = timedelta(hours=1)  # how long the outcome of a command on all can be asked for
 STOPPED = "Stopped."
 ORDER_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 MOMENT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?", re.ASCII)
-# Commands, and what is said of a request that one was applied to.
-COMMANDS = {"cancel": "cancelled", "pause": "paused", "resume": "resumed", "reprioritise": "given another priority"}
+# Each command, and how its answer names a request that it was applied to.
+COMMANDS = {"cancel": "cancelled", "pause": "paused", "resume": "resumed", "reprioritise": "reprioritised"}
 
 
 @require_GET
@@ -49,15 +49,15 @@ def queue(request: HttpRequest) -> HttpResponse:
 @require_POST
 @allows(Role.OPERATOR)
 def queue_command(request: HttpRequest) -> JsonResponse:
-    """Tells every gateway, waits for the answers, records what came of it. Answers JSON for the page's script."""
+    """Sends the command to every gateway, waits for the answers and records the outcome. Answers with JSON."""
     kind, ids = request.POST.get("kind", ""), list(dict.fromkeys(request.POST.getlist("request")))
     if kind not in COMMANDS:
-        return JsonResponse({"message": f"Unknown command; known: {', '.join(COMMANDS)}."}, status=400)
+        return JsonResponse({"message": f"Unknown command. Use one of: {', '.join(COMMANDS)}."}, status=400)
     if not 1 <= len(ids) <= REQUESTS_MAX or any(len(each) > 64 for each in ids):
-        return JsonResponse({"message": f"Choose 1 to {REQUESTS_MAX} requests."}, status=400)
+        return JsonResponse({"message": f"Select 1 to {REQUESTS_MAX} requests."}, status=400)
     priority = priority_of(request) if kind == "reprioritise" else None
     if kind == "reprioritise" and priority is None:
-        return JsonResponse({"message": f"Say which priority: 0 (the highest) to {PRIORITY_MAX}."}, status=400)
+        return JsonResponse({"message": f"Enter a priority from 0 (highest) to {PRIORITY_MAX}."}, status=400)
     actor = Actor.person(request.user.get_username())
     record = partial(queue_command_record, actor=actor, kind=kind, request_ids=ids, priority=priority)
     lost = ""
@@ -67,7 +67,7 @@ def queue_command(request: HttpRequest) -> JsonResponse:
         answers, lost = error.answers, str(error)
     except live.LiveUnavailable as error:
         record(outcome={"error": str(error)})
-        said = f"Redis is away: no gateway can be told. Nothing was {COMMANDS[kind]}."
+        said = f"Redis is unavailable, so no gateway can be reached. No requests were {COMMANDS[kind]}."
         return JsonResponse({"message": said}, status=503)
     complete = bool(answers) and not answers.silent and not lost
     outcome = queue_command_outcome(ids, answers, complete=complete)
@@ -78,10 +78,10 @@ def queue_command(request: HttpRequest) -> JsonResponse:
 @require_POST
 @allows(Role.OPERATOR)
 def queue_command_all(request: HttpRequest) -> HttpResponseBase:
-    """On all that match a filter and arrived until the person confirmed.
+    """A command on all requests that match a filter and arrived before the operator confirmed.
 
-    Answers a line of JSON after each part that was told, and one with a message at the end. Whoever closes the
-    connection stops it there.
+    Streams a line of JSON after each batch that was sent to a gateway, and a last one with a message. Closing the
+    connection stops the command after the current batch.
     """
     order = order_of(request)
     if isinstance(order, str):
@@ -99,10 +99,10 @@ def queue_command_all(request: HttpRequest) -> HttpResponseBase:
             outcome={"error": str(error)},
             priority=order.priority,
         )
-        said = f"Redis is away: no gateway can be told. Nothing was {COMMANDS[order.kind]}."
+        said = f"Redis is unavailable, so no gateway can be reached. No requests were {COMMANDS[order.kind]}."
         return JsonResponse({"message": said}, status=503)
     if not found.by_gateway:
-        return JsonResponse({"message": "No gateway said what waits there. Nothing was done."}, status=503)
+        return JsonResponse({"message": "No gateway reported its queue. No requests were changed."}, status=503)
     lines = _lines(Telling(order, found, actor))
     return StreamingHttpResponse(lines, content_type="application/x-ndjson", headers={"X-Accel-Buffering": "no"})
 
@@ -118,8 +118,8 @@ async def _lines(telling: Telling) -> AsyncIterator[bytes]:
 @require_GET
 @allows(Role.OPERATOR)
 def queue_command_ended(request: HttpRequest, order_id: str) -> JsonResponse:
-    """What came of one's own command on all that matched, from its record: for whom its answer did not reach, because
-    he stopped it or the connection broke. `known` is false until it has ended, and where it never began."""
+    """The outcome of one's own command on all matching requests, from its audit record: for a browser that stopped it
+    or lost the connection. `known` is false until the command has ended, and if it never began."""
     own = decisions.search(actor=request.user.get_username(), since=timezone.now() - ENDED_KEPT)
     decision = own.filter(kind__in=[f"queue_{kind}" for kind in COMMANDS], outcome__order=order_id).first()
     if decision is None:
@@ -129,27 +129,27 @@ def queue_command_ended(request: HttpRequest, order_id: str) -> JsonResponse:
 
 
 def order_of(request: HttpRequest) -> Order | str:
-    """What was asked for, or what is wrong with it."""
+    """The command that was posted, or what is wrong with it."""
     kind, given = request.POST.get("kind", ""), request.POST.get("until", "")
     if kind not in COMMANDS:
-        return f"Unknown command; known: {', '.join(COMMANDS)}."
+        return f"Unknown command. Use one of: {', '.join(COMMANDS)}."
     window = window_of({"key": request.POST.get("key", ""), "text": request.POST.get("text", "")})
     if window is None:
         return "The filter is too long."
     until = float(given) if MOMENT.fullmatch(given) else None
     if until is None:
-        return "until: epoch seconds of the moment at which this was confirmed."
+        return "until: must be the time of confirmation, in epoch seconds."
     priority = priority_of(request) if kind == "reprioritise" else None
     if kind == "reprioritise" and priority is None:
-        return f"Say which priority: 0 (the highest) to {PRIORITY_MAX}."
+        return f"Enter a priority from 0 (highest) to {PRIORITY_MAX}."
     order_id = request.POST.get("order", "")
     if order_id and not ORDER_ID.fullmatch(order_id):
-        return "order: 32 hexadecimal digits that name this command."
+        return "order: must be 32 hexadecimal digits."
     return Order(kind, window.key, window.text, until, priority, order_id)
 
 
 def said_of(kind: str, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """How a command on all that matched has ended, in words; `ok` if it reached all of them and each was answered."""
+    """The outcome of a command on all matching requests, in words; `ok` if every request was reached and answered."""
     return {"message": say_all(kind, outcome), "ok": outcome["ended"] == "all" and not outcome["unanswered"]}
 
 
@@ -157,23 +157,23 @@ def say_all(kind: str, outcome: Mapping[str, Any]) -> str:
     done = COMMANDS[kind]
     parts = [f"{outcome['applied']} {done}"]
     if outcome["too_late"]:
-        parts.append(f"{outcome['too_late']} were already sent to an engine")
+        parts.append(f"{outcome['too_late']} already sent to an engine")
     if outcome["gone"]:
-        parts.append(f"{outcome['gone']} had left the queue")
+        parts.append(f"{outcome['gone']} no longer in the queue")
     said = [STOPPED] if outcome["ended"] == "stopped" else []
     said.append(f"{', '.join(parts)}.")
     if outcome["unanswered"]:
         said.append(not_known(outcome["unanswered"], done))
-    away = "Redis is away: " if outcome["ended"] == "redis_away" else ""
+    away = "Redis is unavailable: " if outcome["ended"] == "redis_away" else ""
     if left := outcome["of"] - outcome["told"]:
-        said.append(f"{away}{left} were not told.")
+        said.append(f"{away}{left} unchanged.")
     if outcome["missing"]:
-        said.append("Not every gateway said what waits there; that was left alone.")
+        said.append("Some gateways did not report their queue; their requests were not changed.")
     return " ".join(said)
 
 
 def not_known(count: int, done: str) -> str:
-    return f"Of {count} no answer came; they may be {done} by now, or within five seconds."
+    return f"No answer for {count} request{'' if count == 1 else 's'}, which may still be {done} within 5 seconds."
 
 
 def priority_of(request: HttpRequest) -> int | None:
@@ -185,12 +185,12 @@ def say(kind: str, outcome: Mapping[str, Any], lost: str = "") -> str:
     done = COMMANDS[kind]
     parts = [f"{len(outcome['applied'])} {done}"] if outcome["applied"] or not outcome["unanswered"] else []
     if outcome["too_late"]:
-        parts.append(f"{len(outcome['too_late'])} were already sent to an engine")
+        parts.append(f"{len(outcome['too_late'])} already sent to an engine")
     if outcome["gone"]:
-        parts.append(f"{len(outcome['gone'])} had left the queue")
+        parts.append(f"{len(outcome['gone'])} no longer in the queue")
     said = [f"{', '.join(parts)}."] if parts else []
     if outcome["unanswered"]:
-        silent = "Not every gateway answered in time." if outcome["gateways"] else "No gateway answered in time."
-        why = "Redis went away before the answer." if lost else silent
-        said += [why, not_known(len(outcome["unanswered"]), done), "The queue shows what still waits."]
+        silent = "Some gateways did not answer in time." if outcome["gateways"] else "No gateway answered in time."
+        why = "Redis became unavailable before the answer." if lost else silent
+        said += [why, not_known(len(outcome["unanswered"]), done), "Check the queue for the current state."]
     return " ".join(said)

@@ -1,4 +1,4 @@
-// Whether engines take what comes, in words: where none does, requests are refused or wait, and nothing that waits starts.
+// Whether new requests find an engine, in words. Without one they are refused or wait, and no waiting request starts.
 
 const NAMED = 5;
 
@@ -9,22 +9,22 @@ function names(models) {
 }
 
 /**
- * `capacity`: by model up, undecoded, coming or none (console/live/queue_view.py), empty where it is not known. `text`: what is wrong, ""
- * for nothing; `nobody`: no model has an engine; `idle`: what is true of an empty queue.
+ * `capacity`: by model "up", "undecoded", "coming" or "none" (console/live/queue_view.py), empty if unknown. Returns `text`: the
+ * problem, "" if there is none; `nobody`: no model has an engine; `idle`: why a queue may be empty.
  */
 export function capacityWords(capacity) {
   const models = Object.keys(capacity);
   const of = (state) => models.filter((model) => capacity[model] === state);
   const [up, undecoded, coming, none] = ["up", "undecoded", "coming", "none"].map(of);
   const said = [];
-  if (none.length) said.push(`No engine of ${names(none)} is up or on its way: what arrives for ${none.length > 1 ? "them" : "it"} is refused at once (503, no_capacity).`);
+  if (none.length) said.push(`No engine for ${names(none)} is up or starting. Requests for ${none.length > 1 ? "these models" : "this model"} are refused immediately (503, no_capacity).`);
   if (coming.length) {
-    said.push(`No engine of ${names(coming)} is up, but one is asleep or on its way: what arrives waits here for it, or is refused where it may not wait so long.`);
+    said.push(`No engine for ${names(coming)} is up yet, but one is starting or asleep. Requests wait here for it, or are refused if their waiting time is too short.`);
   }
   if (undecoded.length) {
-    said.push(`Of ${names(undecoded)} engines that prefill are up, but none that decodes: what arrives is computed, waits for one (not here: its prompt is sent) and is refused after its waiting time, or half a minute.`);
+    said.push(`No decode engine for ${names(undecoded)} is up, only prefill engines. Requests are prefilled, then wait outside this queue for a decode engine and are refused after their waiting time, or 30 seconds.`);
   }
-  const some = up.length < models.length ? ` of ${names(up)}` : "";
-  const idle = up.length ? `Requests${some} go to an engine as soon as they arrive while the fleet has room.` : "";
+  const some = up.length < models.length ? ` for ${names(up)}` : "";
+  const idle = up.length ? `Requests${some} go straight to an engine while the fleet has capacity.` : "";
   return { text: said.join(" "), nobody: models.length > 0 && up.length === 0, idle };
 }

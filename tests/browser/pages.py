@@ -99,11 +99,11 @@ ALL_WAITING = {"kind": "cancel", "until": "9999999999"}
 DECODE = {"role": "decode", "version": "1"}
 LESS = {"window": "hour", "change": "less"}
 ACTIONS = (
-    _command("pause", "Hold back"),
-    _command("resume", "Let go on"),
-    _command("reprioritise", "Set"),
-    _command("cancel", "Cancel selected"),
-    Action("/queue/command/all/", "operator", "queue", ("button", re.compile("^Choose all")), ALL_WAITING),
+    _command("pause", "Pause"),
+    _command("resume", "Resume"),
+    _command("reprioritise", "Change priority"),
+    _command("cancel", "Cancel requests"),
+    Action("/queue/command/all/", "operator", "queue", ("button", re.compile("^Select all")), ALL_WAITING),
     Action("/classes/new/", "operator", "classes", ("link", "New class"), {"name": "forged", "ttft_s": "9"}),
     Action("/classes/{class}/", "operator", "classes", ("link", "Change interactive"), {"ttft_s": "9"}),
     Action("/classes/{class}/remove/", "operator", "classes", ("link", "Remove interactive"), {"version": "1"}),

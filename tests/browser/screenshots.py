@@ -246,7 +246,7 @@ def all_waiting(page: Page, stack: Stack) -> Locator:
             break
         except PlaywrightTimeout:
             stack.send(2 * BURST, slo_class="analytics", max_tokens=400)
-    return page.get_by_role("button", name=re.compile("^Choose all .* that match$"))
+    return page.get_by_role("button", name=re.compile("^Select all .* matching$"))
 
 
 def burst(page: Page, stack: Stack) -> None:

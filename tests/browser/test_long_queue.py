@@ -96,7 +96,7 @@ def test_it_stays_smooth_while_a_hundred_a_second_come_and_go(visit, crowd):
 def test_a_selection_survives_scrolling_and_filters_are_the_servers(visit, crowd):
     page = visit("operator", "/queue/")
     expect(page.locator(ROW).first).to_be_visible()
-    page.get_by_role("button", name="Hold the picture").click()
+    page.get_by_role("button", name="Pause updates").click()
     page.locator(ROW).nth(3).get_by_role("checkbox").check()
     chosen = page.locator(ROW).nth(3).locator('[data-cell="id"]').inner_text()
     scroll_to(page, 0.5)
@@ -104,7 +104,7 @@ def test_a_selection_survives_scrolling_and_filters_are_the_servers(visit, crowd
     expect(page.locator("[data-selected]")).to_have_text("1 selected")
     scroll_to(page, 0.0)
     expect(page.locator(ROW).filter(has_text=chosen).get_by_role("checkbox")).to_be_checked()
-    page.get_by_role("button", name="Show live again").click()
+    page.get_by_role("button", name="Resume updates").click()
     page.get_by_label("Filter by tenant").fill("summaries")
     expect(page.locator("[data-shown]")).to_have_text(re.compile(r"^3,\d\d\d of (9,9|10,0)\d\d waiting$"))
     expect(page.locator(ROW).first.locator('[data-cell="class"]')).to_have_text("summaries")

@@ -110,17 +110,17 @@ def test_what_waits_is_held_back_let_go_given_a_priority_and_cancelled(visit, wa
     expect(page.locator(ROW)).to_have_count(5)
     chosen = tick(page.locator(ROW).nth(2))
     row = page.locator(ROW).filter(has_text=chosen)
-    tell(page, "Hold back", "1 paused")
+    tell(page, "Pause", "1 paused")
     expect(row.locator('[data-cell="paused"]')).to_be_visible()
     assert tick(row) == chosen
-    tell(page, "Let go on", "1 resumed")
+    tell(page, "Resume", "1 resumed")
     expect(row.locator('[data-cell="paused"]')).to_be_hidden()
     assert tick(row) == chosen
     page.get_by_label("Priority", exact=True).fill("7")
-    tell(page, "Set", "1 given another priority")
+    tell(page, "Change priority", "1 reprioritised")
     expect(row.locator('[data-cell="priority"]')).to_have_text("7")
     assert tick(row) == chosen
-    tell(page, "Cancel selected", "1 cancelled")
+    tell(page, "Cancel requests", "1 cancelled")
     expect(row).to_have_count(0)
     expect(page.locator(ROW)).to_have_count(4)
     for kind in ("pause", "resume", "reprioritise", "cancel"):
@@ -139,7 +139,7 @@ def test_two_at_once_are_cancelled_and_the_others_are_served(visit, stack, lane)
         for place in (0, 2):
             page.locator(ROW).nth(place).get_by_role("checkbox").check()
         expect(page.locator("[data-selected]")).to_contain_text("2 selected")
-        tell(page, "Cancel selected", "2 cancelled")
+        tell(page, "Cancel requests", "2 cancelled")
     assert sorted(each.result() == 200 for each in sent) == [False, False, True, True]
 
 
@@ -148,10 +148,10 @@ def test_all_that_match_are_held_back_and_cancelled_after_a_question(visit, wait
     shown(page, lane)
     expect(page.locator(ROW)).to_have_count(5)
     for button, question, said in (
-        ("Hold back", "Hold back all 5", "5 paused"),
-        ("Cancel selected", "Cancel all 5", "5 cancelled"),
+        ("Pause", "Pause all 5", "5 paused"),
+        ("Cancel requests", "Cancel all 5", "5 cancelled"),
     ):
-        page.get_by_role("button", name="Choose all 5 that match").click()
+        page.get_by_role("button", name="Select all 5 matching").click()
         page.get_by_role("button", name=button, exact=True).click()
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text(question)
@@ -168,12 +168,12 @@ def test_all_that_matched_are_cancelled_though_the_queue_is_unknown_at_the_answe
     page.goto("/queue/")
     shown(page, lane)
     expect(page.locator(ROW)).to_have_count(5)
-    page.get_by_role("button", name="Choose all 5 that match").click()
+    page.get_by_role("button", name="Select all 5 matching").click()
     queue.hold()
     page.evaluate(TYPE_AND_CANCEL, "no such request")
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(f'Cancel all 5 that wait with "{lane}"?')
-    expect(page.locator("[data-all]")).to_have_text("Choose all that match")  # how many is not known
+    expect(dialog).to_contain_text(f'Cancel all 5 waiting requests matching "{lane}"?')
+    expect(page.locator("[data-all]")).to_have_text("Select all matching")  # how many is not known
     dialog.locator("[data-confirm-yes]").click()
     expect(page.locator("[data-answer]")).to_contain_text("5 cancelled")
     expect(page.locator("[data-progress]")).to_be_hidden()
@@ -181,7 +181,7 @@ def test_all_that_matched_are_cancelled_though_the_queue_is_unknown_at_the_answe
     outcome = caller.recorded("queue_cancel")[0]["outcome"]
     assert (outcome["of"], outcome["applied"]) == (5, 5)
     queue.let_go()
-    expect(page.locator("[data-all]")).to_have_text("Choose all 0 that match")
+    expect(page.locator("[data-all]")).to_have_text("Select all 0 matching")
 
 
 def test_what_is_ticked_is_what_is_told_however_the_rows_move(visit, moving, caller):
@@ -190,7 +190,7 @@ def test_what_is_ticked_is_what_is_told_however_the_rows_move(visit, moving, cal
     chosen = tick(page.locator(ROW).nth(3))
     before = ids(page)
     within(REACHED_S, lambda: ids(page) != before)
-    page.get_by_role("button", name="Hold back", exact=True).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("[data-answer]")).to_be_visible()
     (decision,) = caller.recorded("queue_pause", request_id=chosen)
     assert decision["inputs"]["request_ids"] == [chosen]
@@ -199,12 +199,12 @@ def test_what_is_ticked_is_what_is_told_however_the_rows_move(visit, moving, cal
 def test_a_held_picture_keeps_its_rows_until_it_is_let_go(visit, moving):
     page = visit("operator", "/queue/")
     shown(page, "crowd")
-    page.get_by_role("button", name="Hold the picture").click()
+    page.get_by_role("button", name="Pause updates").click()
     expect(page.locator("[data-table]")).not_to_have_attribute("aria-busy", "true")
     before = ids(page)
     page.wait_for_timeout(3000)
     assert ids(page) == before
     expect(page.locator(f"{ROW}.left").first).to_be_visible()
-    page.get_by_role("button", name="Show live again").click()
+    page.get_by_role("button", name="Resume updates").click()
     within(REACHED_S, lambda: ids(page) != before)
     expect(page.locator(f"{ROW}.left")).to_have_count(0)

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.browser
 ROW = "[data-rows] tr:not(.space)"
 STOP_AT = 500
 SAID_S = 20.0
-STOPPED = re.compile(r"Stopped\. (\d+) cancelled(?:, (\d+) had left the queue)?\. (\d+) were not told\.")
+STOPPED = re.compile(r"Stopped\. (\d+) cancelled(?:, (\d+) no longer in the queue)?\. (\d+) unchanged\.")
 LOST = re.compile(
-    r"(\d+) cancelled(?:, (\d+) had left the queue)?\. Of (\d+) no answer came; they may be cancelled by now, or "
-    r"within five seconds\. Redis is away: (\d+) were not told\."
+    r"(\d+) cancelled(?:, (\d+) no longer in the queue)?\. No answer for (\d+) requests?, which may still be "
+    r"cancelled within 5 seconds\. Redis is unavailable: (\d+) unchanged\."
 )
 
 
@@ -73,8 +73,8 @@ def open_crowd(visit):
 
 
 def cancel_all(page):
-    page.get_by_role("button", name=re.compile("^Choose all .* that match$")).click()
-    page.get_by_role("button", name="Cancel selected", exact=True).click()
+    page.get_by_role("button", name=re.compile("^Select all .* matching$")).click()
+    page.get_by_role("button", name="Cancel requests", exact=True).click()
     page.get_by_role("dialog").locator("[data-confirm-yes]").click()
 
 
@@ -95,7 +95,7 @@ def test_a_long_command_is_stopped_in_the_middle_and_what_is_said_of_it_is_true(
         "least => parseInt(document.querySelector('[data-progress-text]').textContent.replaceAll(',', '')) >= least",
         arg=STOP_AT,
     )
-    page.get_by_role("button", name="Stop here").click()
+    page.get_by_role("button", name="Stop").click()
     cancelled, gone, left = said(page, STOPPED)
     assert cancelled >= STOP_AT / 2
     assert left > 0
@@ -130,10 +130,10 @@ def test_a_command_on_one_request_whose_answer_is_lost_is_not_called_undone(visi
     page = open_crowd(visit)
     page.locator(ROW).nth(5).get_by_role("checkbox").check()
     chosen = page.locator(f"{ROW} input:checked").get_attribute("value")
-    page.get_by_role("button", name="Hold back", exact=True).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("[data-answer]")).to_have_text(
-        "Redis went away before the answer. Of 1 no answer came; they may be paused by now, or within five seconds. "
-        "The queue shows what still waits."
+        "Redis became unavailable before the answer. No answer for 1 request, which may still be paused within 5 "
+        "seconds. Check the queue for the current state."
     )
     os.kill(redis, signal.SIGCONT)
     assert page.locator("[data-selected]").inner_text() == "1 selected"
@@ -152,8 +152,10 @@ def test_with_redis_hanging_before_anything_is_told_nothing_was_done(visit, gate
     page = open_crowd(visit)
     page.locator(ROW).nth(5).get_by_role("checkbox").check()
     os.kill(redis, signal.SIGSTOP)
-    page.get_by_role("button", name="Hold back", exact=True).click()
-    expect(page.locator("[data-answer]")).to_have_text("Redis is away: no gateway can be told. Nothing was paused.")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.locator("[data-answer]")).to_have_text(
+        "Redis is unavailable, so no gateway can be reached. No requests were paused."
+    )
     os.kill(redis, signal.SIGCONT)
     within(SAID_S, lambda: "error" in caller.recorded("queue_pause")[0]["outcome"])
     assert applied_by(process) == []
@@ -173,7 +175,7 @@ def test_a_proxy_that_answers_for_the_console_does_not_make_a_command_undone(vis
         "**/queue/command/**", lambda route: replace(route) if route.request.method == "POST" else route.fallback()
     )
     page.locator(ROW).nth(5).get_by_role("checkbox").check()
-    page.get_by_role("button", name="Hold back", exact=True).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("[data-answer]")).to_contain_text("The command may have taken effect")
     cancel_all(page)
     expect(page.locator("[data-answer]")).to_contain_text("400 cancelled")  # as its record says

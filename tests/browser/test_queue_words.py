@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 ROW = "[data-rows] tr:not(.space)"
 TIME = r"[\d.]+ (ms|s|min)"
-GIVES_UP = re.compile(f"^gives up in {TIME}$")
+GIVES_UP = re.compile(f"^times out in {TIME}$")
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 WAITS_S = 100
 
@@ -63,13 +63,13 @@ def test_one_that_is_held_back_says_when_it_gives_up_too(visit, late):
     page = visit("operator", f"/queue/?text=model:{late}")
     row = page.locator(ROW)
     row.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Hold back", exact=True).click()
-    expect(row.get_by_text("held back")).to_be_visible()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(row.get_by_text("paused")).to_be_visible()
     expect(row.locator('[data-cell="start"]')).to_have_text("")
     expect(row.locator('[data-cell="ends"]')).to_have_text(GIVES_UP)
     row.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Let go on", exact=True).click()
-    expect(row.get_by_text("held back")).to_be_hidden()
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(row.get_by_text("paused")).to_be_hidden()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_one_that_is_held_back_says_when_it_gives_up_too(visit, late):
     [
         ({}, ["in 2.00 s", "", False]),
         ({"due_at": 101.0}, ["in 2.00 s", "", True]),
-        ({"gives_up_at": 101.5}, ["in 2.00 s", "gives up in 1.50 s", True]),
-        ({"start_at": None}, ["not known", "gives up in 9.00 s", False]),
-        ({"start_at": None, "hopeless": True}, ["too late", "gives up in 9.00 s", True]),
-        ({"start_at": None, "hopeless": True, "gives_up_at": 99.0}, ["too late", "gives up now", True]),
-        ({"start_at": None, "paused": True, "hopeless": True}, ["", "gives up in 9.00 s", False]),
+        ({"gives_up_at": 101.5}, ["in 2.00 s", "times out in 1.50 s", True]),
+        ({"start_at": None}, ["unknown", "times out in 9.00 s", False]),
+        ({"start_at": None, "hopeless": True}, ["too late", "times out in 9.00 s", True]),
+        ({"start_at": None, "hopeless": True, "gives_up_at": 99.0}, ["too late", "timing out", True]),
+        ({"start_at": None, "paused": True, "hopeless": True}, ["", "times out in 9.00 s", False]),
     ],
 )
 def test_what_is_known_of_a_start_in_words(tab, row, said):
@@ -113,42 +113,40 @@ def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack
     instance = engine_of_its_own(caller, model)
     pages = [visit("viewer", "/queue/", *look) for look in LOOKS]
     idle = pages[0].locator("[data-empty] span")
-    expect(idle).to_have_text(
-        re.compile(f"^Requests of .*{model}.* go to an engine as soon as they arrive|^Requests go ")
-    )
+    expect(idle).to_have_text(re.compile(f"^Requests for .*{model}.* go straight to an engine|^Requests go "))
     caller.post(f"instances/{instance}/stop", {"version": caller.get(f"instances/{instance}")["version"]})
     within(30, lambda: stack.ask({"model": model, "prompt": "Hello", "max_tokens": 1}).status_code == 503)
     for page, (width, _) in zip(pages, LOOKS, strict=True):
         said = page.locator("[data-engines]")
-        expect(said).to_contain_text(re.compile(rf"No engine of [\w, -]*{model}\b[\w, -]* is up or on its way"))
-        expect(said).to_contain_text("refused at once (503, no_capacity)")
+        expect(said).to_contain_text(re.compile(rf"No engine for [\w, -]*{model}\b[\w, -]* is up or starting"))
+        expect(said).to_contain_text("refused immediately (503, no_capacity)")
         assert serious_findings(page) == []
         assert beyond(page, width) == 0
-    expect(idle).to_have_text(re.compile("^Requests of (?!.*leaving).* go to an engine"))
+    expect(idle).to_have_text(re.compile("^Requests for (?!.*leaving).* go straight to an engine"))
 
 
 @pytest.mark.parametrize(
     ("capacity", "text", "nobody", "idle"),
     [
         ({}, "", False, ""),
-        ({"a": "up"}, "", False, "Requests go to an engine as soon as they arrive while the fleet has room."),
+        ({"a": "up"}, "", False, "Requests go straight to an engine while the fleet has capacity."),
         (
             {"a": "none"},
-            "No engine of a is up or on its way: what arrives for it is refused at once (503, no_capacity).",
+            "No engine for a is up or starting. Requests for this model are refused immediately (503, no_capacity).",
             True,
             "",
         ),
         (
             {"a": "up", "b": "coming"},
-            "No engine of b is up, but one is asleep or on its way: what arrives waits here for it, or is refused "
-            "where it may not wait so long.",
+            "No engine for b is up yet, but one is starting or asleep. Requests wait here for it, or are refused if "
+            "their waiting time is too short.",
             False,
-            "Requests of a go to an engine as soon as they arrive while the fleet has room.",
+            "Requests for a go straight to an engine while the fleet has capacity.",
         ),
         (
             {"a": "undecoded"},
-            "Of a engines that prefill are up, but none that decodes: what arrives is computed, waits for one "
-            "(not here: its prompt is sent) and is refused after its waiting time, or half a minute.",
+            "No decode engine for a is up, only prefill engines. Requests are prefilled, then wait outside this queue "
+            "for a decode engine and are refused after their waiting time, or 30 seconds.",
             True,
             "",
         ),
@@ -166,4 +164,4 @@ def test_whether_engines_take_what_comes_in_words(tab, capacity, text, nobody, i
         "async (said) => (await import('/static/js/capacity.js')).capacityWords(said).text",
         {f"m{n}": "none" for n in range(8)},
     )
-    assert many.startswith("No engine of m0, m1, m2, m3, m4 and 3 more is up or on its way: what arrives for them ")
+    assert many.startswith("No engine for m0, m1, m2, m3, m4 and 3 more is up or starting. Requests for these models ")

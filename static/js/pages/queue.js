@@ -1,4 +1,4 @@
-// Queue: the browser holds the rows in view only. Their slack runs down between frames by the clock of this browser.
+// Queue: the browser holds only the rows in view. Between frames their slack counts down by this browser's clock.
 
 import { question } from "../base.js";
 import { capacityWords } from "../capacity.js";
@@ -14,14 +14,14 @@ const cell = (row, name) => row.querySelector(`[data-cell="${name}"]`);
 const form = find("[data-command]");
 const canAct = Boolean(find("[data-act]"));
 const view = { offset: 0, limit: 60, key: "", text: "", held: false };
-const asked = new URLSearchParams(location.search); // a link from elsewhere, or this page loaded again
-view.key = (asked.get("key") || "").slice(0, 200);
-view.text = (asked.get("text") || "").trim().slice(0, 100);
+const query = new URLSearchParams(location.search); // a link with a filter, or this page reloaded
+view.key = (query.get("key") || "").slice(0, 200);
+view.text = (query.get("text") || "").trim().slice(0, 100);
 const selected = new Set();
-let all = false; // everything that matches the filter, whatever the browser holds of it
+let all = false; // is everything selected that matches the filter, also the rows that this browser does not hold?
 let data = null;
-let epoch = 0; // what to add to this browser's clock, in seconds, to have the console's
-let heldAt = null; // the moment that is shown while the picture is held
+let epoch = 0; // seconds to add to this browser's clock to get the console's
+let heldAt = null; // the moment that is shown while updates are paused
 
 const now = () => heldAt ?? performance.now() / 1000 + epoch;
 
@@ -34,14 +34,14 @@ function put(element, text) {
 function showClasses() {
   const holder = find("[data-classes]");
   const known = new Map([...holder.children].map((button) => [button.dataset.key, button]));
-  for (const item of withChosen(data.by_class)) {
+  for (const item of withFiltered(data.by_class)) {
     let button = known.get(item.key);
     known.delete(item.key);
     if (!button) {
       button = find("#queue-class").content.firstElementChild.cloneNode(true);
       button.dataset.key = item.key;
       button.setAttribute("aria-pressed", String(item.key === view.key));
-      button.addEventListener("click", () => choose(item.key));
+      button.addEventListener("click", () => filterByClass(item.key));
       holder.append(button);
     }
     put(cell(button, "name"), item.name);
@@ -54,24 +54,24 @@ function showClasses() {
   for (const button of known.values()) button.remove();
 }
 
-/** The class that is shown alone has its button though nothing of it waits: it is the way back. */
-function withChosen(classes) {
+/** The class in the filter keeps its button even when none of its requests wait: a click on it clears the filter. */
+function withFiltered(classes) {
   if (!view.key || classes.some((item) => item.key === view.key)) return classes;
   const [tenant, name] = [view.key.slice(0, view.key.indexOf("/")), view.key.slice(view.key.indexOf("/") + 1)];
   return [...classes, { key: view.key, tenant, name: name || "no class (defaults)", count: 0, due_at: null }];
 }
 
-/** Another filter: nothing of what is known answers it, least of all how many match. */
+/** Drops the rows and the selection of the old filter: how many match the new one is unknown until its frame arrives. */
 function filterChanged() {
   data = null;
-  chooseAll(false);
+  selectAll(false);
   showSelected();
   const query = new URLSearchParams();
   for (const name of ["key", "text"]) if (view[name]) query.set(name, view[name]);
   history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
 }
 
-function choose(key) {
+function filterByClass(key) {
   view.key = view.key === key ? "" : key;
   filterChanged();
   for (const button of find("[data-classes]").children) button.setAttribute("aria-pressed", String(button.dataset.key === view.key));
@@ -150,13 +150,13 @@ function showEmpty(filtered) {
   const [headline, text] = empty.children;
   headline.classList.toggle("loading", data.gateways === 0);
   if (data.gateways === 0) {
-    put(headline, "No gateway has published its queue yet");
-    put(text, "Gateways publish it only while somebody looks at this page.");
+    put(headline, "Waiting for the gateways");
+    put(text, "Gateways publish their queues only while this page is open.");
   } else if (data.total > 0 && filtered) {
-    put(headline, "Nothing matches the filter.");
-    put(text, "Clear it to see the rest.");
+    put(headline, "No requests match this filter.");
+    put(text, "Clear the filter to see all waiting requests.");
   } else {
-    put(headline, "Nothing is waiting.");
+    put(headline, "The queue is empty.");
     put(text, capacityWords(data.capacity ?? {}).idle);
   }
 }
@@ -164,7 +164,7 @@ function showEmpty(filtered) {
 function tickRow(element) {
   const { row } = element;
   const slack = row.due_at - now();
-  // What is late fills its bar again, in red, by how late it is.
+  // The bar of a late request fills again, in red, by how late it is.
   const share = row.ttft_s > 0 ? Math.min(1, Math.abs(slack) / row.ttft_s) : 1;
   put(cell(element, "slack"), slack < 0 ? `${ms(-slack)} late` : `${ms(slack)} left`);
   cell(element, "slack").className = slack < 0 ? "miss" : share < 0.25 ? "near" : "";
@@ -184,23 +184,23 @@ function tick() {
   for (const element of rows.elements.values()) if (element.row) tickRow(element);
 }
 
-// ---- filter, hold, select, act ------------------------------------------------------------------------------------------
+// ---- filter, pause updates, select, act ------------------------------------------------------------------------------------------
 
 function showSelected() {
   if (!canAct) return;
-  const chosen = all ? data?.matching ?? 0 : selected.size;
-  for (const button of form.querySelectorAll("[data-act]")) button.disabled = chosen === 0 || Boolean(telling);
+  const number = all ? data?.matching ?? 0 : selected.size;
+  for (const button of form.querySelectorAll("[data-act]")) button.disabled = number === 0 || Boolean(running);
   const some = selected.size ? `${count(selected.size)} selected` : "None selected";
-  put(find("[data-selected]"), all ? `All ${count(chosen)} that match` : some);
+  put(find("[data-selected]"), all ? `All ${count(number)} matching selected` : some);
   const button = find("[data-all]");
-  button.disabled = Boolean(telling) || (!all && !data?.matching);
+  button.disabled = Boolean(running) || (!all && !data?.matching);
   button.setAttribute("aria-pressed", String(all));
-  put(button, all ? "Choose single ones" : `Choose all ${data ? count(data.matching) : ""} that match`);
+  put(button, all ? "Clear selection" : `Select all ${data ? `${count(data.matching)} ` : ""}matching`);
 }
 
-function chooseAll(wanted) {
-  if (!canAct || all === wanted) return;
-  all = wanted;
+function selectAll(on) {
+  if (!canAct || all === on) return;
+  all = on;
   clearSelection();
 }
 
@@ -211,12 +211,12 @@ function answered(text, ok) {
   box.hidden = false;
 }
 
-const NOBODY = "Nothing was done: your session has ended or may not do this. Load the page again.";
-const SILENCE = "The console did not answer. The command may have taken effect, or may within five seconds: the queue shows what still waits.";
+const NOT_ALLOWED = "No requests were changed: your session has ended or lacks permission. Reload the page.";
+const NO_ANSWER = "The console did not respond. The command may still take effect within 5 seconds; check the queue.";
 const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
 
-/** An answer that is none of our own: of a proxy, or of a console that failed, nobody knows how far it had come. */
-const refusal = (answer) => (answer.status >= 500 ? SILENCE : NOBODY);
+/** For an answer without JSON. After a 5xx of a proxy or of the console it is unknown how much of the command was done. */
+const refusal = (answer) => (answer.status >= 500 ? NO_ANSWER : NOT_ALLOWED);
 
 async function act(event) {
   event.preventDefault();
@@ -229,80 +229,81 @@ async function act(event) {
     answered(isJson(answer) ? (await answer.json()).message : refusal(answer), ok);
     if (ok) clearSelection();
   } catch {
-    answered(SILENCE, false);
+    answered(NO_ANSWER, false);
   }
   return undefined;
 }
 
-// ---- all that match -------------------------------------------------------------------------------------------------------
+// ---- act on all matching -------------------------------------------------------------------------------------------------------
 
-let telling = null; // what ends it
-const WORDS = {
-  cancel: ["Cancel", "Their clients get an error. It cannot be taken back."],
-  pause: ["Hold back", "They stay where they are, and their time runs on."],
-  resume: ["Let go on", "They are served in their order again."],
-  reprioritise: ["Change the priority of", ""],
+let running = null; // AbortController of a command on all matching
+// The verb of the title, the button of the dialog, and what the command does.
+const QUESTIONS = {
+  cancel: ["Cancel", "Cancel requests", "Their clients get an error. This cannot be undone."],
+  pause: ["Pause", "Pause", "They stay in the queue, and their deadlines keep running."],
+  resume: ["Resume", "Resume", "They are served in queue order again."],
+  reprioritise: ["Change the priority of", "Change priority", ""],
 };
 
 function filterInWords() {
   const button = view.key && [...find("[data-classes]").children].find((each) => each.dataset.key === view.key);
   const parts = [];
   if (button) parts.push(`in class ${cell(button, "name").textContent} of ${cell(button, "tenant").textContent}`);
-  if (view.text) parts.push(`with "${view.text}"`);
-  return parts.length ? parts.join(", ") : "whatever its class and tenant";
+  if (view.text) parts.push(`matching "${view.text}"`);
+  return parts.length ? ` ${parts.join(", ")}` : "";
 }
 
 async function actOnAll(kind) {
-  const until = now(); // what arrives while the question is open is not meant
+  const until = now(); // requests that arrive while the question is open are not included
   const order = [...crypto.getRandomValues(new Uint8Array(16))].map((each) => each.toString(16).padStart(2, "0")).join("");
   const body = new FormData(form);
   const said = { kind, order, key: view.key, text: view.text, until: until.toFixed(3) };
   for (const [name, value] of Object.entries(said)) body.set(name, value);
-  const [what, why] = WORDS[kind];
-  const matching = data?.matching ?? 0; // while the question is open the queue may be asked for anew, and be unknown
-  const priority = kind === "reprioritise" ? `They get priority ${body.get("priority")}. ` : "";
-  const title = `${what} all ${count(matching)} that wait ${filterInWords()}?`;
-  if (!(await question(title, `${priority}${why} What arrives from now on is not touched.`, what))) return;
-  telling = new AbortController();
+  const [verb, button, effect] = QUESTIONS[kind];
+  const matching = data?.matching ?? 0; // read now: a reconnect while the question is open may clear `data`
+  const priority = kind === "reprioritise" ? `Their new priority is ${body.get("priority")}. ` : "";
+  const title = `${verb} all ${count(matching)} waiting requests${filterInWords()}?`;
+  if (!(await question(title, `${priority}${effect} Requests that arrive from now on are not affected.`, button))) return;
+  running = new AbortController();
   showSelected();
   progress({ told: 0, of: matching });
   let last = null;
   try {
-    const answer = await fetch(form.dataset.allAt, { method: "POST", body, signal: telling.signal, headers: { accept: "application/json" } });
-    if (!isJson(answer) && answer.status >= 500) await sayWhatCame(order, last, "The console did not answer.");
-    else if (!answer.ok || !isJson(answer)) answered(isJson(answer) ? (await answer.json()).message : NOBODY, false);
+    const answer = await fetch(form.dataset.allAt, { method: "POST", body, signal: running.signal, headers: { accept: "application/json" } });
+    if (!isJson(answer) && answer.status >= 500) await reportOutcome(order, last, "The console did not respond.");
+    else if (!answer.ok || !isJson(answer)) answered(isJson(answer) ? (await answer.json()).message : NOT_ALLOWED, false);
     else {
       for await (const line of linesOf(answer)) {
         last = line;
         progress(line);
       }
       if (last?.message) answered(last.message, last.ok);
-      else await sayWhatCame(order, last, "The console fell silent.");
+      else await reportOutcome(order, last, "The console stopped responding.");
     }
   } catch (error) {
-    await sayWhatCame(order, last, error.name === "AbortError" ? "Stopped." : "The console did not answer.");
+    await reportOutcome(order, last, error.name === "AbortError" ? "Stopped." : "The console did not respond.");
   }
-  telling = null;
+  running = null;
   find("[data-progress]").hidden = true;
   find("[data-stop]").disabled = false;
-  if (last?.ok) chooseAll(false);
+  if (last?.ok) selectAll(false);
   showSelected();
 }
 
-const RECORDED_WITHIN_MS = 8000; // the part that is being told is waited for
+const RECORDED_WITHIN_MS = 8000; // the gateways first answer the batch that was being sent
 const LOOK_EVERY_MS = 250;
 
-/** A command whose answer did not come to its end: what was being told just then is in its record. */
-async function sayWhatCame(order, last, why) {
+/** After a command whose answer broke off: waits for its audit record, which includes the batch being sent just then. */
+async function reportOutcome(order, last, why) {
   find("[data-stop]").disabled = true;
-  put(find("[data-progress-text]"), `${why} Waiting for what was being told`);
+  put(find("[data-progress-text]"), `${why} Waiting for the last batch…`);
   const until = performance.now() + RECORDED_WITHIN_MS;
   while (performance.now() < until) {
     const came = await recordOf(order);
     if (came?.known) return answered(came.message, came.ok);
     await new Promise((resume) => setTimeout(resume, LOOK_EVERY_MS));
   }
-  return answered(`${why} ${soFar(last)} If more was done, the audit will have it.`, false);
+  return answered(`${why} ${soFar(last)} Check the audit log for the final result.`, false);
 }
 
 async function recordOf(order) {
@@ -310,11 +311,11 @@ async function recordOf(order) {
     const answer = await fetch(`${form.dataset.allAt}${order}/`, { headers: { accept: "application/json" }, signal: AbortSignal.timeout(2000) });
     return answer.ok && isJson(answer) ? await answer.json() : null;
   } catch {
-    return null; // the console is away: asked again
+    return null; // the console is unreachable: the caller asks again
   }
 }
 
-const soFar = (line) => (line ? `${count(line.told)} of ${count(line.of)} were told, ${count(line.applied)} of them applied.` : "Nothing is known of it.");
+const soFar = (line) => (line ? `${count(line.told)} of ${count(line.of)} were processed, ${count(line.applied)} of them applied.` : "The result is unknown.");
 
 function progress(line) {
   const share = line.of ? line.told / line.of : 1;
@@ -322,10 +323,10 @@ function progress(line) {
   find("[data-progress]").hidden = false;
   meter.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
   meter.setAttribute("aria-valuenow", String(Math.round(share * 100)));
-  put(find("[data-progress-text]"), `${count(line.told)} of ${count(line.of)} told`);
+  put(find("[data-progress-text]"), `${count(line.told)} of ${count(line.of)} processed`);
 }
 
-/** The lines of an answer as they come, each a JSON value. */
+/** The lines of a streamed answer, each a JSON value. */
 async function* linesOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -339,8 +340,8 @@ async function* linesOf(answer) {
 }
 
 if (canAct) {
-  find("[data-all]").addEventListener("click", () => chooseAll(!all));
-  find("[data-stop]").addEventListener("click", () => telling?.abort());
+  find("[data-all]").addEventListener("click", () => selectAll(!all));
+  find("[data-stop]").addEventListener("click", () => running?.abort());
 }
 
 function clearSelection() {
@@ -367,8 +368,8 @@ find("[data-freeze]").addEventListener("click", (event) => {
   heldAt = null;
   if (view.held) heldAt = now();
   event.target.setAttribute("aria-pressed", String(view.held));
-  put(event.target, view.held ? "Show live again" : "Hold the picture");
-  find("[data-table]").setAttribute("aria-busy", "true"); // until the picture of this moment has come
+  put(event.target, view.held ? "Resume updates" : "Pause updates");
+  find("[data-table]").setAttribute("aria-busy", "true"); // until the rows of this moment have arrived
   topic.send({ type: "view", ...view });
 });
 form.addEventListener("change", (event) => {
@@ -384,7 +385,7 @@ const topic = new LiveTopic("queue", {
   open: () => topic.send({ type: "view", ...view }),
   data(news, frame) {
     epoch = frame.at - performance.now() / 1000;
-    if (["held", "key", "text"].some((name) => news[name] !== view[name])) return; // made for what was asked before
+    if (["held", "key", "text"].some((name) => news[name] !== view[name])) return; // made for an earlier view
     find("[data-table]").removeAttribute("aria-busy");
     data = news;
     showClasses();

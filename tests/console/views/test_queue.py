@@ -21,7 +21,7 @@ def test_each_request_is_counted_once_over_all_gateways(operator, live_store):
     ]
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 200
-    assert said.json()["message"] == "1 cancelled, 1 were already sent to an engine, 1 had left the queue."
+    assert said.json()["message"] == "1 cancelled, 1 already sent to an engine, 1 no longer in the queue."
     decision = Decision.objects.get(kind="queue_cancel")
     assert decision.inputs["request_ids"] == CANCEL["request"]
     assert decision.outcome == {
@@ -37,7 +37,7 @@ def test_without_redis_nothing_is_claimed_and_the_try_is_audited(operator, live_
     live_store.away = True
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 503
-    assert "Nothing was cancelled" in said.json()["message"]
+    assert "No requests were cancelled" in said.json()["message"]
     assert "Redis is away" in Decision.objects.get(kind="queue_cancel").outcome["error"]
 
 
@@ -52,8 +52,8 @@ def test_what_waits_in_a_silent_gateway_is_not_called_gone(operator, live_store)
     said = operator.post("/queue/command/", CANCEL)
     assert said.status_code == 503
     assert said.json()["message"] == (
-        "1 cancelled. Not every gateway answered in time. Of 2 no answer came; they may be cancelled by now, or within "
-        "five seconds. The queue shows what still waits."
+        "1 cancelled. Some gateways did not answer in time. No answer for 2 requests, which may still be cancelled "
+        "within 5 seconds. Check the queue for the current state."
     )
     decision = Decision.objects.get(kind="queue_cancel")
     assert (decision.outcome["gone"], decision.outcome["unanswered"]) == ([], ["req-2", "req-3"])
@@ -85,7 +85,7 @@ def test_what_waits_is_held_back_and_let_go(operator, live_store, kind, done):
 def test_a_new_priority_is_told_and_recorded(operator, live_store):
     live_store.answers = [answer(applied=["req-1"])]
     form = {"kind": "reprioritise", "request": ["req-1"], "priority": "3"}
-    assert operator.post("/queue/command/", form).json()["message"] == "1 given another priority."
+    assert operator.post("/queue/command/", form).json()["message"] == "1 reprioritised."
     assert Decision.objects.get(kind="queue_reprioritise").inputs["priority"] == 3
 
 

@@ -87,7 +87,7 @@ async def test_ten_thousand_are_told_in_parts_with_progress_and_one_record(perso
     assert [line["told"] for line in told] == [*range(0, 10_001, queue_all.IDS_AT_ONCE), 10_000]
     end = told[-1]
     assert (end["applied"], end["too_late"], end["gone"], end["ok"]) == (9920, 40, 40, True)
-    assert end["message"] == ("9920 given another priority, 40 were already sent to an engine, 40 had left the queue.")
+    assert end["message"] == ("9920 reprioritised, 40 already sent to an engine, 40 no longer in the queue.")
     decision = await Decision.objects.aget(kind="queue_reprioritise")
     assert (decision.inputs["matched"], decision.inputs["priority"]) == (10_000, 7)
     assert (decision.outcome["applied"], decision.outcome["ended"], decision.outcome["gateways"]) == (9920, "all", 1)
@@ -125,8 +125,8 @@ async def test_a_gateway_that_does_not_answer_is_not_told_the_rest_and_not_calle
     end = told[-1]
     assert (end["applied"], end["gone"], end["unanswered"], end["told"], end["of"]) == (300, 0, 250, 550, 900)
     assert not end["ok"]
-    assert "Of 250 no answer came; they may be cancelled by now" in end["message"]
-    assert "350 were not told" in end["message"]
+    assert "No answer for 250 requests, which may still be cancelled" in end["message"]
+    assert "350 unchanged" in end["message"]
 
 
 def test_who_answers_first_does_not_stand_for_the_one_that_is_waited_for(monkeypatch, impatient):
@@ -141,10 +141,11 @@ async def test_a_gateway_that_does_not_say_what_waits_is_named(person, live_stor
     waiting(live_store, queue_state(*now_rows(3)), queue_state(gateway="gateway-2", asked=0))
     live_store.answer = lambda ids: [said_by("gateway-1", ids, applied=ids)]
     _, told = await person(asked())
-    assert told[-1]["message"] == "3 cancelled. Not every gateway said what waits there; that was left alone."
+    missing = "Some gateways did not report their queue; their requests were not changed."
+    assert told[-1]["message"] == f"3 cancelled. {missing}"
     live_store.queues = []
     status, said = await person(asked())
-    assert (status, said["message"]) == (503, "No gateway said what waits there. Nothing was done.")
+    assert (status, said["message"]) == (503, "No gateway reported its queue. No requests were changed.")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -158,7 +159,7 @@ async def test_redis_going_away_in_the_middle_is_said_and_recorded(person, live_
 
     live_store.answer = answer
     _, told = await person(asked())
-    assert told[-1]["message"] == "250 cancelled. Redis is away: 750 were not told."
+    assert told[-1]["message"] == "250 cancelled. Redis is unavailable: 750 unchanged."
     assert not told[-1]["ok"]
     outcome = (await Decision.objects.aget(kind="queue_cancel")).outcome
     assert (outcome["applied"], outcome["ended"], outcome["error"]) == (250, "redis_away", "Redis is away: test")
@@ -177,8 +178,8 @@ async def test_a_part_whose_answer_is_lost_is_told_and_not_known(person, live_st
     live_store.answer = answer
     _, told = await person(asked())
     assert told[-1]["message"] == (
-        "250 cancelled. Of 250 no answer came; they may be cancelled by now, or within five seconds. "
-        "Redis is away: 500 were not told."
+        "250 cancelled. No answer for 250 requests, which may still be cancelled within 5 seconds. "
+        "Redis is unavailable: 500 unchanged."
     )
     decision = await Decision.objects.aget(kind="queue_cancel")
     counted = {name: decision.outcome[name] for name in ("told", "of", "applied", "unanswered", "ended")}
@@ -204,7 +205,7 @@ async def test_what_came_of_a_stopped_command_is_said_to_who_gave_it(live_store,
     assert (await owner.get(f"{ALL}{ORDER}/")).json() == {"known": False}
     await parts.aclose()
     said = (await owner.get(f"{ALL}{ORDER}/")).json()
-    assert (said["known"], said["ok"], said["message"]) == (True, False, "Stopped. 250 cancelled. 750 were not told.")
+    assert (said["known"], said["ok"], said["message"]) == (True, False, "Stopped. 250 cancelled. 750 unchanged.")
     assert (await other.get(f"{ALL}{ORDER}/")).json() == {"known": False}
     assert (await owner.get(f"{ALL}nonsense/")).status_code == 404
 
@@ -225,7 +226,7 @@ async def test_who_stops_in_the_middle_leaves_a_record_of_what_was_done(live_sto
 def test_redis_away_is_a_refusal_that_is_audited(operator, live_store):
     live_store.away = True
     answer = operator.post(ALL, asked())
-    assert (answer.status_code, "Nothing was cancelled" in answer.json()["message"]) == (503, True)
+    assert (answer.status_code, "No requests were cancelled" in answer.json()["message"]) == (503, True)
     assert "Redis is away" in Decision.objects.get(kind="queue_cancel").outcome["error"]
 
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.db
 GATEWAY = "gateway-lost"
 ASKS = b"BLPOP"  # how the console waits for an answer
 LOST = (
-    "Redis went away before the answer. Of 1 no answer came; they may be paused by now, or within five seconds. "
-    "The queue shows what still waits."
+    "Redis became unavailable before the answer. No answer for 1 request, which may still be paused within 5 seconds. "
+    "Check the queue for the current state."
 )
 
 
@@ -112,5 +112,6 @@ def test_a_gateway_that_hears_and_says_nothing_is_silent(operator, board, heard)
     (command,) = heard()
     assert board.exists(COMMAND_ANSWER_KEY.format(command=command["id"])) == 0
     assert said.status_code == 503
-    assert "No gateway answered in time. Of 1 no answer came; they may be cancelled by now" in said.json()["message"]
+    unknown = "No gateway answered in time. No answer for 1 request, which may still be cancelled"
+    assert unknown in said.json()["message"]
     assert Decision.objects.get(kind="queue_cancel").outcome["gone"] == []
