@@ -58,4 +58,4 @@ def refuse(request: HttpRequest, held: Role, needed: Role) -> None:
             reason="role_too_low",
             inputs={"method": request.method, "role": held.name.lower(), "needed": needed.name.lower()},
         )
-    raise PermissionDenied(f"This needs the role {needed.name.lower()}; yours is {held.name.lower()}.")
+    raise PermissionDenied(f"This requires the {needed.name.lower()} role. Your role is {held.name.lower()}.")

@@ -59,7 +59,7 @@ def _live_components(now: float) -> list[dict[str, Any]]:
         fleets, seen = live.read_fleet(), live.read_heartbeats(PROCESSES)
         failing = failing_told(read_failing())
     except live.LiveUnavailable as error:
-        unknown = [_component(name, "unknown", "Redis is away") for name in ("gateway", *PROCESSES, "jobs")]
+        unknown = [_component(name, "unknown", "Redis is unavailable") for name in ("gateway", *PROCESSES, "jobs")]
         return [_component("redis", "down", str(error)), *unknown]
     gateways = [
         _aged(f"gateway {fleet['gateway']}", now - fleet["at"], is_fresh(fleet["at"], fleet["period_s"], now))
@@ -73,7 +73,7 @@ def _live_components(now: float) -> list[dict[str, Any]]:
 
 def _process(name: str, last: float | None, now: float) -> dict[str, Any]:
     if last is None:
-        return _component(name, "down", "no sign of life")
+        return _component(name, "down", "no heartbeat")
     return _aged(name, now - last, now - last <= HEARTBEAT_OLD_S)
 
 

@@ -69,7 +69,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
         self._pending = 0
         self._seq = 0
         self._snapshot_due = True
-        self._away = "Waiting for the first data"
+        self._away = "Waiting for data"
         self._tasks = [asyncio.create_task(job()) for job in (self._keep_joined, self._send_frames, self._reauthorise)]
 
     async def disconnect(self, code: int) -> None:
@@ -134,7 +134,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
             except (*REDIS_AWAY, DatabaseError) as error:
                 what = "The database" if isinstance(error, DatabaseError) else "Redis"
                 log.info("%s: %s is away (%s)", self.topic, what, error, extra={"action": "live_source_away"})
-                self._away = f"{what} is away"
+                self._away = f"{what} is unavailable"
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, REJOIN_MAX_S)
 

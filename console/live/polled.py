@@ -1,8 +1,8 @@
-"""Parts of a page that its script fetches again every few seconds, and how old what they show is.
+"""Parts of a page that its script fetches again every few seconds, with the age of their data.
 
-The answer is JSON: `html` of the part, `charts` (absent where they are not due), `age_s` of the oldest of its figures
-that move, `stale_after_s`, and `reason` where something is not known now. The first paint says the same, so that a page
-that is never answered goes stale by itself.
+The answer is JSON: `html` of the part, `charts` (only when they are due), `age_s` of its oldest live figure,
+`stale_after_s`, and `reason` when something is unknown. The first paint carries the same age, so that a page
+whose polls are never answered becomes stale on its own.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from console.live import live_view
 from controller.core.messages import FleetMessage
 from workers import live
 
-SHARED_S = 2.0  # one rendering for all who ask within so long
-REDIS_AWAY = "Redis is away: loads are not known"
-NOBODY = "No gateway reports: loads are not known"
+SHARED_S = 2.0  # all pages that poll within this time share one rendering
+REDIS_AWAY = "Redis is unavailable: load is unknown"
+NOBODY = "No gateway is reporting: load is unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """How old a part is: `at` epoch seconds, None where nothing is known; stale from `stale_after_s` on."""
+    """How old a part is: `at` in epoch seconds, None if nothing is known; stale after `stale_after_s` seconds."""
 
     at: float | None
     stale_after_s: float
     reason: str = ""
 
     @property
-    def said(self) -> dict[str, Any]:
-        """As the script reads it."""
+    def as_json(self) -> dict[str, Any]:
+        """The values that static/js/poll.js reads."""
         age_s = None if self.at is None else max(0.0, time.time() - self.at)
         return {"age_s": age_s, "stale_after_s": self.stale_after_s, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNow:
-    """What gateways say of the fleet; those that have fallen silent are left out, and nobody's silence is hidden."""
+    """State of the gateways that report now; `as_of` says why when none does."""
 
     fleets: list[FleetMessage]
     as_of: AsOf
@@ -66,10 +66,10 @@ class Part:
     charts: dict[str, Any] = field(default_factory=dict)
 
     def answer(self, charts_due: bool = False) -> JsonResponse:
-        found: dict[str, Any] = {"html": self.html, **self.as_of.said}
+        found: dict[str, Any] = {"html": self.html, **self.as_of.as_json}
         return JsonResponse(found | {"charts": self.charts} if charts_due else found)
 
 
 def charts_due(request: HttpRequest) -> bool:
-    """Lines of an hour do not move within seconds: the script asks for them now and then only."""
+    """Charts of an hour hardly change within seconds: the script asks for them on every fifth poll only."""
     return request.GET.get("charts") == "1"

@@ -117,10 +117,10 @@ def config_old(body: Mapping[str, Any]) -> str:
 
 def heartbeat_state(redis: Component, process: str) -> Component:
     if redis["state"] != "ok":
-        return {"state": "unknown", "detail": "Redis is away"}
+        return {"state": "unknown", "detail": "Redis is unavailable"}
     raw = redis[process]
     if raw is None:
-        return {"state": "down", "detail": "no sign of life"}
+        return {"state": "down", "detail": "no heartbeat"}
     age_s = round(max(0.0, time.time() - float(raw)), 1)
     old = age_s > HEARTBEAT_OLD_S
     return {"state": "down" if old else "ok", "age_s": age_s, "detail": f"last seen {age_s} s ago" if old else ""}
@@ -129,7 +129,7 @@ def heartbeat_state(redis: Component, process: str) -> Component:
 def jobs_state(redis: Component) -> Component:
     """Tasks that run each second, and fail each time."""
     if redis["state"] != "ok":
-        return {"state": "unknown", "detail": "Redis is away"}
+        return {"state": "unknown", "detail": "Redis is unavailable"}
     told = failing_told(redis["failing"])
     return {"state": "down" if told else "ok", "detail": told}
 
@@ -141,7 +141,7 @@ def engines_state(postgres: Component, gateway: Component) -> Component:
     of one role do not make up for none of another.
     """
     if postgres["state"] != "ok" or "serving" not in gateway:
-        return {"state": "unknown", "detail": "PostgreSQL or gateway is away"}
+        return {"state": "unknown", "detail": "PostgreSQL or the gateway is unavailable"}
     ready = Counter((model, role) for id, model, role, well in postgres["engines"] if well and id in gateway["serving"])
     missing = [
         f"{ready[model, role]} of {least} ready ({name}, {role})"

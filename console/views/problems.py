@@ -1,4 +1,4 @@
-"""Pages for what went wrong: said plainly, with a way on. None of them needs the database."""
+"""Error pages: what happened and what to do next. None of them needs the database."""
 
 from __future__ import annotations
 
@@ -14,53 +14,51 @@ RETRY_AFTER_S = 3
 
 
 def problem(
-    request: HttpRequest, status: int, headline: str, text: str, signed_in: bool = False, again: str = ""
+    request: HttpRequest, status: int, headline: str, text: str, signed_in: bool = False, form_url: str = ""
 ) -> HttpResponse:
     if "application/json" in request.headers.get("accept", ""):
         return JsonResponse({"message": f"{headline}. {text}"}, status=status)
-    context = {"headline": headline, "text": text, "signed_in": signed_in, "path": request.path, "again": again}
+    context = {"headline": headline, "text": text, "signed_in": signed_in, "path": request.path, "form_url": form_url}
     # Without the request: its context processors would ask for the session, so for the database.
     return HttpResponse(render_to_string("problem.html", context), status=status)
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return problem(request, 400, "That request makes no sense", "Go back, load the page again, and try once more.")
+    return problem(request, 400, "Bad request", "Go back, reload the page and try again.")
 
 
 def forbidden(request: HttpRequest, exception: Any = None) -> HttpResponse:
-    return problem(request, 403, "Not allowed", str(exception) or "Your role does not allow this.", signed_in=True)
+    return problem(request, 403, "Access denied", str(exception) or "Your role does not allow this.", signed_in=True)
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """Recorded. A form of ours from before another sign-in is no attack: what was typed into it is kept."""
+    """Recorded in the audit. A form of this console loaded before another sign-in is no attack: its input is kept."""
     refused_record(request, "csrf_failed")
-    headline = "The form could not be trusted"
+    headline = "The form could not be verified"
     if request.headers.get("origin") != f"{request.scheme}://{request.get_host()}":
-        text = "The form was too old, or came from another site. Go back, load the page again, and send it once more."
+        text = "The form expired or was sent from another site. Go back, reload the page and submit it again."
         return problem(request, 403, headline, text)
-    text = "Somebody signed in or out since its page was loaded. Nothing was done; what you typed is kept for a while."
-    response = problem(request, 403, headline, text, again=came_from(request))
+    text = "Someone signed in or out after the page was loaded. Nothing was saved; your input is kept for 15 minutes."
+    response = problem(request, 403, headline, text, form_url=came_from(request))
     keep(request, response)
     return response
 
 
 def not_found(request: HttpRequest, exception: Any = None) -> HttpResponse:
-    return problem(request, 404, "There is nothing here", "The address is wrong, or what it named is gone.")
+    return problem(request, 404, "Page not found", "The address is wrong, or the item no longer exists.")
 
 
 def defect(request: HttpRequest) -> HttpResponse:
-    return problem(
-        request, 500, "Something broke here", "It is in the console's log. Nothing was changed by this page."
-    )
+    return problem(request, 500, "Something went wrong", "The error is in the console's log. No changes were made.")
 
 
 def unstorable(request: HttpRequest) -> HttpResponse:
-    text = "Something in it is out of range, or holds characters that are no text. Nothing was changed."
-    return problem(request, 400, "That cannot be stored or looked for", text)
+    text = "A value is out of range or contains characters that cannot be stored. No changes were made."
+    return problem(request, 400, "Invalid value", text)
 
 
 def database_away(request: HttpRequest) -> HttpResponse:
-    text = "PostgreSQL does not answer. Requests are still served, and their records are kept meanwhile."
-    response = problem(request, 503, "The database is away", text)
+    text = "PostgreSQL is not responding. Requests are still served, and their records are kept until it is back."
+    response = problem(request, 503, "The database is unavailable", text)
     response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response

@@ -1,4 +1,4 @@
-// What every page needs: local times, confirmation before what cannot be undone, widths of meters, htmx settings.
+// Shared by every page: local times, confirmation of irreversible actions, widths of meters.
 
 import { localTimes } from "./format.js";
 import { localMoments } from "./moments.js";
@@ -18,8 +18,8 @@ export function refresh(root = document) {
   fillMeters(root);
 }
 
-/** Asks before what cannot be undone; true if the person said yes. */
-export function question(title, text, yes = "Go on") {
+/** Asks for confirmation of an irreversible action; resolves to true if it was confirmed. */
+export function question(title, text, yes = "Continue") {
   const dialog = document.getElementById("confirm");
   dialog.querySelector("[data-confirm-title]").textContent = title;
   dialog.querySelector("[data-confirm-text]").textContent = text;
@@ -44,6 +44,6 @@ async function confirmFirst(event) {
 }
 
 document.addEventListener("submit", confirmFirst, true);
-// Fired on the new content, which is in the page by then; the element that asked for it may be gone.
+// htmx fires this on the new content; the element that requested it may already have been replaced.
 document.addEventListener("htmx:after:process", () => refresh());
 refresh();

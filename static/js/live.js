@@ -1,5 +1,5 @@
-// One live topic over a WebSocket: snapshot, merged updates, heartbeat. It reconnects with a growing pause, asks for a
-// new snapshot when a sequence number is missing, and always says how old what is on the screen is.
+// One live topic over a WebSocket: snapshot, merged updates, heartbeat. It reconnects with backoff, asks for a new
+// snapshot when a sequence number is missing, and always reports the age of the data on screen.
 
 import { ms } from "./format.js";
 import { ENDED, hasEnded } from "./session.js";
@@ -7,8 +7,12 @@ import { ENDED, hasEnded } from "./session.js";
 const SILENCE_MS = 6000; // three heartbeats
 const PAUSE_MAX_MS = 15000;
 
+export const liveText = (age) => `Live, updated ${ms(age)} ago`;
+/** `reason`: why the data is stale, where that is known. */
+export const staleText = (reason, age) => (reason ? `${reason}. Last update ${ms(age)} ago` : `Stale: last update ${ms(age)} ago`);
+
 export class LiveTopic {
-  /** `on` has: data(data, frame), state(state, text) with state live | stale | lost | connecting, and maybe open(). */
+  /** `on`: data(data, frame); state(state, text) with state live, stale, lost or connecting; open() is optional. */
   constructor(topic, on) {
     this.topic = topic;
     this.on = on;
@@ -39,34 +43,34 @@ export class LiveTopic {
   receive(frame) {
     this.heard = performance.now();
     this.pause = 500;
-    if (frame.type === "heartbeat") return this.say(frame);
+    if (frame.type === "heartbeat") return this.showState(frame);
     if (frame.type === "snapshot") this.seq = frame.seq;
     else if (frame.seq !== this.seq + 1) return this.refetch();
     this.seq = frame.seq;
     this.on.data(frame.data, frame);
-    return this.say(frame);
+    return this.showState(frame);
   }
 
   refetch() {
     this.send({ type: "refetch" });
   }
 
-  /** Says something to the console; while there is no connection it is dropped, `open` says it again. */
+  /** Sends a message to the console. Without a connection it is dropped: `on.open` sends the current view again. */
   send(message) {
     if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
-  say(frame) {
+  showState(frame) {
     if (frame.age_s === null) this.on.state("stale", frame.reason || "No live data yet");
-    else if (frame.stale) this.on.state("stale", `${frame.reason || "Data is old"}: ${ms(frame.age_s)} old`);
-    else this.on.state("live", `Live, ${ms(frame.age_s)} old`);
+    else if (frame.stale) this.on.state("stale", staleText(frame.reason, frame.age_s));
+    else this.on.state("live", liveText(frame.age_s));
   }
 
   closed(event) {
     if (this.stopped) return;
     if (event.code === 4403) return this.end();
-    this.on.state("lost", "Connection lost, trying again");
-    // A handshake that is refused says no more than one that got nowhere.
+    this.on.state("lost", "Connection lost. Reconnecting…");
+    // A browser does not tell a script why a handshake failed: ask the console whether the session has ended.
     if (!this.opened) hasEnded().then((ended) => ended && this.end());
     this.retry = setTimeout(() => this.connect(), this.pause * (0.75 + Math.random() / 2));
     this.pause = Math.min(this.pause * 2, PAUSE_MAX_MS);
@@ -88,7 +92,7 @@ export class LiveTopic {
   checkSilence() {
     if (this.stopped || this.socket.readyState !== WebSocket.OPEN) return;
     if (performance.now() - this.heard > SILENCE_MS) {
-      this.on.state("lost", "The console has gone silent, trying again");
+      this.on.state("lost", "The console stopped responding. Reconnecting…");
       this.socket.close();
     }
   }
@@ -97,14 +101,14 @@ export class LiveTopic {
     this.stopped = true;
     clearInterval(this.timer);
     clearTimeout(this.retry);
-    // One that is still connecting ends with its page; closing it here would be a warning in the browser's console.
+    // A socket that is still connecting ends with its page; closing it here would log a warning in the browser.
     if (this.socket.readyState === WebSocket.OPEN) this.socket.close();
   }
 }
 
 /**
- * Shows a topic's state in the page's indicator and, where it is bad, in the banner above the content. `age`: how old what
- * is shown has become, for a state whose text does not say it.
+ * Shows a topic's state in the page's indicator and, when it is stale or lost, in the banner above the content. `age`: a
+ * sentence with the age of the data, for a state whose text does not contain it.
  */
 export function stateShower(indicator, banner) {
   let shown = "";
@@ -114,8 +118,8 @@ export function stateShower(indicator, banner) {
     const bad = state === "stale" || state === "lost";
     banner.hidden = !bad;
     banner.className = `banner ${state}`;
-    // The text changes each second with the age: announce the change of state only.
-    const message = state === "lost" ? text : "What you see is not current.";
+    // The age changes every second: screen readers are told of a change of state only.
+    const message = state === "lost" ? text : "This data is stale.";
     if (bad && message !== shown) banner.querySelector("[data-banner-text]").textContent = message;
     banner.querySelector("[data-banner-age]").textContent = state === "stale" ? text : age;
     shown = bad ? message : "";

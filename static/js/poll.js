@@ -1,26 +1,27 @@
-// Parts of a page that are fetched again every few seconds (console/live/polled.py): not while the tab is hidden or somebody
-// answers a question, with growing pauses while the console is away, and always saying how old what is on the screen is.
+// Parts of a page that are fetched again every few seconds (console/live/polled.py): not while the tab is hidden or a
+// confirmation is open, with backoff while the console is unavailable, and always with the age of the data on screen.
 
 import { fillMeters } from "./base.js";
 import { localTimes, ms } from "./format.js";
+import { liveText, staleText } from "./live.js";
 import { morph } from "./morph.js";
 import { ENDED, isEnded } from "./session.js";
 
 const EVERY_MS = 3000;
-const PATIENCE_MS = 10_000; // for an answer
+const TIMEOUT_MS = 10_000; // of one request
 const PAUSE_MAX_MS = 15_000;
-// While a new release is put in place one console may not know what another shows: one answer of it proves nothing.
-const GONE_AFTER = 4; // times in a row that it is not known: half a minute
+// During a rolling upgrade one console may not know a page that another one serves: a single 404 proves nothing.
+const GONE_AFTER = 4; // 404s in a row: half a minute
 const GONE_PAUSE_MS = 60_000;
-const CHARTS_EVERY = 5; // rounds: measurements of an hour do not move within seconds
+const CHARTS_EVERY = 5; // rounds: charts of an hour hardly change within seconds
 const isJson = (answer) => (answer.headers.get("content-type") || "").includes("json");
-const jitter = (pause) => pause * (0.9 + Math.random() / 5); // a hundred pages opened at once do not ask at once
+const jitter = (pause) => pause * (0.9 + Math.random() / 5); // so that pages opened together do not poll together
 
 export class PolledParts {
-  /** `said`: what the first paint says of its age; `on`: state(state, text, age) as of live.js, charts(specs). */
-  constructor(url, said, on) {
+  /** `first`: age and limit of the first paint (AsOf.as_json); `on`: state(state, text, age) as in live.js, charts(specs). */
+  constructor(url, first, on) {
     Object.assign(this, { url, on, pause: EVERY_MS, round: 0, unknown: 0, lost: "", ended: false });
-    this.heard(said);
+    this.heard(first);
     this.tick();
     setInterval(() => document.hidden || this.tick(), 1000);
     document.addEventListener("visibilitychange", () => this.looked());
@@ -32,7 +33,7 @@ export class PolledParts {
 
   looked() {
     if (document.hidden) return clearTimeout(this.timer);
-    this.tick(); // as old as it has become meanwhile, until the answer is here
+    this.tick(); // shows the current age until the answer arrives
     return this.soon(0);
   }
 
@@ -44,13 +45,13 @@ export class PolledParts {
   async ask() {
     if (this.asking) return;
     this.asking = new AbortController();
-    const patience = setTimeout(() => this.asking.abort(), PATIENCE_MS);
+    const timeout = setTimeout(() => this.asking.abort(), TIMEOUT_MS);
     try {
       await this.take(await this.get());
     } catch {
-      this.fail("The console cannot be reached, trying again");
+      this.fail("Cannot reach the console. Retrying…");
     }
-    clearTimeout(patience);
+    clearTimeout(timeout);
     this.asking = null;
     this.tick();
     this.soon(jitter(this.pause));
@@ -66,10 +67,10 @@ export class PolledParts {
     if (isEnded(answer) || answer.status === 403) return this.end(ENDED);
     if (answer.status === 404) return this.notKnown();
     this.unknown = 0;
-    if (!isJson(answer)) return this.fail(`The console cannot say it now (${answer.status}), trying again`);
+    if (!isJson(answer)) return this.fail(`The console answered with an error (${answer.status}). Retrying…`);
     const said = await answer.json();
-    if (!answer.ok) return this.fail(said.message || "The console cannot say it now");
-    if (document.querySelector("dialog[open]")) return undefined; // who is asked about something goes on seeing it
+    if (!answer.ok) return this.fail(said.message || "The console answered with an error. Retrying…");
+    if (document.querySelector("dialog[open]")) return undefined; // the page must not change under an open confirmation
     this.heard(said);
     this.lost = "";
     this.pause = EVERY_MS;
@@ -79,7 +80,7 @@ export class PolledParts {
 
   heard(said) {
     this.said = said;
-    this.at = Date.now(); // not performance.now(): a machine that slept has old figures on its screen
+    this.at = Date.now(); // not performance.now(), which stops while the machine sleeps
   }
 
   fail(text) {
@@ -87,11 +88,11 @@ export class PolledParts {
     this.pause = Math.min(this.pause * 2, PAUSE_MAX_MS);
   }
 
-  /** What was deleted stays on the screen as it was last; should it be there again, it moves again. */
+  /** A deleted item stays on screen in its last state; should it come back, updates resume. */
   notKnown() {
     this.unknown += 1;
-    if (this.unknown < GONE_AFTER) return this.fail("The console does not know this page just now, trying again");
-    this.fail("This is gone: what you see is how it was last. It is looked for once a minute.");
+    if (this.unknown < GONE_AFTER) return this.fail("Not found. Retrying…");
+    this.fail("This no longer exists. You see its last known state; the console checks again once a minute.");
     this.pause = GONE_PAUSE_MS;
     return undefined;
   }
@@ -103,7 +104,7 @@ export class PolledParts {
 
   show(said) {
     const box = document.createElement("template");
-    box.innerHTML = said.html; // our own template, everything in it escaped
+    box.innerHTML = said.html; // safe: rendered by our own template, which escapes every value
     localTimes(box.content);
     for (const part of box.content.querySelectorAll("[data-part]")) {
       const old = document.querySelector(`[data-part="${part.dataset.part}"]`);
@@ -123,10 +124,10 @@ export class PolledParts {
       const text = ms(Number(element.dataset.age) + (age ?? since));
       if (element.textContent !== text) element.textContent = text;
     }
-    if (this.lost) this.on.state("lost", this.lost, `What you see is ${ms(age ?? since)} old.`);
+    if (this.lost) this.on.state("lost", this.lost, `Last update ${ms(age ?? since)} ago.`);
     else if (age === null) this.on.state("stale", reason);
-    else if (reason) this.on.state("stale", age > limit ? `${reason}: ${ms(age)} old` : reason);
-    else if (age > limit + (2 * EVERY_MS) / 1000) this.on.state("stale", `Data is old: ${ms(age)} old`);
-    else this.on.state("live", `Live, ${ms(age)} old`);
+    else if (reason) this.on.state("stale", age > limit ? staleText(reason, age) : reason);
+    else if (age > limit + (2 * EVERY_MS) / 1000) this.on.state("stale", staleText("", age));
+    else this.on.state("live", liveText(age));
   }
 }

@@ -1,11 +1,11 @@
-// Whether anybody still is signed in here: of an answer to a script, or asked.
+// Whether the session has ended: read from an answer to a script, or asked of the console.
 
 export const ENDED = "Your session has ended. Sign in again.";
 
-/** The way to the login, which a script must not follow: ask with `redirect: "manual"`. */
+/** A redirect to the login page. Scripts must not follow it: fetch with `redirect: "manual"`. */
 export const isEnded = (answer) => answer.type === "opaqueredirect";
 
-/** For a connection that was refused, which looks to a script as if the console were away. */
+/** Asks the console: a refused WebSocket handshake looks to a script like an unreachable console. */
 export async function hasEnded() {
   try {
     const answer = await fetch("/session/", { redirect: "manual" });

@@ -168,7 +168,7 @@ def tab(
 
 def sign_in(page: Page, name: str, password: str, path: str = "/") -> None:
     page.goto(f"/login/?next={path}")
-    page.get_by_label("User name").fill(name)
+    page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(f"**{path}")

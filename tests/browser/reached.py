@@ -27,7 +27,7 @@ def login(page: Page, places: Places) -> None:
 
 def wrong_password(page: Page, places: Places) -> None:
     page.goto("/login/")
-    page.get_by_label("User name").fill("operator")
+    page.get_by_label("Username").fill("operator")
     page.get_by_label("Password").fill("not this one")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("do not match")
@@ -56,7 +56,7 @@ def class_preview(page: Page, places: Places) -> None:
 
 def forbidden(page: Page, places: Places) -> None:
     page.goto("/classes/new/")
-    expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+    expect(page.get_by_role("heading", name="Access denied")).to_be_visible()
 
 
 def expired_form(page: Page, places: Places) -> None:
@@ -66,7 +66,7 @@ def expired_form(page: Page, places: Places) -> None:
         "(input) => { input.value = 'x'.repeat(64); }"
     )
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("heading", name="The form could not be trusted")).to_be_visible()
+    expect(page.get_by_role("heading", name="The form could not be verified")).to_be_visible()
 
 
 REACHED = (

@@ -98,7 +98,7 @@ def test_who_says_no_leaves_the_instance_as_it_is(visit, caller, lane):
     page = visit("operator", f"/fleet/instances/{instance}/")
     for button in ("Put to sleep", "Drain", "Stop"):
         page.get_by_role("button", name=button, exact=True).click()
-        page.get_by_role("dialog").get_by_role("button", name="Keep as it is").click()
+        page.get_by_role("dialog").get_by_role("button", name="Go back").click()
         expect(page.get_by_role("dialog")).to_be_hidden()
     page.reload()
     expect(page.locator("h1 + .lead")).to_contain_text("ready")

@@ -44,10 +44,10 @@ def test_a_burst_shows_in_the_queue_with_its_slack_and_can_be_cancelled(visit, s
     width = row.locator(".meter > i").evaluate("(bar) => bar.style.width")
     assert re.fullmatch(r"[\d.]+%", width)
     page.get_by_role("button", name=re.compile("^analytics")).click()
-    page.get_by_role("button", name="Hold the picture").click()
+    page.get_by_role("button", name="Pause updates").click()
     last = page.locator("[data-rows] tr:not(.space)").last
     last.get_by_role("checkbox").check()
-    page.get_by_role("button", name="Cancel selected").click()
+    page.get_by_role("button", name="Cancel requests").click()
     expect(page.locator("[data-answer]")).to_contain_text("cancelled")
     statuses = [each.result() for each in sent]
     assert statuses.count(200) >= 50
@@ -62,7 +62,7 @@ def test_a_page_that_is_asked_for_again_moves_without_being_loaded_again(visit, 
     with page.expect_response(re.compile("/live/")) as answer:
         expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
     assert answer.value.ok
-    expect(page.locator("[data-live-state]")).to_have_text(re.compile("^Live, .+ old$"))
+    expect(page.locator("[data-live-state]")).to_have_text(re.compile("^Live, updated .+ ago$"))
     assert page.evaluate("window.stayed")
 
 

@@ -15,7 +15,7 @@ NARROW = 390
 
 
 def links(page):
-    return page.get_by_role("navigation", name="Pages").get_by_role("link")
+    return page.get_by_role("navigation", name="Main").get_by_role("link")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -50,9 +50,10 @@ def test_the_audit_is_filtered_and_saved(visit):
 def test_a_request_that_has_not_ended_is_looked_for_in_the_queue(visit, trouble):
     trouble.expected = ("404",)
     page = visit("viewer", "/requests/req-not-there/")
-    page.get_by_role("link", name="Look for it in the queue").click()
+    page.get_by_role("link", name="Search the queue").click()
     expect(page.get_by_label("Filter by tenant")).to_have_value("req-not-there")
-    expect(page.get_by_text("Nothing matches the filter.").or_(page.get_by_text("Nothing is waiting."))).to_be_visible()
+    nothing = page.get_by_text("No requests match this filter.").or_(page.get_by_text("The queue is empty."))
+    expect(nothing).to_be_visible()
 
 
 def test_an_instance_is_found_in_the_fleet(visit, lane):

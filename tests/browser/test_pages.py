@@ -43,8 +43,8 @@ def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, tro
     if not listed.open_to(role):
         trouble.expected = ("403",)
         page.goto(listed.at(places))
-        expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
-        expect(page.get_by_text(f"This needs the role {listed.role}; yours is {role}.")).to_be_visible()
+        expect(page.get_by_role("heading", name="Access denied")).to_be_visible()
+        expect(page.get_by_text(f"This requires the {listed.role} role. Your role is {role}.")).to_be_visible()
         return
     if listed.status != 200:
         trouble.expected = (str(listed.status),)
@@ -107,7 +107,7 @@ def test_a_dialog_and_every_control_can_be_used_from_the_keyboard(visit):
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
-    expect(dialog.get_by_role("button", name="Keep as it is")).to_be_focused()
+    expect(dialog.get_by_role("button", name="Go back")).to_be_focused()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 

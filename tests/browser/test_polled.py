@@ -22,7 +22,7 @@ KEEP_PAUSES = """window.pauses = [];
     return wait(work, ms, ...rest);
   };"""
 MODEL = "short-lived"
-AGE = re.compile(r"^What you see is [\d.]+ (ms|s|min) old\.$")
+AGE = re.compile(r"^Last update [\d.]+ (ms|s|min) ago\.$")
 ANSWERS = {
     404: ("text/html", "Not found"),
     502: ("text/html", "Bad gateway"),
@@ -77,7 +77,7 @@ def test_a_page_goes_on_when_a_console_is_replaced(upgrading, status):
             soon(page)
         assert said.value.status == status
         expect(state).to_have_attribute("data-state", "lost")
-        expect(state).to_contain_text("trying again")
+        expect(state).to_contain_text("Retrying")
     expect(banner).to_be_visible()
     expect(page.locator("[data-banner-age]")).to_have_text(AGE)
     with page.expect_response(LIVE) as said:
@@ -120,8 +120,8 @@ def test_what_is_deleted_is_said_to_be_gone_and_stays_as_it_was_last(visit, trou
     for times in range(1, 5):
         asked(page)
         expect(state).to_have_attribute("data-state", "lost")
-        said = "This is gone: what you see is how it was last." if times == 4 else "does not know this page just now"
+        said = "This no longer exists. You see its last known state" if times == 4 else "Not found. Retrying"
         expect(state).to_contain_text(said)
-    expect(page.locator("[data-banner-text]")).to_contain_text("This is gone")
+    expect(page.locator("[data-banner-text]")).to_contain_text("This no longer exists")
     expect(page.locator("[data-banner-age]")).to_have_text(AGE)
     expect(page.get_by_role("heading", name=name)).to_be_visible()

@@ -29,7 +29,7 @@ def test_what_a_role_may_not_do_is_refused_and_recorded(visit, places, caller, r
     answers = {action.name: posted(page, places, action) for action in sent}
     assert {name: answer.status for name, answer in answers.items() if answer.status != 403} == {}
     for action in sent:
-        assert f"This needs the role {action.role}; yours is {role}." in answers[action.name].text()
+        assert f"This requires the {action.role} role. Your role is {role}." in answers[action.name].text()
     recorded = [each for each in caller.recorded("access_refused", actor=role, limit=200) if each["id"] not in before]
     assert sorted(each["subject"] for each in recorded) == sorted(action.path.format_map(places) for action in sent)
     page.goto("/audit/?kind=access_refused")
@@ -57,7 +57,7 @@ def test_who_signs_in_comes_to_the_page_that_was_asked_for(visit, places, stack,
     page = visit(None, path)
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     person, password = stack.person("admin")
-    page.get_by_label("User name").fill(person)
+    page.get_by_label("Username").fill(person)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", level=1)).not_to_have_text("Sign in")

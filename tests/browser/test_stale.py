@@ -38,7 +38,7 @@ def test_with_the_gateway_frozen_the_verdict_is_of_the_past_and_grey(visit, stac
     frozen()
     for page, (width, _) in zip(pages, LOOKS, strict=True):
         verdict = page.locator("#verdict")
-        expect(page.get_by_text("What you see is not current.")).to_be_visible()
+        expect(page.get_by_text("This data is stale.")).to_be_visible()
         expect(verdict).to_have_attribute("data-stale", "")
         expect(verdict.get_by_role("heading")).to_have_text(re.compile("^When last heard of, "))
         expect(verdict).not_to_contain_text(NOW)

@@ -78,7 +78,7 @@ def test_a_key_is_made_shown_once_used_rotated_and_revoked(visit, stack):
     assert ask(stack, successor) == 200
     page.get_by_role("link", name="I have it").click()
     page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
-    page.get_by_role("dialog").get_by_role("button", name="Keep as it is").click()
+    page.get_by_role("dialog").get_by_role("button", name="Go back").click()
     assert ask(stack, successor) == 200
     page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()

@@ -18,7 +18,7 @@ def test_a_page_without_its_database_answers_503_in_words(viewer, live_store, mo
     monkeypatch.setattr(fleet.topology, "places", away)
     answer = viewer.get("/fleet/")
     assert (answer.status_code, answer["retry-after"]) == (503, "3")
-    assert b"The database is away" in answer.content
+    assert b"The database is unavailable" in answer.content
     assert answer["content-security-policy"]
 
 
@@ -29,7 +29,7 @@ def test_a_poll_gets_the_same_as_json(viewer, live_store, monkeypatch):
     monkeypatch.setattr("console.panels.history.attainment", away)
     answer = viewer.get("/overview/history/", headers={"accept": "application/json"})
     assert answer.status_code == 503
-    assert answer.json()["message"].startswith("The database is away")
+    assert answer.json()["message"].startswith("The database is unavailable")
 
 
 def test_other_errors_stay_errors(viewer, live_store, monkeypatch):

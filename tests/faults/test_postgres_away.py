@@ -15,7 +15,7 @@ def test_the_data_path_does_not_notice(system, postgres, say, fault):
     check(system, seen, say)
     pages = [page for page in seen.watch.pages_between(seen.began + 1, seen.ended - 11) if page.status != 200]
     assert pages, "no page said that PostgreSQL is away"
-    assert all("The database is away" in page.text for page in pages)
+    assert all("The database is unavailable" in page.text for page in pages)
     # The first look finds out, waiting as long as it must; later ones know.
     slowest = max(page.took_s for page in seen.watch.pages_between(seen.began + 15, seen.ended - 1))
     assert slowest < 1.5, "pages waited for a server that was known to be away"

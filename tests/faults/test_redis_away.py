@@ -23,7 +23,7 @@ def test_the_data_path_does_not_notice_and_the_live_page_says_stale(system, redi
     assert frames, "the socket fell silent"
     assert all(frame.stale for frame in frames)
     assert max(frame.gap_s for frame in frames) < 5.0
-    assert any(frame.content["reason"] == "Redis is away" for frame in frames)
+    assert any(frame.content["reason"] == "Redis is unavailable" for frame in frames)
     pages = seen.watch.pages_between(seen.began + 5, seen.ended - 2)
     assert all("No gateway reports now" in page.text for page in pages), "a page showed old figures as current ones"
 

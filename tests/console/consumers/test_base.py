@@ -194,7 +194,7 @@ async def test_a_socket_opened_while_redis_is_away_lives_says_so_and_recovers(br
     live_store.away = True
     socket = browser(OverviewConsumer)
     assert await socket.connect()
-    frame = (await frames(socket, lambda frame: frame["reason"] == "Redis is away"))[-1]
+    frame = (await frames(socket, lambda frame: frame["reason"] == "Redis is unavailable"))[-1]
     assert (frame["type"], frame["stale"], frame["age_s"]) == ("heartbeat", True, None)
     live_store.fleets, live_store.away = [fleet(at=time.time())], False
     frame = (await frames(socket, is_data))[-1]
@@ -209,7 +209,7 @@ async def test_a_message_ends_the_outage_before_redis_is_asked_again(browser, li
     monkeypatch.setattr(base, "REJOIN_MAX_S", 60.0)
     monkeypatch.setattr(base.asyncio, "sleep", slow_sleep(asyncio.sleep))
     live_store.away = True
-    await frames(socket, lambda frame: frame["reason"] == "Redis is away")
+    await frames(socket, lambda frame: frame["reason"] == "Redis is unavailable")
     await publish(layer, fleet(at=time.time() + 1, queued=7))
     frame = (await frames(socket, is_data))[-1]
     assert (frame["stale"], frame["reason"], frame["data"]["totals"]["queued"]) == (False, "", 7)

@@ -100,7 +100,7 @@ async def test_an_outage_of_redis_keeps_the_rows_and_says_that_they_are_old(brow
     live_store.queues = [state(row("a"))]
     socket = await opened(browser, "a")
     live_store.away = True
-    frame = (await frames(socket, lambda frame: frame["reason"] == "Redis is away"))[-1]
+    frame = (await frames(socket, lambda frame: frame["reason"] == "Redis is unavailable"))[-1]
     assert frame["stale"]
     await asyncio.sleep(0.5)
     live_store.away = False

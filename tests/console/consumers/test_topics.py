@@ -65,7 +65,7 @@ async def test_with_the_database_away_a_page_says_so_and_goes_on_when_it_is_back
     monkeypatch.setattr(decisions, "newest_items", newest)
     socket = browser(DecisionsConsumer)
     await socket.connect()
-    frame = (await frames(socket, lambda f: f["reason"] == "The database is away"))[-1]
+    frame = (await frames(socket, lambda f: f["reason"] == "The database is unavailable"))[-1]
     assert frame["stale"]
     away = False
     frame = (await frames(socket, lambda f: is_data(f) and f["data"]["decisions"]))[-1]

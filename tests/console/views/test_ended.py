@@ -128,7 +128,7 @@ def test_what_was_typed_is_in_the_form_again_after_signing_in_and_is_not_saved(r
     Session.objects.all().delete()
     answer = client.post(path, CLASS, headers={"referer": f"http://testserver{path}"})
     assert answer["location"] == f"/login/?next={path}"
-    assert b"what you typed is kept" in client.get(answer["location"]).content
+    assert b"input is kept for 15 minutes" in client.get(answer["location"]).content
     sign_in(client, path)
     page = client.get(path)
     html = page.content.decode()
@@ -167,14 +167,14 @@ def test_what_is_too_long_to_keep_is_said(row):
     noise = "".join(chr(0x4E00 + (i * 7919) % 20000) for i in range(6000))
     answer = client.post(path, {**CLASS, "title": noise})
     page = client.get(answer["location"]).content
-    assert b"too long to be kept" in page
-    assert b"what you typed is kept" not in page
+    assert b"too long to keep" in page
+    assert b"input is kept for 15 minutes" not in page
 
 
 def test_a_command_leads_back_to_its_page(db, client):
     answer = client.post(reverse("instance-act"), {"action": "stop"}, headers={"referer": "http://testserver/fleet/"})
     assert answer["location"] == "/login/?next=/fleet/"
-    assert b"was not done" in client.get(answer["location"]).content
+    assert b"was not carried out" in client.get(answer["location"]).content
 
 
 def test_no_other_site_says_where_one_comes_to(db, client):
@@ -224,7 +224,7 @@ def test_a_form_from_before_another_sign_in_keeps_what_was_typed(row):
     client.force_login(factories.user("admin"))
     refused_page = client.post(path, CLASS, headers={"origin": "http://testserver"})
     assert refused_page.status_code == 403
-    assert b"what you typed is kept" in refused_page.content
+    assert b"input is kept for 15 minutes" in refused_page.content
     assert typed(client.get(path).content.decode(), "ttft_s") == "0.91"
 
 

@@ -76,7 +76,7 @@ def test_charts_come_only_when_they_are_due(viewer, live_store):
         assert viewer.get(reverse(name, args=args), {"charts": 1}).json()["charts"]
 
 
-@pytest.mark.parametrize(("away", "reason"), [(True, "Redis is away"), (False, "No gateway reports")])
+@pytest.mark.parametrize(("away", "reason"), [(True, "Redis is unavailable"), (False, "No gateway is reporting")])
 def test_loads_that_nobody_reports_are_missing_and_that_is_said(viewer, live_store, away, reason):
     factories.instance(id="engine-1")
     live_store.away = away
@@ -133,7 +133,7 @@ def test_what_a_script_can_tell_apart(viewer, live_store, monkeypatch):
     monkeypatch.setattr(fleet_views, "fleet_context", away)
     answer = viewer.get(reverse("fleet-live"), headers={"accept": "application/json"})
     assert answer.status_code == 503
-    assert answer.json()["message"].startswith("The database is away")
+    assert answer.json()["message"].startswith("The database is unavailable")
 
 
 def test_names_are_escaped_in_parts(viewer, live_store):

@@ -65,7 +65,7 @@ def test_a_form_without_or_with_a_forged_token_changes_nothing(strict, targets):
         for token in ({}, {"csrfmiddlewaretoken": "x" * 64}):
             answer = strict.post(url, {**data, **token})
             assert answer.status_code == 403, url
-            assert b"The form could not be trusted" in answer.content
+            assert b"The form could not be verified" in answer.content
     unchanged()
 
 
@@ -98,7 +98,7 @@ def test_a_viewers_posts_are_refused_and_recorded_one_by_one(viewer, targets):
 def test_an_id_that_is_not_there_is_a_page_that_says_so(operator, live_store, path):
     answer = operator.get(path)
     assert answer.status_code == 404
-    assert b"There is nothing here" in answer.content
+    assert b"not found" in answer.content
 
 
 def test_a_class_of_another_tenant_cannot_become_a_default(signed_in, monkeypatch):

@@ -39,7 +39,7 @@ def test_a_viewer_reads_every_page(viewer, live_store, path):
 def test_an_account_without_a_role_sees_nothing(signed_in, live_store, path):
     answer = signed_in("").get(path)
     assert answer.status_code == 403
-    assert b"This needs the role viewer" in answer.content
+    assert b"This requires the viewer role" in answer.content
 
 
 def test_a_viewer_is_refused_every_edit_and_that_is_audited(viewer, edits):
@@ -59,7 +59,7 @@ def test_an_operator_may_edit(operator, edits):
 @pytest.mark.parametrize(("role", "shown"), [("viewer", False), ("operator", True)])
 def test_only_those_who_may_act_see_the_controls(signed_in, live_store, edits, role, shown):
     client = signed_in(role)
-    for path, control in (("/classes/", b"New class"), ("/mappings/", b">Change<"), ("/queue/", b"Cancel selected")):
+    for path, control in (("/classes/", b"New class"), ("/mappings/", b">Change<"), ("/queue/", b"Cancel requests")):
         assert (control in client.get(path).content) is shown
 
 
@@ -91,7 +91,7 @@ def test_a_forged_form_is_refused_in_words():
     client.force_login(factories.user("operator"))
     answer = client.post("/classes/new/", {"name": "x"})
     assert answer.status_code == 403
-    assert b"The form could not be trusted" in answer.content
+    assert b"The form could not be verified" in answer.content
 
 
 @pytest.mark.django_db
@@ -99,7 +99,7 @@ def test_the_login_asks_for_both_and_says_when_they_do_not_match():
     factories.user("viewer", username="vera")
     client = Client()
     refused = client.post("/login/", {"username": "vera", "password": "wrong"})
-    assert b"do not match an active account" in refused.content
+    assert b"Incorrect username or password" in refused.content
     answer = client.post("/login/?next=/queue/", {"username": "vera", "password": "secret", "next": "/queue/"})
     assert (answer.status_code, answer["location"]) == (302, "/queue/")
 
