@@ -1,4 +1,4 @@
-"""Forms of tenants and their keys. Every error names its field."""
+"""Forms of tenants and their API keys. Every error belongs to a field."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from controller.models import ApiKey, SLOClass, Tenant
 from controller.models.base import NAME
 
 QUOTA_MAX = 2**31 - 1
-# How long a rotated key goes on working beside its successor.
-GRACE_S = {"0": "not at all", "3600": "for one hour", "86400": "for one day", "604800": "for seven days"}
+# How long the old key keeps working after a rotation.
+GRACE_S = {
+    "0": "Revoke old key now",
+    "3600": "Revoke old key in 1 hour",
+    "86400": "Revoke old key in 1 day",
+    "604800": "Revoke old key in 7 days",
+}
 
 
 class QuotaField(forms.IntegerField):
@@ -26,28 +31,32 @@ class QuotaField(forms.IntegerField):
 
 
 class ClassChoice(forms.ModelChoiceField):
-    """A tenant's own classes and the common ones, told apart."""
+    """The tenant's own classes and the shared ones, with the own ones marked."""
 
     def label_from_instance(self, row: SLOClass) -> str:  # type: ignore[override]
-        return f"{row.name} (its own)" if row.tenant_id else row.name
+        return f"{row.name} (own)" if row.tenant_id else row.name
 
 
 class TenantForm(forms.Form):
-    """A tenant's promise by default and its quotas. `name` is fixed once it exists: records carry it."""
+    """A tenant, its default class and its quotas. `name` cannot change once it exists: records refer to it."""
 
-    name = forms.CharField(max_length=64, validators=[NAME], help_text="In records and decisions; never changes.")
-    title = forms.CharField(max_length=120, required=False, help_text="For people.")
+    name = forms.CharField(
+        max_length=64, validators=[NAME], help_text="Used in records and decisions. Cannot be changed later."
+    )
+    title = forms.CharField(max_length=120, required=False, help_text="Shown next to the name.")
     default_class = ClassChoice(
         queryset=SLOClass.objects.none(),
         required=False,
-        empty_label="none: the common defaults",
-        help_text="For requests that name no class and no targets.",
+        empty_label="None (use the defaults)",
+        help_text="For requests without a class or targets.",
     )
-    rpm = QuotaField("requests a minute", label="Requests a minute", help_text="Empty: no limit.")
-    tpm = QuotaField("tokens a minute", label="Tokens a minute", help_text="Prompt and output. Empty: no limit.")
-    max_concurrency = QuotaField("at once", label="Requests at once", help_text="Empty: no limit.")
+    rpm = QuotaField("requests/min", label="Requests per minute", help_text="Leave empty for no limit.")
+    tpm = QuotaField(
+        "tokens/min", label="Tokens per minute", help_text="Prompt and output tokens. Leave empty for no limit."
+    )
+    max_concurrency = QuotaField("requests", label="Concurrent requests", help_text="Leave empty for no limit.")
     state = forms.ChoiceField(
-        choices=Tenant.State.choices, help_text="Suspended: all its keys are refused within a second."
+        choices=Tenant.State.choices, help_text="All keys of a suspended tenant are refused within a second."
     )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
@@ -66,24 +75,24 @@ class TenantForm(forms.Form):
             self.fields["version"].required = True
 
     def values(self) -> dict[str, Any]:
-        """What a service takes: no version."""
+        """The changes that the service takes."""
         return {name: value for name, value in self.cleaned_data.items() if name != "version"}
 
 
 class KeyForm(forms.Form):
-    """A new key of one tenant."""
+    """A new API key of a tenant."""
 
-    name = forms.CharField(max_length=64, label="Name of the key", help_text="Where it is used, for people.")
+    name = forms.CharField(max_length=64, label="Key name", help_text="For example, where the key is used.")
     scopes = forms.MultipleChoiceField(
-        choices=ApiKey.Scope.choices, widget=forms.CheckboxSelectMultiple, label="It may", initial=ApiKey.Scope.values
+        choices=ApiKey.Scope.choices, widget=forms.CheckboxSelectMultiple, label="Scopes", initial=ApiKey.Scope.values
     )
-    expires_at = TimeField(label="Expires (UTC)", help_text="Empty: never.")
+    expires_at = TimeField(label="Expires (UTC)", help_text="Leave empty for no expiration.")
 
 
 class RotateForm(forms.Form):
-    """A successor for a key."""
+    """Rotation of an API key: when the old one is revoked."""
 
-    grace = forms.ChoiceField(choices=list(GRACE_S.items()), initial="3600", label="The old key goes on working")
+    grace = forms.ChoiceField(choices=list(GRACE_S.items()), initial="3600", label="Old key")
 
     def grace_s(self) -> timedelta:
         return timedelta(seconds=int(self.cleaned_data["grace"]))

@@ -1,7 +1,7 @@
-"""Tenants and keys: quotas, default class, usage against them, attainment; keys made, rotated and revoked.
+"""Tenants and API keys: quotas, usage, attainment; creating, rotating and revoking keys.
 
-People with the role viewer look, admins change. A key's secret is on one page, once: the answer to the form that made
-it. It is in no address, no session and no log.
+Viewers can read, admins can change. A key's secret is shown once, in the response to the form that created the key:
+it is never in a URL, a session or a log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from workers.notices import announce_config
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
-QUOTA_NEAR = 0.8  # of a quota used in the busiest minute: worth a colour
+QUOTA_NEAR = 0.8  # share of a quota used in the peak minute from which it is highlighted
 CHANGES_SHOWN = 15
 NO_PEAK = usage.Peak(0, 0)
 
@@ -70,7 +70,7 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
 @says_if_removed("tenant")
 def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
     form = KeyForm(data_of(request, reverse("key-new", args=[tenant_id])))
-    return render(request, "console/tenant.html", page(request, found(tenant_id), form))
+    return render(request, "console/tenant.html", page_context(request, tenant_or_404(tenant_id), form))
 
 
 @require_http_methods(["GET", "POST"])
@@ -84,7 +84,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
             show_errors(form, error)
         else:
             announce_config()
-            messages.success(request, f"Tenant {row.name} is there. It needs a key to send requests.")
+            messages.success(request, f"Tenant {row.name} created. Create an API key to send requests.")
             return redirect("tenant", row.pk)
     return render(request, "console/tenant_form.html", {"form": form}, status=422 if form.errors else 200)
 
@@ -93,7 +93,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
 @allows(Role.ADMIN)
 @says_if_removed("tenant")
 def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
-    row = found(tenant_id)
+    row = tenant_or_404(tenant_id)
     form = TenantForm(data_of(request), existing=row)
     conflict: list[Difference] = []
     if request.method == "POST" and form.is_valid():
@@ -109,7 +109,7 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
             announce_config()
             same = stored.version == version
             messages.success(
-                request, "Nothing was different." if same else f"{row.name} is changed. Gateways know within a second."
+                request, "No changes." if same else f"Tenant {row.name} updated. Gateways use it within a second."
             )
             return redirect("tenant", row.pk)
     status = 409 if conflict else 422 if form.errors else 200
@@ -120,7 +120,7 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
 @allows(Role.ADMIN)
 @says_if_removed("tenant")
 def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
-    tenant = found(tenant_id)
+    tenant = tenant_or_404(tenant_id)
     form = KeyForm(request.POST)
     if form.is_valid():
         try:
@@ -129,7 +129,7 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
             show_errors(form, error)
         else:
             return show_once(request, tenant, made)
-    return render(request, "console/tenant.html", page(request, tenant, form), status=422)
+    return render(request, "console/tenant.html", page_context(request, tenant, form), status=422)
 
 
 @require_POST
@@ -139,7 +139,7 @@ def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
     form = RotateForm(request.POST)
     if not form.is_valid():
-        messages.error(request, "Say how long the old key goes on working.")
+        messages.error(request, "Not rotated: choose when the old key is revoked.")
         return redirect("tenant", key.tenant_id)
     try:
         made = api_key_rotate(actor=actor(request), key_id=key.pk, grace=form.grace_s())
@@ -157,7 +157,7 @@ def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
     was_revoked = key.revoked_at is not None
     api_key_revoke(actor=actor(request), key_id=key.pk)
     announce_config()
-    said = "was revoked before" if was_revoked else "is revoked: gateways refuse it within a second"
+    said = "was already revoked" if was_revoked else "revoked. Gateways refuse it within a second"
     messages.success(request, f"Key {key.prefix}… ({key.name}) {said}.")
     return redirect("tenant", key.tenant_id)
 
@@ -169,7 +169,7 @@ def show_once(request: HttpRequest, tenant: Tenant, made: NewKey, old: ApiKey | 
     return render(request, "console/key_made.html", {"tenant": tenant, "made": made, "old": old}, status=201)
 
 
-def found(tenant_id: int) -> Tenant:
+def tenant_or_404(tenant_id: int) -> Tenant:
     return get_object_or_404(catalogue.tenants(), pk=tenant_id)
 
 
@@ -181,7 +181,7 @@ def may_change(request: HttpRequest) -> bool:
     return role_of(request.user) >= Role.ADMIN
 
 
-def page(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, Any]:
+def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, Any]:
     now = timezone.now()
     peak = usage.peaks(since=now - HOUR, until=now, tenant=tenant.name).get(tenant.name, NO_PEAK)
     at_once = open_now()
@@ -202,15 +202,15 @@ def page(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, A
 
 
 def quotas(tenant: Tenant, peak: usage.Peak) -> list[dict[str, Any]]:
-    """Each quota a minute with the busiest minute of the last hour against it. Requests at once are shown live."""
-    rows = (("Requests a minute", tenant.rpm, peak.requests), ("Tokens a minute", tenant.tpm, peak.tokens))
+    """Per-minute quotas with the peak usage of the last hour. Concurrent requests are shown live instead."""
+    rows = (("Requests per minute", tenant.rpm, peak.requests), ("Tokens per minute", tenant.tpm, peak.tokens))
     return [
         {"name": name, "limit": limit, "used": used, "status": quota_status(limit, used)} for name, limit, used in rows
     ]
 
 
 def open_now() -> dict[str, int] | None:
-    """Requests at once by tenant, over all gateways; None while no gateway reports."""
+    """Concurrent requests by tenant, over all gateways; None while no gateway reports."""
     fleets = read_fleets()
     return open_by_tenant(fleets) if fleets else None
 
@@ -222,7 +222,7 @@ def quota_status(limit: int | None, used: int) -> str:
 
 
 def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
-    """What the tenant got by class: hour, day, budget, and the way to its misses."""
+    """Attainment by class: last hour, last day, error budget, and a link to the misses."""
     known = promises(catalogue.slo_classes(), catalogue.priority_mappings())
     hour = {
         row.slo_class: row

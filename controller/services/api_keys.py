@@ -74,7 +74,7 @@ def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)
         old = ApiKey.objects.select_for_update().select_related("tenant").get(pk=key_id)
         now = timezone.now()
         if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
-            raise ValidationError("A key that is revoked or expired cannot be rotated: make a new one.")
+            raise ValidationError("A revoked or expired key cannot be rotated. Create a new key.")
         made = api_key_create(
             actor=actor, tenant=old.tenant, name=old.name, scopes=old.scopes, expires_at=old.expires_at
         )
@@ -98,6 +98,12 @@ def _check(key: ApiKey) -> None:
     unknown = sorted(set(key.scopes) - set(ApiKey.Scope.values))
     if unknown or not key.scopes:
         valid = ", ".join(ApiKey.Scope.values)
-        raise ValidationError({"scopes": f"{', '.join(unknown) or 'Empty'}: use {valid}."})
+        raise ValidationError(
+            {
+                "scopes": f"Unknown: {', '.join(unknown)}. Must be one or more of: {valid}."
+                if unknown
+                else f"Must be one or more of: {valid}."
+            }
+        )
     if key.expires_at is not None and key.expires_at <= timezone.now():
         raise ValidationError({"expires_at": "Must be in the future."})

@@ -50,4 +50,6 @@ def tenant_remove(*, actor: Actor, tenant_id: int, version: int | None = None) -
 def _check(tenant: Tenant) -> None:
     own = tenant.default_class
     if own is not None and own.tenant_id not in (None, tenant.pk):
-        raise ValidationError({"default_class": "This class belongs to another tenant."})
+        raise ValidationError(
+            {"default_class": "This class belongs to another tenant. Choose a shared class or one of this tenant."}
+        )

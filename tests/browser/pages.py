@@ -112,7 +112,7 @@ ACTIONS = (
     Action("/mappings/{mapping}/preview/", "operator", "mapping-change", ("button", re.compile("^Run simulation"))),
     Action("/tenants/new/", "admin", "tenants", ("link", "New tenant"), {"name": "forged"}),
     Action("/tenants/{tenant}/change/", "admin", "tenant", ("link", "Change"), {"state": "suspended"}),
-    Action("/tenants/{tenant}/keys/", "admin", "tenant", ("button", "Make the key"), {"name": "forged"}),
+    Action("/tenants/{tenant}/keys/", "admin", "tenant", ("button", "Create key"), {"name": "forged"}),
     Action("/keys/{key}/rotate/", "admin", "tenant", ("button", re.compile("^Rotate ")), {"grace": "0"}),
     Action("/keys/{key}/revoke/", "admin", "tenant", ("button", re.compile("^Revoke "))),
     Action("/fleet/instances/{instance}/role/", "operator", "instance", ("link", "Set role"), DECODE),

@@ -35,8 +35,8 @@ def wrong_password(page: Page, places: Places) -> None:
 
 def key_made(page: Page, places: Places) -> None:
     page.goto(f"/tenants/{places['tenant']}/")
-    page.get_by_label("Name of the key").fill("for a look")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_label("Key name").fill("for a look")
+    page.get_by_role("button", name="Create key").click()
     expect(page.get_by_role("heading", name="New key for a look")).to_be_visible()
 
 

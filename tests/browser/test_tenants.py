@@ -19,30 +19,30 @@ def ask(stack, key):
 
 def new_key(page, name):
     """Makes a key on the tenant's page; what is shown once."""
-    page.get_by_label("Name of the key").fill(name)
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_label("Key name").fill(name)
+    page.get_by_role("button", name="Create key").click()
     secret = page.locator("[data-secret]").inner_text()
     assert secret.startswith("sk-")
-    page.get_by_role("link", name="I have it").click()
+    page.get_by_role("link", name="Done").click()
     expect(page.get_by_role("row", name=name)).to_be_visible()
     assert secret not in page.content()
     return secret
 
 
 def set_state(page, state):
-    page.get_by_role("main").get_by_role("link", name="Change", exact=True).click()
+    page.get_by_role("main").get_by_role("link", name="Edit", exact=True).click()
     page.get_by_label("State").select_option(state)
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status").filter(has_text="is changed")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
 
 
 def test_a_tenant_is_made_served_suspended_and_let_in_again(visit, stack):
     page = visit("admin", "/tenants/")
     page.get_by_role("link", name="New tenant").click()
     page.get_by_label("Name", exact=False).first.fill("browser-tenant")
-    page.get_by_label("Requests a minute").fill("600")
-    page.get_by_role("button", name="Make the tenant").click()
-    expect(page.get_by_role("status").filter(has_text="browser-tenant is there")).to_be_visible()
+    page.get_by_label("Requests per minute").fill("600")
+    page.get_by_role("button", name="Create tenant").click()
+    expect(page.get_by_role("status").filter(has_text="browser-tenant created")).to_be_visible()
     secret = new_key(page, "its first key")
     within(5, lambda: ask(stack, secret) == 200)
     set_state(page, "suspended")
@@ -58,7 +58,7 @@ def test_a_tenant_of_that_name_is_there_already(visit, trouble):
     page = visit("admin", "/tenants/new/")
     page.get_by_label("Name", exact=False).first.fill("acme")
     page.get_by_label("Title").fill("Kept what I typed")
-    page.get_by_role("button", name="Make the tenant").click()
+    page.get_by_role("button", name="Create tenant").click()
     expect(page.get_by_role("alert").first).to_contain_text("Not saved")
     expect(page.get_by_label("Title")).to_have_value("Kept what I typed")
 
@@ -76,20 +76,20 @@ def test_a_key_is_made_shown_once_used_rotated_and_revoked(visit, stack):
     assert successor != secret
     within(2, lambda: ask(stack, secret) == 401)
     assert ask(stack, successor) == 200
-    page.get_by_role("link", name="I have it").click()
+    page.get_by_role("link", name="Done").click()
     page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
     page.get_by_role("dialog").get_by_role("button", name="Go back").click()
     assert ask(stack, successor) == 200
     page.get_by_role("button", name=f"Revoke {successor[:11]}").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
-    expect(page.get_by_role("status")).to_contain_text("is revoked")
+    expect(page.get_by_role("status")).to_contain_text("revoked")
     within(1, lambda: ask(stack, successor) == 401)
 
 
 def make_key(page, name):
     """Until the key is shown; its text."""
-    page.get_by_label("Name of the key").fill(name)
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_label("Key name").fill(name)
+    page.get_by_role("button", name="Create key").click()
     return page.locator("[data-secret]").inner_text()
 
 
@@ -109,7 +109,7 @@ def test_where_the_browser_forbids_copying_the_key_is_selected_for_it(visit, sta
     page.context.grant_permissions(["geolocation"], origin=stack.console)  # which denies all others
     secret = make_key(page, "forbidden key")
     page.get_by_role("button", name="Copy").click()
-    expect(page.locator("[data-copied]")).to_contain_text("select the key and copy it by hand")
+    expect(page.locator("[data-copied]")).to_contain_text("Select the key and copy it manually")
     assert page.evaluate("getSelection().toString()") == secret
 
 

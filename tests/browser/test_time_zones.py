@@ -161,10 +161,10 @@ def test_the_window_of_an_experiment_is_sent_as_utc(visit: Visit, caller: Caller
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_key_ends_when_its_maker_says_in_local_time(visit: Visit, caller: Caller, places: Places, zone: str):
     page = visit("admin", f"/tenants/{places['tenant']}/", timezone_id=zone)
-    page.get_by_label("Name of the key").fill(f"until seven in {zone}")
+    page.get_by_label("Key name").fill(f"until seven in {zone}")
     page.get_by_label("Expires (your time)").fill("2027-07-01T19:00")
-    page.get_by_role("button", name="Make the key").click()
-    expect(page.get_by_role("heading", name="Copy it now")).to_be_visible()
+    page.get_by_role("button", name="Create key").click()
+    expect(page.get_by_role("heading", name="Copy your key now")).to_be_visible()
     made = next(each for each in caller.get("api-keys")["items"] if each["name"] == f"until seven in {zone}")
     meant = datetime(2027, 7, 1, 19, tzinfo=ZoneInfo(zone))
     assert datetime.fromisoformat(made["expires_at"]) == meant

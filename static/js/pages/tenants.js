@@ -1,4 +1,4 @@
-// Requests at once of each tenant against its quota, as the gateways see it now; everything else is of the page's load.
+// Concurrent requests of each tenant against its quota, live from the gateways. All other figures are from page load.
 
 import { DASH, count } from "../format.js";
 import { LiveTopic, stateShower } from "../live.js";
@@ -28,6 +28,6 @@ new LiveTopic("overview", {
   },
   state(state, text) {
     showState(state, text);
-    if (state === "lost") for (const place of places) show(place, null); // a number of before would pass for now
+    if (state === "lost") for (const place of places) show(place, null); // an old number would look current
   },
 });

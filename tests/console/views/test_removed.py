@@ -122,7 +122,7 @@ def test_a_tenant_and_with_it_its_key_and_its_class(admin, live_store):
     key = factories.api_key(tenant).key
     tenant_remove(actor=OLGA, tenant_id=tenant.pk)
     html = admin.post(reverse("tenant-edit", args=[tenant.pk]), {"title": "ACME", "rpm": "5"}).content.decode()
-    for said in ("acme was removed", "olga", "ACME", "5 requests a minute", "subject_type=tenant&amp;subject=acme"):
+    for said in ("acme was removed", "olga", "ACME", "5 requests/min", "subject_type=tenant&amp;subject=acme"):
         assert said in html
     for url in (reverse("tenant", args=[tenant.pk]), reverse("key-new", args=[tenant.pk])):
         answer = admin.get(url) if url.endswith(f"/{tenant.pk}/") else admin.post(url, {"name": "k"})
