@@ -158,6 +158,7 @@ def draw(plot: Plot, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "slackline"
+    plt.rcParams["svg.fonttype"] = "none"  # text as text: files of a third of the size
     figure, axes = plt.subplots(figsize=(7, 4))
     for index, (label, points) in enumerate(plot.series.items()):
         xs, ys = zip(*points, strict=True) if points else ((), ())
