@@ -7,13 +7,14 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 from django.db import connections
 
+from tests.workers.engine.process import EngineProcess, fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 # Nothing in a test's database must survive the machine.
@@ -78,6 +79,13 @@ def django_db_modify_db_settings(postgres: EmbeddedPostgres) -> None:
     """pytest-django asks this before it makes the test database."""
     for where in (settings.DATABASES["default"], connections["default"].settings_dict):
         where |= {"HOST": "127.0.0.1", "PORT": postgres.port}
+
+
+@pytest.fixture(scope="module")
+def engines(engine_options: dict[str, Sequence[str]]) -> Iterator[dict[str, EngineProcess]]:
+    """Reference engines that trust each other, one for each name in the module's fixture `engine_options`."""
+    with fleet(**engine_options) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -40,20 +39,19 @@ ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
 LONGEST_S = 30.0  # of any request, whatever breaks
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trusted() -> Iterator[None]:
+    """The gateway of these tests runs in this process and tells engines to free KV."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEET_TOKEN", TOKEN)
+        yield
+
+
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     """Others pull from p over a wire that the test may cut."""
-    os.environ["FLEET_TOKEN"] = TOKEN
-    started: dict[str, EngineProcess] = {}
-    try:
-        for name, role in ROLES.items():
-            more = ("--advertise-host", ELSEWHERE) if name == "p" else ()
-            started[name] = EngineProcess(*OPTIONS, "--role", role, *more)
-        yield started
-    finally:
-        del os.environ["FLEET_TOKEN"]
-        for engine in started.values():
-            engine.stop()
+    elsewhere = {"p": ("--advertise-host", ELSEWHERE)}
+    return {name: (*OPTIONS, "--role", role, *elsewhere.get(name, ())) for name, role in ROLES.items()}
 
 
 class Fleet(TestBed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 import pytest
@@ -19,9 +19,8 @@ TOKENS = 20  # of an answer: a second
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
-    with EngineProcess(*OPTIONS, token=FLEET["token"]) as one, EngineProcess(*OPTIONS, token=FLEET["token"]) as other:
-        yield {"e1": one, "e2": other}
+def engine_options() -> dict[str, Sequence[str]]:
+    return {"e1": OPTIONS, "e2": OPTIONS}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 
 import pytest
 import requests
@@ -11,8 +12,6 @@ from controller.services.actions import weights_load_order
 from controller.services.actors import SYSTEM
 from tests import factories
 from tests.workers.actions.test_action_worker import said, until
-from tests.workers.conftest import FLEET_TOKEN
-from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import folder
 
 pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True)]
@@ -22,15 +21,11 @@ ASK = {"model": "m", "prompt": list(range(40)), "max_tokens": 8, "ignore_eos": T
 
 
 @pytest.fixture(scope="module")
-def engines():
+def engine_options() -> dict[str, Sequence[str]]:
     """One that serves and one that is warm."""
     options = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
     named = ("--model", str(folder(*LARGE)), "--served-model-name", "m", "--shutdown-timeout", "0")
-    with (
-        EngineProcess(*options, *named, token=FLEET_TOKEN) as source,
-        EngineProcess(*options, *named, "--weights", "absent", token=FLEET_TOKEN) as warm,
-    ):
-        yield source, warm
+    return {"source": (*options, *named), "warm": (*options, *named, "--weights", "absent")}
 
 
 def text(engine):
@@ -40,7 +35,7 @@ def text(engine):
 
 
 def test_the_engine_loads_on_and_the_next_worker_finds_what_became_of_it(engines, worker):
-    source, warm = engines
+    source, warm = engines["source"], engines["warm"]
     model = factories.served_model()
     factories.instance(id="source", model=model, url=source.url)
     row = factories.instance(id="warm", model=model, url=warm.url, weights="absent")

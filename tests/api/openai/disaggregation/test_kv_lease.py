@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import aiohttp
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import FLEET, EngineProcess
 
 LEASE_S = 1.0
 OPTIONS = (
@@ -22,26 +22,21 @@ TOKENS = 180  # of an answer: 2.7 s, longer than the lease
 ROOM_FOR_ONE = "19"  # blocks of 16 tokens
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineProcess, EngineProcess]]:
-    monkeypatch.setenv("FLEET_TOKEN", "fleet-secret")
-    started: list[EngineProcess] = []
-    try:
-        started.append(EngineProcess(*OPTIONS, "--kv-blocks", "256", "--role", "prefill"))
-        started.append(EngineProcess(*OPTIONS, "--kv-blocks", ROOM_FOR_ONE, "--role", "decode"))
-        yield started[0], started[1]
-    finally:
-        for engine in started:
-            engine.stop()
+@pytest.fixture(scope="module")
+def engine_options() -> dict[str, Sequence[str]]:
+    return {
+        "p": (*OPTIONS, "--kv-blocks", "256", "--role", "prefill"),
+        "d": (*OPTIONS, "--kv-blocks", ROOM_FOR_ONE, "--role", "decode"),
+    }
 
 
 async def test_kv_whose_lease_ended_while_it_waited_is_computed_again(
-    engines: tuple[EngineProcess, EngineProcess],
+    engines: dict[str, EngineProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefill, decode = engines
+    monkeypatch.setenv("FLEET_TOKEN", FLEET["token"])
     specs = [
-        InstanceSpec("p", "demo", url=prefill.url, backend="reference", role=Role.PREFILL),
-        InstanceSpec("d", "demo", url=decode.url, backend="reference", role=Role.DECODE),
+        InstanceSpec("p", "demo", url=engines["p"].url, backend="reference", role=Role.PREFILL),
+        InstanceSpec("d", "demo", url=engines["d"].url, backend="reference", role=Role.DECODE),
     ]
     async with aiohttp.ClientSession(auto_decompress=False) as session, ServerBed(specs, session) as bed:
         clients = []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import orjson
 import pytest
 
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
@@ -86,10 +86,9 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     prefill = (*OPTIONS, "--role", "prefill", "--advertise-host", ELSEWHERE)
-    with fleet(p=prefill, d=(*OPTIONS, "--role", "decode")) as engines:
-        yield engines
+    return {"p": prefill, "d": (*OPTIONS, "--role", "decode")}
 
 
 async def test_through_two_engines_it_is_told_its_blocks_are_free_and_the_same_offer_serves_again(sessions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from controller.core.kv_links import KvMoved
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples, streamed
-from tests.workers.engine.process import EngineProcess, fleet
+from tests.workers.engine.process import EngineProcess
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvMismatch
@@ -26,11 +26,17 @@ KV = ("--kv-layers", "3", "--kv-token-bytes", "1024", "--shutdown-timeout", "0")
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     prefill = (*OPTIONS, *KV, "--role", "prefill", "--kv-lease", "1")
     decode = (*OPTIONS, *KV, "--role", "decode", "--kv-timeout", "2")
-    with EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as alone, fleet(prefill=prefill, decode=decode) as pair:
-        yield {**pair, "alone": alone}
+    return {"prefill": prefill, "decode": decode}
+
+
+@pytest.fixture(scope="module")
+def engines(engines: dict[str, EngineProcess]) -> Iterator[dict[str, EngineProcess]]:
+    """And one without the fleet's token."""
+    with EngineProcess(*OPTIONS, "--shutdown-timeout", "0") as alone:
+        yield {**engines, "alone": alone}
 
 
 async def prefill(sessions: dict[str, aiohttp.ClientSession], **body: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -13,7 +13,7 @@ import pytest
 
 from controller.core.kv_links import moved_from_json
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 
 TOKEN = FLEET["token"]
@@ -28,10 +28,9 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     prefill = (*OPTIONS, "--role", "prefill", "--advertise-host", ELSEWHERE)
-    with fleet(p=prefill, d=(*OPTIONS, "--role", "decode")) as engines:
-        yield engines
+    return {"p": prefill, "d": (*OPTIONS, "--role", "decode")}
 
 
 async def links(session: aiohttp.ClientSession) -> dict[str, Any]:

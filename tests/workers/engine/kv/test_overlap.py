@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from controller.core.kv_links import KvMoved, moved_from_json
 from controller.core.steps import Chunk as StepChunk
 from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.test_engine import make_engine
 from workers.engine.http.errors import ApiError
 from workers.engine.http.streams import Stream
@@ -44,11 +44,10 @@ EARLY = {"do_remote_decode": True, "early": True}
 
 
 @pytest.fixture(scope="module", params=list(SLOW))
-def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, EngineProcess]]:
+def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
     same = (*OPTIONS, "--scheduler", request.param)
     prefill = (*same, *SLOW[request.param], "--role", "prefill")
-    with fleet(p=prefill, d=(*same, "--profile", "constant:2ms", "--role", "decode")) as engines:
-        yield engines
+    return {"p": prefill, "d": (*same, "--profile", "constant:2ms", "--role", "decode")}
 
 
 def asked(params: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import aiohttp
 import orjson
@@ -13,7 +13,6 @@ import torch
 
 from controller.core.steps import Chunk, FinishReason, Seq, SeqState, Step, StepDone, Suspended
 from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
-from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.links import Links, Peer
@@ -30,14 +29,13 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module", params=["continuous", "slackline"])
-def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, EngineProcess]]:
+def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
     """Eight layers: of a prompt in one step, those that are left are left for long enough to be seen."""
     model = folder("LlamaForCausalLM", "--layers", "8")
     common = ("--executor", "torch", "--model", str(model), "--threads", "1", "--kv-cache-gib", "0.04")
     options = (*common, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--max-num-batched-tokens", "64")
     options = (*options, "--scheduler", request.param)
-    with fleet(prefill=(*options, "--role", "prefill"), decode=(*options, "--role", "decode")) as engines:
-        yield engines
+    return {"prefill": (*options, "--role", "prefill"), "decode": (*options, "--role", "decode")}
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -10,7 +10,7 @@ import pytest
 
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.server import KvServer
 from workers.engine.torch.kv import TorchKv
@@ -20,10 +20,9 @@ PROMPT = [(7 * i) % VOCABULARY for i in range(100)]
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     common = ("--executor", "torch", "--model", str(folder()), "--threads", "1", "--kv-cache-gib", "0.01")
-    with fleet(d=(*common, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--role", "decode")) as engines:
-        yield engines
+    return {"d": (*common, "--profile", "constant:5ms", "--shutdown-timeout", "0", "--role", "decode")}
 
 
 @pytest.mark.parametrize(("token", "status"), [(10**6, 502), (VOCABULARY, 502), (VOCABULARY - 1, 200)])

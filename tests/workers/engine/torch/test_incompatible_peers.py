@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Thread
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from psutil import CONN_LISTEN, Process
 
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory, met
 from workers.engine.torch.meeting import RECEIVER, SENDER, Meeting, awaited, meet
@@ -27,10 +27,9 @@ COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     options = (*COMMON, "--model", str(folder()), "--shutdown-timeout", "0", "--kv-timeout", "4")
-    with fleet(source=options, warm=(*options, "--weights", "absent")) as engines:
-        yield engines
+    return {"source": options, "warm": (*options, "--weights", "absent")}
 
 
 def listening(process: Process) -> dict[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.workers.engine.client import COMPLETIONS, complete, post, samples
-from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.torch.bench import CPU, VOCABULARY, folder, program
 from workers.engine.kv.store import Layout
 from workers.engine.torch.cache import KVCache
@@ -97,14 +96,13 @@ def test_weights_that_come_later_are_what_counts() -> None:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     common = ("--executor", "torch", "--model", str(folder()), "--threads", "1", "--kv-cache-gib", "0.01")
     options = (*common, "--profile", "constant:5ms", "--shutdown-timeout", "0")
-    with fleet(
-        prefill=(*options, "--role", "prefill", "--dtype", "bfloat16"),
-        decode=(*options, "--role", "decode", "--dtype", "float16"),
-    ) as engines:
-        yield engines
+    return {
+        "prefill": (*options, "--role", "prefill", "--dtype", "bfloat16"),
+        "decode": (*options, "--role", "decode", "--dtype", "float16"),
+    }
 
 
 async def test_a_decode_engine_takes_no_kv_of_other_numbers_and_caches_nothing_of_it(

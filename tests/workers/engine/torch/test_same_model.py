@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.workers.engine.client import complete, post
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import folder, program
 from tests.workers.engine.torch.meetings import HOST, TOKEN, memory
 from tests.workers.engine.torch.test_digests import served
@@ -45,20 +45,19 @@ def tuned() -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, EngineProcess]]:
+def engine_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sequence[str]]:
     """Two fine-tunes under one name, as after a port was taken over; and an engine that has a copy of the folder."""
     copy = shutil.copytree(folder(), tmp_path_factory.mktemp("copied") / "model", copy_function=shutil.copyfile)
 
     def options(path: Path, *more: str, name: str = "tiny") -> tuple[str, ...]:
         return (*COMMON, "--model", str(path), "--served-model-name", name, "--shutdown-timeout", "0", *more)
 
-    with fleet(
-        wrong=options(tuned()),
-        right=options(folder()),
-        renamed=options(folder(), name="elsewhere"),
-        warm=options(copy, "--weights", "absent"),
-    ) as engines:
-        yield engines
+    return {
+        "wrong": options(tuned()),
+        "right": options(folder()),
+        "renamed": options(folder(), name="elsewhere"),
+        "warm": options(copy, "--weights", "absent"),
+    }
 
 
 async def text(session: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -12,7 +12,6 @@ import pytest
 from controller.engine import EngineScheduler
 from controller.policies.batching import BATCHINGS
 from tests.workers.engine.client import CHAT, COMPLETIONS, complete, post, streamed
-from tests.workers.engine.process import EngineProcess, fleet
 from tests.workers.engine.torch.bench import VOCABULARY, Bench, Interrupting, engine_config, folder, program, prompts
 from workers.engine.torch.task import Boundary
 
@@ -86,12 +85,11 @@ BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0
 
 
 @pytest.fixture(scope="module", params=["continuous", "slackline"])
-def engines(request: pytest.FixtureRequest) -> Iterator[dict[str, EngineProcess]]:
+def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
     common = ("--executor", "torch", "--model", str(folder()), "--served-model-name", "demo", "--threads", "1")
     options = (*common, "--kv-cache-gib", "0.01", "--profile", "constant:2ms", "--shutdown-timeout", "0")
     options = (*options, "--scheduler", request.param)
-    with fleet(p=(*options, "--role", "prefill"), d=(*options, "--role", "decode")) as engines:
-        yield engines
+    return {"p": (*options, "--role", "prefill"), "d": (*options, "--role", "decode")}
 
 
 def generated() -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.workers.engine.client import complete, post
-from tests.workers.engine.process import FLEET, EngineProcess, fleet
+from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.meetings import HOST, memory, met
 from workers.engine.torch.digest import digest
@@ -33,12 +33,11 @@ ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos":
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, EngineProcess]]:
+def engine_options() -> dict[str, Sequence[str]]:
     same = (*COMMON, "--model", str(folder()), "--shutdown-timeout", "0", "--served-model-name", "tiny")
     other = (*COMMON, "--model", str(folder("Qwen2ForCausalLM")), "--shutdown-timeout", "0", "--kv-timeout", "3")
     without = ("--weights", "absent")
-    with fleet(source=same, warm=(*same, *without), stranger=(*other, *without)) as engines:
-        yield engines
+    return {"source": same, "warm": (*same, *without), "stranger": (*other, *without)}
 
 
 async def load(session: aiohttp.ClientSession, *sources: dict[str, str], token: str = TOKEN) -> tuple[int, Any]:
