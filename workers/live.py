@@ -8,6 +8,7 @@ are for the event loop. `LiveState` is the gateway's own, one object a process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -44,12 +45,14 @@ from controller.core.messages import (
     WATCHED_KEY,
     CommandAnswer,
     CommandMessage,
-    DecisionMessage,
     ExperimentMessage,
     FleetMessage,
     LiveMessage,
     QueueState,
 )
+from controller.wording.sentences import Recorded, message_of
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -337,9 +340,19 @@ def notify_config(version: int) -> None:
     _run(lambda client: client.publish(CONFIG_CHANNEL, str(version)))
 
 
-def send_decision(message: DecisionMessage) -> None:
-    """To the browsers that watch decisions. Call it after the transaction has committed."""
-    to_group(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
+def announce(decision: Recorded | None) -> None:
+    """Log a decision and send it to the browsers that watch. Call it after the transaction has committed.
+
+    Never raises: the row is what counts, and a browser that hears nothing reads it at its next look.
+    """
+    if decision is None:
+        return
+    message = message_of(decision)
+    log.info("decision %s (%s, %s): %s", decision.pk, decision.kind, decision.reason, message["sentence"])
+    try:
+        to_group(LIVE_DECISIONS, _live(LIVE_DECISIONS, 0, message))
+    except LiveUnavailable as error:
+        log.warning("decision %s was not sent live: %s", decision.pk, error)
 
 
 def send_experiment(message: ExperimentMessage) -> None:

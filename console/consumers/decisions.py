@@ -8,9 +8,9 @@ from typing import Any
 from channels.db import database_sync_to_async
 
 from console.consumers.base import LiveConsumer
-from controller.core.messages import LIVE_DECISIONS
+from controller.core.messages import LIVE_DECISIONS, DecisionMessage
 from controller.selectors import decisions as selectors
-from controller.wording.sentences import as_item, as_item_of_message
+from controller.wording.sentences import message_of
 from workers import live
 
 SHOWN = 40  # a burst longer than this is in the audit; the list shows its end
@@ -22,9 +22,8 @@ class DecisionsConsumer(LiveConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._items: deque[dict[str, Any]] = deque(maxlen=SHOWN)  # newest first
-        self._unsent: deque[dict[str, Any]] = deque(maxlen=SHOWN)
-        self._heard_at: float | None = None
+        self._items: deque[DecisionMessage] = deque(maxlen=SHOWN)  # newest first
+        self._unsent: deque[DecisionMessage] = deque(maxlen=SHOWN)
 
     async def mark_watched(self) -> None:
         await live.amark_watched(self.group)
@@ -35,9 +34,9 @@ class DecisionsConsumer(LiveConsumer):
             self._keep(item)
 
     def take(self, message: dict[str, Any]) -> bool:
-        return self._keep(as_item_of_message(message["data"]))
+        return self._keep(message["data"])
 
-    def _keep(self, item: dict[str, Any]) -> bool:
+    def _keep(self, item: DecisionMessage) -> bool:
         if any(known["id"] == item["id"] for known in self._items):
             return False
         self._items.appendleft(item)
@@ -54,5 +53,5 @@ class DecisionsConsumer(LiveConsumer):
 
 
 @database_sync_to_async
-def newest_items() -> list[dict[str, Any]]:
-    return [as_item(decision) for decision in selectors.newest(SHOWN)]
+def newest_items() -> list[DecisionMessage]:
+    return [message_of(decision) for decision in selectors.newest(SHOWN)]

@@ -19,7 +19,7 @@ from controller.models.base import NAME
 from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.services.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
-from controller.wording.figure_names import VALUES
+from controller.wording.figures import VALUES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001

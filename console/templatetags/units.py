@@ -10,9 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from console.wording.verdict import verdict as judged
-from controller.wording.figures import Figure, figure, shown
+from controller.wording.figures import DASH, Figure, count, figure, ms, number, shown
 from controller.wording.reasons import reason_in_words
-from controller.wording.units import DASH, count, ms, number
 
 register = template.Library()
 

@@ -23,11 +23,11 @@ from console.panels.scale_outs import ways_of
 from console.tables.exports import FORMATS, export
 from console.tables.paging import page_of
 from console.templatetags.units import alternatives
-from console.wording.differences import changed_fields
 from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue, decisions
 from controller.selectors.causes import Traffic, bearing_on, in_force, looked_back_to, traffic
 from controller.selectors.roles import Role
+from controller.wording.changes import changed_fields
 from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50

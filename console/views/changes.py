@@ -13,11 +13,11 @@ from django.views.decorators.http import require_GET
 from console.access import allows
 from console.forms.numbers import number_of
 from console.tables.paging import page_of
-from console.wording.differences import changed_fields
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
 from controller.selectors.removals import removal
 from controller.selectors.roles import Role
+from controller.wording.changes import changed_fields
 
 PAGE_ROWS = 50
 SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")

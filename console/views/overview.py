@@ -19,7 +19,7 @@ from console.panels.history import links, overview_history
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
 from controller.selectors.roles import Role
-from controller.wording.sentences import as_item
+from controller.wording.sentences import message_of
 
 CHARTS = (
     {
@@ -49,7 +49,7 @@ def overview(request: HttpRequest) -> HttpResponse:
         "history": history | {"queue_chart": charts.queue_depth(now.timestamp())},
         "rows": merged_rows(shown["classes"], history["classes"]),
         "instances": [instance_card(each) for each in shown["instances"]],
-        "decisions": [as_item(decision) for decision in decisions.newest(DECISIONS_SHOWN)],
+        "decisions": [message_of(decision) for decision in decisions.newest(DECISIONS_SHOWN)],
         "charts": CHARTS,
         "blank_row": BLANK_ROW,
         "gateway_url": settings.GATEWAY_PUBLIC_URL,

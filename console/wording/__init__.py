@@ -1,1 +1,1 @@
-"""Words of pages that no decision says: what a record changed, what an engine was started with."""
+"""Words of pages that no decision says: how a request was judged, what an engine was started with."""

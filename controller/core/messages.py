@@ -194,16 +194,12 @@ QUEUE_PRESSURE_ROWS = 200  # most urgent rows of which the longest wait is told 
 
 
 class DecisionMessage(TypedDict):
-    """One decision as it happens, for the live stream; `sentence` is readable, `figures` are its numbers."""
+    """One decision as pages list it. Made by `controller.wording.sentences.message_of` and by nobody else."""
 
     id: str
-    at: float
-    kind: str
-    actor: str
-    subject: str
-    reason: str
+    at: float  # epoch seconds
     sentence: str
-    figures: dict[str, Any]
+    figures_text: str  # its most telling figures, less those that the sentence has
 
 
 class LiveMessage(TypedDict):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.core.records import ENGINE_REJECTED, RequestRecord
+from controller.wording.figures import count, ms
 from controller.wording.reasons import reason_in_words
 from controller.wording.request_steps import due_s, is_given_up, never_decoded_s
-from controller.wording.units import count, ms
 
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.core.decisions import Decision
-from controller.wording.units import took
+from controller.wording.figures import took
 
 Told = Mapping[str, Any]
 

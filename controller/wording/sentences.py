@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from itertools import zip_longest
 from string import Formatter
 from typing import Any, Protocol
 
 from controller.core.messages import DecisionMessage
-from controller.wording.figures import line, named, shown
+from controller.wording.changes import changes
+from controller.wording.figures import line
 from controller.wording.reasons import reason_in_words
 
 # Whole sentences for what happens often; the figures are those the decision was made on.
@@ -235,48 +235,6 @@ def _verb(kind: str, subject_type: str) -> str:
     return kind.replace("_", " ")
 
 
-def changes(inputs: Mapping[str, Any]) -> list[str]:
-    """What a person changed, from the record's `before` and `after`: "first token within 400 ms (was 500 ms)"."""
-    before, after = inputs.get("before"), inputs.get("after")
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        return []
-    names = [name for name in after if name in before and before[name] != after[name] and name != "version"]
-    return [text for name in names for text in _changed(name, before[name], after[name])]
-
-
-def _changed(name: str, before: Any, after: Any) -> list[str]:
-    """Of a list of objects (a mapping's levels) each that changed, by its number."""
-    if _of_objects(before) and _of_objects(after):
-        return [
-            f"{named(name)} {place} {_change_of_one(old, new)}"
-            for place, (old, new) in enumerate(zip_longest(before, after))
-            if old != new
-        ]
-    return [_replaced(name, before, after)]
-
-
-def _change_of_one(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
-    if before is None or after is None:
-        return "added" if before is None else "removed"
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return ", ".join(_replaced(name, before.get(name), after.get(name)) for name in names)
-
-
-def _replaced(name: str, before: Any, after: Any) -> str:
-    """What is too long to show may differ only where it was cut off."""
-    old, new = _short(name, before), _short(name, after)
-    return f"{named(name)} changed" if old == new else f"{named(name)} {new} (was {old})"
-
-
-def _of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-
-
-def _short(name: str, value: Any) -> str:
-    text = "none" if value is None else shown(name, value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 def telling(known: Mapping[str, Any]) -> dict[str, Any]:
     """The most telling figures; nested objects and row numbers are for the audit's own page."""
     plain = {
@@ -301,22 +259,12 @@ def _beside(kind: str, reason: str, known: Mapping[str, Any]) -> str:
     return figures_line({name: value for name, value in known.items() if name not in said})
 
 
-def as_item(decision: Recorded) -> dict[str, Any]:
-    """One line of the live list."""
-    return {
-        "id": str(decision.pk),
-        "at": decision.at.timestamp(),
-        "sentence": sentence(decision),
-        "figures_text": _beside(decision.kind, decision.reason, {**decision.inputs, **decision.outcome}),
-    }
-
-
-def as_item_of_message(message: DecisionMessage) -> dict[str, Any]:
-    """The same line from a live message, so that a decision reads alike however it came."""
-    known = message["figures"]
-    return {
-        "id": message["id"],
-        "at": message["at"],
-        "sentence": say(message["kind"], message["actor"], "", message["subject"], message["reason"], known),
-        "figures_text": _beside(message["kind"], message["reason"], known),
-    }
+def message_of(decision: Recorded) -> DecisionMessage:
+    """One line of the live list. The sentence is made here, for whoever shows it: nobody makes it a second time."""
+    known = {**decision.inputs, **decision.outcome}
+    return DecisionMessage(
+        id=str(decision.pk),
+        at=decision.at.timestamp(),
+        sentence=sentence(decision),
+        figures_text=_beside(decision.kind, decision.reason, known),
+    )

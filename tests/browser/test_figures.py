@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from controller.wording.figure_names import NAMES
-from controller.wording.figures import shown
+from controller.wording.figures import NAMES, shown
 from tests.browser.caller import Caller
 from tests.browser.places import Places
 

@@ -6,13 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from channels.layers import get_channel_layer
 from django.conf import settings
 
-from controller.core.messages import LIVE_DECISIONS, LIVE_OVERVIEW, CommandAnswer, CommandMessage, DecisionMessage
+from controller.core.messages import LIVE_DECISIONS, LIVE_OVERVIEW, CommandAnswer, CommandMessage
+from controller.models import Decision
+from controller.wording.sentences import message_of
 from workers import live
 from workers.live import LiveState, LiveUnavailable, follow
 
@@ -65,20 +68,11 @@ async def test_decisions_reach_a_channel_of_the_group(pair: tuple[LiveState, Liv
     layer = get_channel_layer()
     channel = await layer.new_channel()
     await layer.group_add(LIVE_DECISIONS, channel)
-    message = DecisionMessage(
-        id="7",
-        at=1.0,
-        kind="scale_out",
-        actor="scaler",
-        subject="e3",
-        reason="load",
-        sentence="s",
-        figures={"load": 1.2},
-    )
-    await asyncio.to_thread(live.send_decision, message)
+    row = Decision(pk=7, at=datetime.now(UTC), kind="scale_out", actor="scaler", subject="e3", reason="load")
+    await asyncio.to_thread(live.announce, row)
     heard = await asyncio.wait_for(layer.receive(channel), 5)
     assert heard["type"] == "live.message"
-    assert (heard["message"]["topic"], heard["message"]["data"]) == (LIVE_DECISIONS, message)
+    assert (heard["message"]["topic"], heard["message"]["data"]) == (LIVE_DECISIONS, message_of(row))
     await layer.flush()
 
 

@@ -10,7 +10,7 @@ import logging
 from celery import shared_task
 
 from workers.actions.runner import look
-from workers.tasks.announce import announce
+from workers.live import announce
 from workers.tasks.names import ACTIONS
 from workers.tasks.scaling import fleet_or_nothing
 

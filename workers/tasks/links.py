@@ -6,7 +6,7 @@ from celery import shared_task
 from django.conf import settings
 
 from workers.actions.instance_links import look
-from workers.tasks.announce import announce
+from workers.live import announce
 from workers.tasks.names import LINKS
 
 

@@ -24,8 +24,8 @@ from controller.scale.lifecycle import CallStart, CallStop, FoundAwake, Mark, Re
 from controller.scale.observation import fresh, outstanding
 from controller.services import lifecycle
 from workers.actions.instance_links import join
+from workers.live import announce
 from workers.provisioners import Endpoint, Observed, ProcessProvisioner, Provisioner, StaticProvisioner, Watch
-from workers.tasks.announce import announce
 from workers.tasks.names import RECONCILE
 from workers.tasks.scaling import fleet_or_nothing
 

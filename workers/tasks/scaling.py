@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 
-from celery import shared_task
+from celery import current_app, shared_task
 from django.core.exceptions import ValidationError
 from django.db import Error
+from kombu.exceptions import KombuError
 
 from controller.core.messages import FleetMessage
 from controller.models import ScalingPolicy
 from controller.services.scaling import scaler_tick
-from workers.live import LiveUnavailable, read_fleet
-from workers.tasks.announce import announce, announce_actions
-from workers.tasks.names import SCALE
+from workers.live import LiveUnavailable, announce, read_fleet
+from workers.tasks.names import ACTIONS, SCALE
 
 log = logging.getLogger(__name__)
 ORDERS = {"warm", "woken", "asleep"}  # what a decision leaves to the queue `actions`
+SOON_S = 2.0
 
 
 @shared_task(name=SCALE, soft_time_limit=6, time_limit=8)
@@ -40,3 +41,11 @@ def fleet_or_nothing() -> list[FleetMessage]:
     except LiveUnavailable as error:
         log.warning("no telemetry: %s", error)
         return []
+
+
+def announce_actions() -> None:
+    """Something was ordered: carry it out now, not at beat's next tick. With the broker away that tick finds it."""
+    try:
+        current_app.send_task(ACTIONS, expires=SOON_S, retry=False)
+    except (KombuError, OSError) as error:
+        log.warning("actions are not carried out at once: %s", error)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -65,8 +66,8 @@ class Board(Protocol):
 class Audit(Protocol):
     """Blocking writes to PostgreSQL."""
 
-    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
-        """One decision about a batch of refusals; its id."""
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+        """Records one decision about a batch of refusals; returns its line for live pages."""
         ...
 
     def keys_used(self, key_ids: Iterable[int]) -> None: ...
@@ -167,16 +168,17 @@ class Publisher:
             return
         figures = _figures(batch, now - self._refused_since)
         try:
-            found = await self._thread.call(lambda: self._store.refusals(self._gateway.options.name, figures), WRITE_S)
+            record = partial(self._store.refusals, self._gateway.options.name, figures)
+            message = await self._thread.call(record, WRITE_S)
         except Exception as error:  # whatever it was, the batch is kept
             log.warning("%d refusals are not yet in the audit: %r", batch.total(), error)
             self._gateway.ledger.refusals.update(batch)
             return
         self._refused_since = now
         try:
-            await self._board.send(LIVE_DECISIONS, _refusal_message(found, self._gateway.options.name, figures))
+            await self._board.send(LIVE_DECISIONS, message)
         except LiveUnavailable as error:
-            log.info("decision %s was not shown live: %s", found, error)
+            log.info("decision %s was not shown live: %s", message["id"], error)
 
     async def _keys(self) -> None:
         """When keys were last used is a courtesy: with PostgreSQL away they are told with the next batch."""
@@ -239,17 +241,3 @@ def _figures(batch: Counter[tuple[str, str, str]], seconds: float) -> dict[str, 
         "by_code": dict(sorted(codes.items())),
         "by_class": dict(sorted(classes.items())),
     }
-
-
-def _refusal_message(found: str, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
-    codes = ", ".join(f"{number} {code.replace('_', ' ')}" for code, number in figures["by_code"].items())
-    return DecisionMessage(
-        id=found,
-        at=time.time(),
-        kind="refusals",
-        actor=gateway,
-        subject=gateway,
-        reason=str(figures["commonest"]),
-        sentence=f"{gateway} refused {figures['requests']} requests: {codes}",
-        figures=dict(figures),
-    )

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from controller.core.errors import SlacklineError
+from controller.core.messages import DecisionMessage
 from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
 
@@ -33,7 +34,7 @@ class FileStore:
     def write(self, records: Sequence[RequestRecord]) -> int:
         raise NoDatabase("a gateway that runs alone keeps its records in the spool")
 
-    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         raise NoDatabase("a gateway that runs alone keeps no audit")
 
     def keys_used(self, key_ids: Iterable[int]) -> None:

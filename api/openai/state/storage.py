@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from api.openai.state.recorder import Unstorable
+from controller.core.messages import DecisionMessage
 from controller.core.records import RequestRecord
 from controller.core.snapshot import GatewaySnapshot
 
@@ -51,12 +52,13 @@ class Database:
 
         return gateway_snapshot()
 
-    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
-        """A batch of refusals as one decision row; its id."""
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
+        """A batch of refusals as one decision row; its line for live pages."""
         from django.db import close_old_connections
 
         from controller.services.actors import Actor
         from controller.services.decisions import decision_record
+        from controller.wording.sentences import message_of
 
         close_old_connections()
         decision = decision_record(
@@ -67,7 +69,7 @@ class Database:
             reason=str(figures["commonest"]),
             inputs=figures,
         )
-        return str(decision.pk)
+        return message_of(decision)
 
     def keys_used(self, key_ids: Iterable[int]) -> None:
         """When keys were last used, in batches."""

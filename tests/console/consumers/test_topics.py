@@ -7,21 +7,25 @@ import time
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError
+from django.utils import timezone
 
 from console.consumers import decisions
 from console.consumers.decisions import DecisionsConsumer
 from controller.core.messages import LIVE_DECISIONS, LIVE_TYPE
+from controller.models import Decision
 from controller.services.decisions import decision_record
+from controller.wording.sentences import message_of
 from tests import factories
 from tests.console.consumers.test_base import frames, is_data
 
 
-def message(ident, **fields):
-    defaults = {
-        "id": ident, "at": time.time(), "kind": "scale_out", "actor": "scaler", "subject": "demo", "sentence": "",
-        "reason": "load_above_upper", "figures": {"load": 1.25, "upper": 0.8, "ready": 2},
-    }  # fmt: skip
-    return {**defaults, **fields}
+def message(ident):
+    """As the announcer makes it."""
+    row = Decision(
+        pk=int(ident), at=timezone.now(), kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper",
+        inputs={"load": 1.25, "upper": 0.8, "ready": 2},
+    )  # fmt: skip
+    return message_of(row)
 
 
 async def tell(layer, group, data):

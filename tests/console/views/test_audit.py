@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from console.wording.differences import changed_fields
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
+from controller.wording.changes import changed_fields
 from tests import factories
 
 NOON = datetime(2026, 10, 21, 12, tzinfo=UTC)

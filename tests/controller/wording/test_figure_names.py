@@ -15,9 +15,7 @@ from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
 from controller.services.experiments import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
-from controller.wording.figure_names import NAMES, VALUES
-from controller.wording.figures import figure, line, named, shown
-from controller.wording.units import number
+from controller.wording.figures import NAMES, VALUES, figure, line, named, number, shown
 
 ROOT = Path(__file__).parents[3]
 DECIDE = (

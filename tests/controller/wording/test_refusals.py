@@ -11,8 +11,8 @@ import pytest
 
 from controller.core.decisions import Decision
 from controller.core.snapshot import ComingConfig
+from controller.wording.figures import took
 from controller.wording.refusals import REFUSALS, refusal
-from controller.wording.units import took
 from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.test_coming import with_instances
 

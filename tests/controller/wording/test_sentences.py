@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.core.messages import DecisionMessage
 from controller.models import Decision
+from controller.wording.changes import changes
 from controller.wording.request_steps import step
-from controller.wording.sentences import as_item, as_item_of_message, changes, figures_line, say
+from controller.wording.sentences import figures_line, message_of, say
 
 SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
 
@@ -110,7 +110,7 @@ def test_one_refusal_is_one_request():
     assert said == "gateway-1 refused 1 request in 10.1 s: no instance could have made it"
     told = Decision(kind="refusals", actor="gateway-1", subject="gateway-1", reason="slo_infeasible", inputs=known)
     told.at = datetime(2026, 11, 22, tzinfo=UTC)
-    assert as_item(told)["figures_text"] == "", "its sentence has said it all"
+    assert message_of(told)["figures_text"] == "", "its sentence has said it all"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_orders_to_an_instance_are_sentences(kind, inputs, said, actor, by):
 def test_an_orders_line_does_not_say_its_level_twice():
     row = Decision(kind="instance_sleep_ordered", actor="olga", subject="d2", reason="person_sleep_ordered")
     row.inputs, row.at = {"level": 2}, datetime(2026, 11, 22, tzinfo=UTC)
-    assert as_item(row)["figures_text"] == ""
+    assert message_of(row)["figures_text"] == ""
 
 
 def test_a_line_shows_the_telling_figures_first_and_few_of_them():
@@ -144,17 +144,12 @@ def test_a_line_shows_the_telling_figures_first_and_few_of_them():
 
 
 def test_a_live_line_shows_what_its_sentence_does_not_say():
-    """A decision reads alike from the record and from a live message."""
     inputs = {**SCALER, "utilisation": 0.875, "arrival_rate": 6.4}
     at = datetime(2026, 11, 22, tzinfo=UTC)
     row = Decision(kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", inputs=inputs, at=at)
-    message = DecisionMessage(
-        id="1", at=1.0, kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", sentence="",
-        figures=inputs,
-    )  # fmt: skip
-    for item in (as_item(row), as_item_of_message(message)):
-        assert item["sentence"] == "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"
-        assert item["figures_text"] == "instances' mean load 87.5 % · arriving 6.4 requests/s"
+    item = message_of(row)
+    assert item["sentence"] == "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"
+    assert item["figures_text"] == "instances' mean load 87.5 % · arriving 6.4 requests/s"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from api.openai.state import status
 from api.openai.state.publisher import MESSAGES_A_TICK, REFUSALS_S, Publisher
-from controller.core.messages import LIVE_QUEUE, CommandAnswer, FleetMessage, QueueState
+from controller.core.messages import LIVE_QUEUE, CommandAnswer, DecisionMessage, FleetMessage, QueueState
 from controller.core.snapshot import ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec
 from tests.api.openai.gateways import TestBed, completion, snapshot
@@ -57,11 +57,11 @@ class Audit:
         self.away = False
         self.rows: list[Mapping[str, Any]] = []
 
-    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> str:
+    def refusals(self, gateway: str, figures: Mapping[str, Any]) -> DecisionMessage:
         if self.away:
             raise ConnectionError("the database is away")
         self.rows.append(figures)
-        return "d1"
+        return DecisionMessage(id="d1", at=0.0, sentence="", figures_text="")
 
     def keys_used(self, key_ids: Iterable[int]) -> None:
         return None
