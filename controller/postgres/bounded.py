@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
@@ -25,11 +25,11 @@ class ServerHangs(psycopg.OperationalError):
 class BoundedConnection(psycopg.Connection[Any]):
     """`patience_s` may be set on the class (a process) or on one connection. Seconds."""
 
-    patience_s: ClassVar[float] | float = 10.0
+    patience_s: float = 10.0
 
-    def wait(self, gen: PQGen[T], interval: float = 0.1) -> T:
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         try:
-            return super().wait(_bounded(gen, self.patience_s), interval=interval)
+            return super().wait(_bounded(gen, self.patience_s), interval=interval, timeout=timeout)
         except ServerHangs:
             self.pgconn.finish()
             raise
