@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import count
@@ -83,8 +83,12 @@ def _settings() -> Any:
     return settings
 
 
-def _messages(values: Iterable[bytes | None]) -> list[Any]:
+def _messages(values: Iterable[bytes | str | None]) -> list[Any]:
     return [orjson.loads(value) for value in values if value is not None]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _live(topic: str, seq: int, data: Any) -> dict[str, Any]:
@@ -116,7 +120,7 @@ class LiveState:
         self._renew = self._redis.register_script(_RENEW)
         self._seq = count(1)
 
-    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _call(self, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(CALL_S):
                 return await work
@@ -127,8 +131,8 @@ class LiveState:
 
     async def lease(self, what: str, ttl_s: float) -> bool:
         """True while this gateway holds it; renewed by calling again before it ends."""
-        keys, args = [LEASE_KEY.format(what=what)], [self.gateway, int(ttl_s * 1000)]
-        return bool(await self._call(self._renew(keys=keys, args=args)))
+        keys, ttl_ms = [LEASE_KEY.format(what=what)], int(ttl_s * 1000)
+        return bool(await self._call(self._renew(keys=keys, args=[self.gateway, ttl_ms])))
 
     async def publish_telemetry(self, loads: dict[str, dict[str, Any]], ttl_s: float) -> None:
         """`loads` by instance id, `observed_at` as epoch seconds."""
@@ -188,7 +192,7 @@ class LiveState:
         gateways = sorted(await self._call(self._redis.smembers(GATEWAYS_KEY)))
         if not gateways:
             return []
-        return _messages(await self._call(self._redis.mget([key.format(gateway=g.decode()) for g in gateways])))
+        return _messages(await self._call(self._redis.mget([key.format(gateway=_text(g)) for g in gateways])))
 
     # ---- browsers -------------------------------------------------------------------------------------------------
 
@@ -287,7 +291,7 @@ async def amark_watched(topic: str) -> None:
 
 @lru_cache(maxsize=4)
 def _client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)  # type: ignore[arg-type]
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
 
 
 def _run(work: Callable[[redis.Redis], T]) -> T:
@@ -298,7 +302,7 @@ def _run(work: Callable[[redis.Redis], T]) -> T:
 
 
 def _gateways(client: redis.Redis) -> list[str]:
-    return sorted(member.decode() for member in client.smembers(GATEWAYS_KEY))  # type: ignore[union-attr]
+    return sorted(_text(member) for member in client.smembers(GATEWAYS_KEY))
 
 
 def read_fleet() -> list[FleetMessage]:
@@ -316,7 +320,7 @@ def ask_queue() -> int:
 
     def ask(client: redis.Redis) -> int:
         client.set(WATCHED_KEY.format(topic=LIVE_QUEUE), b"1", ex=WATCHED_S)
-        return int(client.incr(QUEUE_ASKED_KEY))  # type: ignore[arg-type]
+        return int(client.incr(QUEUE_ASKED_KEY))
 
     return _run(ask)
 
@@ -325,13 +329,13 @@ def _read(client: redis.Redis, key: str) -> list[Any]:
     gateways = _gateways(client)
     if not gateways:
         return []
-    return _messages(client.mget([key.format(gateway=name) for name in gateways]))  # type: ignore[arg-type]
+    return _messages(client.mget([key.format(gateway=name) for name in gateways]))
 
 
 def read_heartbeats(processes: Sequence[str]) -> dict[str, float]:
     """When each process (worker, beat) last acted, epoch seconds; one that is not heard of is missing."""
     keys = [HEARTBEAT_KEY.format(process=name) for name in processes]
-    values: list[bytes | None] = _run(lambda client: client.mget(keys))  # type: ignore[assignment,arg-type,return-value]
+    values = _run(lambda client: client.mget(keys))
     return {name: float(value) for name, value in zip(processes, values, strict=True) if value is not None}
 
 
@@ -401,12 +405,12 @@ def _ask(client: redis.Redis, gateways: Sequence[str], message: CommandMessage, 
     raw, answers = orjson.dumps(message), Answers()
     key = COMMAND_ANSWER_KEY.format(command=message["id"])
     try:
-        heard = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in gateways)  # type: ignore[arg-type]
+        heard = sum(int(client.publish(COMMAND_CHANNEL.format(gateway=g), raw)) for g in gateways)
         give_up_at = time.monotonic() + wait_s
         while len(answers) < heard and (left := give_up_at - time.monotonic()) > 0:
             # Shorter than the socket's own time-out, which would end the call with an error.
             if (popped := client.blpop([key], timeout=min(left, CALL_S / 2))) is not None:
-                answers.append(orjson.loads(popped[1]))  # type: ignore[index]
+                answers.append(orjson.loads(popped[1]))
     except _AWAY as error:
         raise AnswersLost(f"Redis went away before the gateways' answers had come: {error}", answers) from error
     answers.silent = heard - len(answers)

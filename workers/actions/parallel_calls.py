@@ -70,7 +70,8 @@ class Asker:
             if full:
                 rest.append(key)
                 continue
-            self._open[key] = future = Future()
+            future: Future[object] = Future()
+            self._open[key] = future
             self._begun[key] = time.monotonic()
             threading.Thread(target=_call, args=(calls[key], future), name=f"ask-{key}", daemon=True).start()
             slow, quick = slow + (key in silent), quick + (key not in silent)

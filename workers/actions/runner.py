@@ -104,7 +104,8 @@ def look(
     known = actions_open()
     waiting = TURN.order(known)
     said = _ask(waiting, ask)
-    began, ended = time.monotonic(), []
+    began = time.monotonic()
+    ended: list[Decision] = []
     for number, action_id in enumerate(waiting):
         if number and time.monotonic() - began > BUDGET_S:
             TURN.ended_at(action_id)

@@ -64,7 +64,9 @@ def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision |
         return give_up(action, seen.reason, seen.error, engine)
     if isinstance(seen, Done):
         return _end(action, seen)
-    return _later(action) if isinstance(seen, Next) else None
+    if isinstance(seen, Next):
+        _later(action)
+    return None
 
 
 def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
@@ -220,8 +222,10 @@ def _awake(action: Action) -> Done:
 # ---- the row --------------------------------------------------------------------------------------------------------
 
 
-def _later(action: Action, error: str = "", **fields: Any) -> None:
+def _later(action: Action, error: str = "", **fields: Any) -> Look:
+    """It is looked at again."""
     action_keep(action=action, error=error, **fields)
+    return None
 
 
 def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) -> Look:

@@ -7,7 +7,7 @@ before it is told; absent although it was told under that name: no source gave t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ def look_at(action: Action, engine: WeightsClient, utilisation: Mapping[str, flo
         return _later(action, str(error)) if error.busy else give_up(action, "engine_refused", str(error))
 
 
-def tried(action: Action, engine: WeightsClient) -> list[Mapping[str, Any]]:
+def tried(action: Action, engine: WeightsClient) -> Sequence[Mapping[str, Any]]:
     """The sources of which its engine says that they were tried for this order; none if it says nothing now."""
     try:
         said = engine.look()
@@ -46,14 +46,18 @@ def tried(action: Action, engine: WeightsClient) -> list[Mapping[str, Any]]:
     return list(said.attempts) if said.order == _name(action) else []
 
 
-def give_up(action: Action, reason: str, error: str, said: list[Mapping[str, Any]] | None = None) -> Decision | None:
+def give_up(
+    action: Action, reason: str, error: str, said: Sequence[Mapping[str, Any]] | None = None
+) -> Decision | None:
     """It cannot be brought about, or has become pointless. `said`: what the engine tried."""
     attempts = _named(action, said or [])
     return _end(action, Action.State.FAILED, reason, {"error": error, "attempts": attempts}, error, attempts)
 
 
-def _later(action: Action, error: str = "", **fields: Any) -> None:
+def _later(action: Action, error: str = "", **fields: Any) -> Decision | None:
+    """It is looked at again: no decision yet."""
     action_keep(action=action, error=error, **fields)
+    return None
 
 
 def _weights(action: Action, engine: WeightsClient, utilisation: Mapping[str, float]) -> Decision | None:
@@ -217,7 +221,7 @@ def _served(
     )
 
 
-def _named(action: Action, attempts: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _named(action: Action, attempts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """As the engine tells them, with the instance behind each url."""
     ids = {each.get("url", ""): each.get("id", "") for each in action.params.get("told", [])}
     return [
@@ -233,7 +237,7 @@ def _named(action: Action, attempts: list[Mapping[str, Any]]) -> list[dict[str, 
     ]
 
 
-def _last_error(attempts: list[Mapping[str, Any]]) -> str:
+def _last_error(attempts: Sequence[Mapping[str, Any]]) -> str:
     said = [f"{each.get('kind')}: {each.get('error')}" for each in attempts if each.get("error")]
     return "; ".join(said) or "the load ended without weights and without a reason"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import requests
@@ -33,7 +33,7 @@ class EngineWeights:
     order: str = ""
     bytes: int = 0
     host_copy: bool = False
-    attempts: list[Mapping[str, Any]] = field(default_factory=list)
+    attempts: Sequence[Mapping[str, Any]] = ()
     present_s: float | None = None
 
 

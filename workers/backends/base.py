@@ -214,5 +214,12 @@ class Backend(Protocol):
         ...
 
 
-BackendFactory = Callable[[InstanceSpec, aiohttp.ClientSession, Limits], Backend]
+class BackendFactory(Protocol):
+    """An adapter's class: what its engines can do is known before there is one."""
+
+    capabilities: Capabilities
+
+    def __call__(self, spec: InstanceSpec, session: aiohttp.ClientSession, limits: Limits, /) -> Backend: ...
+
+
 BACKENDS: Registry[BackendFactory] = Registry("backend")

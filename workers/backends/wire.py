@@ -77,6 +77,8 @@ class Wire:
         if self._url.scheme == "https" and self._tls is None:
             self._tls = ssl.create_default_context()
         host, port = self._url.host, self._url.port
+        assert host is not None  # checked where addresses are read
+        assert port is not None
         try:
             async with asyncio.timeout(connect_s):
                 _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=self._tls)

@@ -207,7 +207,7 @@ def _batching(
             raise ConfigError("--batching-options says it too", "long_prefill_token_threshold")
         options["long_prefill_tokens"] = threshold
     try:
-        return build_batching(name, options | given, "batching_options")
+        return build_batching(name, {**options, **given}, "batching_options")
     except ConfigError as error:
         where = (error.field or "").removeprefix("batching_options").lstrip(".")
         raise ConfigError(f"{where}: {error}" if where else str(error), "batching_options") from error

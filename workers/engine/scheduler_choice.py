@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.steps import BOUNDARIES
 from controller.core.types import LatencyCoefficients, Role
 from controller.engine import EngineConfig, EngineScheduler, PreemptionConfig, PreemptivePrefill
 from controller.policies.batching import Batching
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from controller.policies.by_stage import BY_STAGE, NOTHING, SCHEDULERS, EnginePart, engine_part
-from controller.predict.boundaries import BOUNDARIES
 
 BATCHING = SloAwareBatching.name
 
@@ -72,7 +72,7 @@ def build_scheduler(
         raise ConfigError("the preemptive scheduler needs a latency profile", "profile")
     if not isinstance(batching, SloAwareBatching):
         raise ConfigError(f"the preemptive scheduler batches by {BATCHING}, not {batching.name}", "batching")
-    believed = {
+    believed: dict[str, Any] = {
         "prefill_a": latency.prefill_a,
         "prefill_b": max(latency.prefill_b, 1e-9),
         "prefill_c": latency.prefill_c,

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 import psutil
 import psycopg
@@ -143,7 +143,7 @@ class _Server(ABC):
     def _after_start(self) -> None:  # noqa: B027 - as above
         """Once it answers."""
 
-    def _identity(self) -> dict[str, object]:
+    def _identity(self) -> dict[str, Any]:
         """Keyword arguments for Popen that change the user."""
         return {}
 
@@ -290,7 +290,7 @@ class EmbeddedPostgres(_Server):
             return False
         return done.returncode == 0
 
-    def _identity(self) -> dict[str, object]:
+    def _identity(self) -> dict[str, Any]:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -83,7 +83,7 @@ def _session(leader: int) -> list[psutil.Process]:
     return found
 
 
-def _orphans(row: dict, data_dir: Path) -> list[psutil.Process]:  # type: ignore[type-arg]
+def _orphans(row: dict[str, Any], data_dir: Path) -> list[psutil.Process]:
     """Of a session whose leader is gone (prefork children of a killed worker), those told this data folder.
 
     The number is somebody else's if a process has it again: it is given to nobody while it names a session. That
@@ -105,7 +105,7 @@ def _orphans(row: dict, data_dir: Path) -> list[psutil.Process]:  # type: ignore
 
 def running_owner(data_dir: Path) -> psutil.Process | None:
     row = _read(data_dir / OWNER)
-    return _same_process(row) if row else None
+    return _same_process(row) if isinstance(row, dict) else None
 
 
 def stop_owner(data_dir: Path, timeout_s: float) -> str:
@@ -122,14 +122,14 @@ def stop_owner(data_dir: Path, timeout_s: float) -> str:
     return f"stopped (pid {owner.pid})"
 
 
-def _read(path: Path) -> list | dict | None:  # type: ignore[type-arg]
+def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _same_process(row: dict) -> psutil.Process | None:  # type: ignore[type-arg]
+def _same_process(row: dict[str, Any]) -> psutil.Process | None:
     try:
         process = psutil.Process(row["pid"])
         same = abs(process.create_time() - row["started_at"]) < SAME_START_S

@@ -19,7 +19,7 @@ LOOK_EVERY_S = 2.0
 LOOKS = 3  # a worker that is well takes within milliseconds what waits; it is idle beside a queue once by chance
 
 
-class TakesMessages(bootsteps.StartStopStep):  # type: ignore[misc]
+class TakesMessages(bootsteps.StartStopStep):
     """A part of the consumer: looks whether it is idle although messages wait for it, and then drops the connection."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)

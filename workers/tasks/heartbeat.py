@@ -36,7 +36,7 @@ def sign_of_life(process: str) -> None:
         return
 
 
-class AnalysisLives(bootsteps.StartStopStep):  # type: ignore[misc]
+class AnalysisLives(bootsteps.StartStopStep):
     """A part of the consumer of a worker that serves `analysis`: stops and starts with its connection to the broker."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)

@@ -104,8 +104,8 @@ def take(step: Step, by_name: dict[str, Provisioner]) -> None:
             name, spec = lifecycle.instance_start(instance_id=id)
             _provisioner(by_name, name).start(id, spec)
         case CallStop(id, grace_s):
-            name = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
-            _provisioner(by_name, name or "process").stop(id, grace_s)
+            of_row = Instance.objects.filter(pk=id).values_list("provisioner", flat=True).first()
+            _provisioner(by_name, of_row or "process").stop(id, grace_s)
 
 
 def _join(step: Mark) -> None:

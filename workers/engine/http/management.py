@@ -40,7 +40,7 @@ class Management:
         self._absent: set[str] = set()  # what a sleeping engine gave up, or "scheduling" at level 0
 
     def routes(self) -> dict[str, dict[str, Handler]]:
-        ping = {"GET": self.health, "POST": self.health}
+        ping: dict[str, Handler] = {"GET": self.health, "POST": self.health}
         token = self._config.kv.token
         return {
             "/health": {"GET": self.health},

@@ -57,10 +57,10 @@ class Metrics:
         waiting.set_function(lambda: scheduler.waiting_count)
         usage = self._gauge("kv_cache_usage_perc", "KV blocks in use, 1 is all.")
         usage.set_function(lambda: scheduler.blocks.usage)
-        by_reason = self._family(Gauge, "num_requests_waiting_by_reason", "Requests queued, by reason.", "reason")
+        by_reason = self._gauges_by("num_requests_waiting_by_reason", "Requests queued, by reason.", "reason")
         by_reason.labels(*self._values, "capacity").set_function(lambda: scheduler.waiting_count)
         by_reason.labels(*self._values, "deferred").set(0)
-        self._sleep = self._family(Gauge, "engine_sleep_state", "1 for the state the engine is in.", "sleep_state")
+        self._sleep = self._gauges_by("engine_sleep_state", "1 for the state the engine is in.", "sleep_state")
         self.sleep_state("awake")
         moves = "Sleeps and wake-ups under way."
         self.moves = Gauge("vllm:sleep_mode_operations_in_flight", moves, ["operation"], registry=self.registry)
@@ -76,12 +76,10 @@ class Metrics:
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        source = self._family(
-            Counter, "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source"
-        )
+        source = self._counters_by("prompt_tokens_by_source", "Prompt tokens by where their KV came from.", "source")
         self._local = source.labels(*self._values, "local_compute")
         self._from_cache = source.labels(*self._values, "local_cache_hit")
-        self._success = self._family(Counter, "request_success", "Requests ended, by reason.", "finished_reason")
+        self._success = self._counters_by("request_success", "Requests ended, by reason.", "finished_reason")
         for reason in ("stop", "length", "abort", "error", "repetition"):
             self._success.labels(*self._values, reason)
         rejections = Counter(
@@ -116,14 +114,17 @@ class Metrics:
         info = Gauge("vllm:cache_config_info", "The KV cache's configuration.", labels, registry=self.registry)
         info.labels(**labels).set(1)
 
-    def _family(self, kind: type[Counter] | type[Gauge], name: str, text: str, *extra: str) -> Counter | Gauge:
-        return kind(f"vllm:{name}", text, (*LABELS, *extra), registry=self.registry)
+    def _gauges_by(self, name: str, text: str, *extra: str) -> Gauge:
+        return Gauge(f"vllm:{name}", text, (*LABELS, *extra), registry=self.registry)
+
+    def _counters_by(self, name: str, text: str, *extra: str) -> Counter:
+        return Counter(f"vllm:{name}", text, (*LABELS, *extra), registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return self._family(Gauge, name, text).labels(*self._values)
+        return self._gauges_by(name, text).labels(*self._values)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._family(Counter, name, text).labels(*self._values)
+        return self._counters_by(name, text).labels(*self._values)
 
     def _histogram(self, name: str, buckets: tuple[float, ...] | list[int] | tuple[int, ...]) -> Histogram:
         text = name.replace("_", " ").capitalize() + "."

@@ -134,8 +134,8 @@ class Handover:
 
     def offer(self, seq: Seq) -> dict[str, Any] | None:
         """What the decode engine needs to know; None where nothing is left to decode (then nothing is kept)."""
-        ended = seq.finish is not FinishReason.LENGTH or seq.token_ids is None or seq.output_tokens != 1
-        if ended or not self.goes_on(seq):
+        ended = seq.finish is not FinishReason.LENGTH or seq.output_tokens != 1
+        if ended or seq.token_ids is None or not self.goes_on(seq):
             self._engine.handle(Release(seq))
             return None
         if seq.id in self._begun:  # else somebody has taken it already

@@ -66,13 +66,13 @@ class KVCache:
             torch.cuda.current_stream(self._place).synchronize()
         flat = memory.view(self._flat)
         self.memory = memory
-        self._values = [layer[1] for layer in flat]
-        self._keys = [layer[0] for layer in flat]
+        self._values: list[torch.Tensor] = [layer[1] for layer in flat]
+        self._keys: list[torch.Tensor] = [layer[0] for layer in flat]
 
     def give_up(self) -> None:
         """While nobody computes with it, or needs what is in it."""
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._keys = []
+        self._values = []
         self.memory = torch.zeros(1, device=self._place, dtype=self._kind).expand(self._shape)  # its shape, no more
         if self._place.type == "cuda":
             torch.cuda.empty_cache()  # torch would keep it for itself, and other engines of this device want it

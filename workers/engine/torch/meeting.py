@@ -40,7 +40,7 @@ Side = Literal["sends", "receives"]
 _BROKEN = (KvTransferError, OSError, asyncio.IncompleteReadError)
 
 
-class Meeting(dist.Store):  # type: ignore[misc]
+class Meeting(dist.Store):
     """What two engines told each other to become a group. Threads ask; the loop reads and writes.
 
     `host`: where this engine can be reached, and all that it opens for this transfer. `timeout_s`: to become a group.

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -127,7 +127,10 @@ def attach_torch(
     """`boundary` None: steps run whole."""
     sink: Sink = engine.handle
     where = BOUNDARIES[boundary] if boundary else None
-    post = loop.call_soon_threadsafe
+
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
     engine.attach(TorchExecutor(program, sink, post, engine.fail, boundary=where, group=group))
     if group is not None:
         group.lost = lambda error: _lost(engine, loop, error)
