@@ -45,7 +45,7 @@ class ApiKeyOutput(serializers.ModelSerializer):
 
     class Meta:
         model = ApiKey
-        fields = (
+        fields: tuple[str, ...] = (
             "id", "tenant", "name", "prefix", "scopes", "created_at", "expires_at", "revoked_at", "last_used_at",
         )  # fmt: skip
         read_only_fields = fields

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Field, Model, Q, QuerySet
 
 from api.errors import ApiError
 
@@ -102,7 +102,9 @@ def _typed(model: type[Model], path: str, text: Any) -> Any:
     for part in parents:
         related = model._meta.get_field(part).related_model
         model = related  # type: ignore[assignment]
-    value = model._meta.get_field(last).to_python(text)
+    field = model._meta.get_field(last)
+    assert isinstance(field, Field), path
+    value = field.to_python(text)
     if value is None or (isinstance(value, datetime) and not _is_utc_time(value)):
         raise InvalidCursor
     text.encode()  # lone surrogates cannot be sent to PostgreSQL

@@ -6,7 +6,8 @@ Gateways publish their whole queue when somebody asks: a look waits up to `FIRST
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from rest_framework import serializers
@@ -129,19 +130,19 @@ class _QueueCommand(ControlView):
 
     def tell(self, kind: str, data: dict[str, Any]) -> Response:
         ids, priority = list(dict.fromkeys(data["request_ids"])), data.get("priority")
-        audit = {"actor": self.actor, "kind": kind, "request_ids": ids, "priority": priority}
+        record = partial(queue_command_record, actor=self.actor, kind=kind, request_ids=ids, priority=priority)
         try:
             answers = live.send_command(self.actor.name, kind, ids, priority)
         except live.AnswersLost as error:
             outcome = queue_command_outcome(ids, error.answers, complete=False)
-            queue_command_record(**audit, outcome={**outcome, "error": str(error)})
+            record(outcome={**outcome, "error": str(error)})
             said = "Redis lost the answers; the command may have taken effect, or will within 5 s."
             raise LiveDataUnavailable(said) from error
         except live.LiveUnavailable as error:
-            queue_command_record(**audit, outcome={"error": str(error)})
+            record(outcome={"error": str(error)})
             raise
         outcome = queue_command_outcome(ids, answers, complete=bool(answers) and not answers.silent)
-        decision = queue_command_record(**audit, outcome=outcome)
+        decision = record(outcome=outcome)
         if not answers:
             raise LiveDataUnavailable("No gateway answered in time; the command may still take effect within 5 s.")
         return Response(CommandOutput({**outcome, "decision": decision.pk}).data)
@@ -200,7 +201,7 @@ def _of_tenant(state: QueueState, tenant: str) -> QueueState:
 
 def _merged(states: Sequence[QueueState], query: dict[str, Any], expected: int) -> dict[str, Any]:
     """Ages and slack as of each gateway's own state, by its own clock."""
-    chosen = {name: query[name] for name in ("tenant", "slo_class") if name in query}
+    chosen: dict[str, str] = {name: query[name] for name in ("tenant", "slo_class") if name in query}
     rows = [_aged(row, state["at"]) for state in states for row in state["rows"] if _is_chosen(row, chosen)]
     return {
         "at": min(state["at"] for state in states),
@@ -216,7 +217,7 @@ def _aged(row: QueueRow, at: float) -> dict[str, Any]:
     return {**row, "waited_s": max(0.0, at - row["arrived_at"]), "slack_s": row["due_at"] - at}
 
 
-def _is_chosen(entry: Any, chosen: dict[str, str]) -> bool:
+def _is_chosen(entry: Mapping[str, Any], chosen: Mapping[str, str]) -> bool:
     return all(entry[name] == value for name, value in chosen.items())
 
 

@@ -45,8 +45,8 @@ class SimulationQuery(PageQuery):
 class SpecField(JsonObjectField):
     """Deeper and larger than other objects: fleets and tasks lie in it."""
 
-    depth_max: ClassVar[int] = 8
-    values_max: ClassVar[int] = 5_000
+    depth_max = 8
+    values_max = 5_000
 
 
 class SimulationInput(serializers.Serializer):
@@ -79,7 +79,7 @@ class SimulationSummary(serializers.ModelSerializer):
 
     class Meta:
         model = Experiment
-        fields = (
+        fields: tuple[str, ...] = (
             "slug", "name", "state", "progress", "step", "compares", "kept", "error", "error_field", "created_by",
             "created_at", "started_at", "ended_at", "spent_s", "version",
         )  # fmt: skip

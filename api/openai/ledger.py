@@ -192,7 +192,9 @@ def _cause(flight: Flight, outcome: Outcome, outlook: Outlook, code: str, queue_
 
 def _decided(flight: Flight) -> str:
     """What the decision that ended it says, which is more than the code its client got; "" if none ended it."""
-    last = flight.decisions[-1] if flight.decisions else {"kind": ""}
+    if not flight.decisions:
+        return ""
+    last = flight.decisions[-1]
     if last["kind"] not in ("refuse", "expire", "cancel"):
         return ""
     figures = last["figures"]

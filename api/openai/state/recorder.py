@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ class Recorder:
         paths = await self._disk.call(self.spool.files, WRITE_S)
         self.spooled = len(paths)
         for path in paths:
-            records = await self._disk.call(lambda path=path: self.spool.load(path), WRITE_S)
+            records = await self._disk.call(partial(self.spool.load, path), WRITE_S)
             if await self._write(records):  # the file stays whole: the writer ignores what it has
                 return
             await self._disk.call(path.unlink, WRITE_S)
