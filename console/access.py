@@ -9,6 +9,7 @@ from typing import Any
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 
 from console.forms.refused import SAFE, refused_record
 from console.forms.unsaved_forms import came_from, forget_shown, keep
@@ -16,7 +17,7 @@ from controller.selectors.roles import Role, role_of
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def allows(role: Role) -> Callable[[View], View]:
@@ -24,7 +25,7 @@ def allows(role: Role) -> Callable[[View], View]:
 
     def wrap(view: View) -> View:
         @wraps(view)
-        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if not request.user.is_authenticated:
                 return to_login(request)
             held = role_of(request.user)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.db import DataError, InterfaceError, OperationalError
@@ -19,6 +19,9 @@ from psycopg_pool import PoolTimeout
 
 from console.metrics import REQUEST_SECONDS, REQUESTS
 from console.views.problems import database_away, not_found, unstorable
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ SECURITY_HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 
-GetResponse = Callable[[HttpRequest], HttpResponse] | Callable[[HttpRequest], Awaitable[HttpResponse]]
+GetResponseAsync = Callable[[HttpRequest], Awaitable[HttpResponse]]
+GetResponse = Callable[[HttpRequest], HttpResponse] | GetResponseAsync
 
 
 def add_headers(response: HttpResponse) -> HttpResponse:
@@ -141,5 +145,5 @@ class Unstorable(Hooks):
         return unstorable(request)
 
 
-def _is_async(get_response: GetResponse) -> bool:
+def _is_async(get_response: GetResponse) -> TypeIs[GetResponseAsync]:
     return iscoroutinefunction(get_response)

@@ -11,7 +11,7 @@ import asyncio
 import gzip
 import hashlib
 import mimetypes
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 from django.contrib.staticfiles import finders
 from django.core.exceptions import SuspiciousFileOperation
 
-Scope = MutableMapping[str, Any]
+Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 COMPRESSED = ("text/", "application/javascript", "application/json", "image/svg+xml")

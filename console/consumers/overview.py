@@ -34,7 +34,7 @@ class OverviewConsumer(LiveConsumer):
         self._forget_all_but({fleet["gateway"] for fleet in published})
 
     def take(self, message: dict[str, Any]) -> bool:
-        return self._keep(message["data"])  # type: ignore[arg-type]
+        return self._keep(message["data"])
 
     def _keep(self, fleet: FleetMessage) -> bool:
         """Newest by `at`: a message may arrive after the same state was read from Redis.

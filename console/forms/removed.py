@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.core.exceptions import ObjectDoesNotExist
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 
@@ -66,7 +67,7 @@ def says_if_removed(kind: str) -> Callable[[View], View]:
 
     def wrap(view: View) -> View:
         @wraps(view)
-        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             try:
                 return view(request, *args, **kwargs)
             except (Http404, ObjectDoesNotExist):

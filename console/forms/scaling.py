@@ -62,7 +62,7 @@ class ScalingForm(forms.Form):
         choices=[(0, "Stop it"), (1, "Sleep, weights in host memory"), (2, "Sleep, weights given up")],
         coerce=int,
         required=False,
-        empty_value=0,
+        empty_value=0,  # type: ignore[arg-type]  # its stub knows text alone
         initial=0,
         label="Scale in by",
         help_text="One that sleeps keeps its process and is woken before a new one is started.",

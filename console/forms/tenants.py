@@ -33,7 +33,7 @@ class QuotaField(forms.IntegerField):
 class ClassChoice(forms.ModelChoiceField):
     """The tenant's own classes and the shared ones, with the own ones marked."""
 
-    def label_from_instance(self, row: SLOClass) -> str:  # type: ignore[override]
+    def label_from_instance(self, row: SLOClass) -> str:
         return f"{row.name} (own)" if row.tenant_id else row.name
 
 

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.core import signing
 from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http.response import HttpResponseBase
 from django.utils.http import url_has_allowed_host_and_scheme
 
 COOKIE = f"slackline_typed_{settings.CONSOLE_PORT}"
@@ -91,7 +92,7 @@ def _shown(request: HttpRequest, path: str) -> QueryDict | None:
     return data
 
 
-def forget_shown(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+def forget_shown(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Once it is in its form it is kept no longer; nor is what is only for the page of the login."""
     if COOKIE in request.COOKIES:
         found = kept(request)

@@ -211,7 +211,7 @@ def merge_instances(fleets: Iterable[FleetMessage]) -> list[InstanceMessage]:
     for fleet in sorted(fleets, key=lambda fleet: fleet["at"]):
         for instance in fleet["instances"]:
             sent = newest[instance["id"]]["sent_total"] if instance["id"] in newest else 0
-            newest[instance["id"]] = InstanceMessage(**{**instance, "sent_total": instance["sent_total"] + sent})  # type: ignore[typeddict-item]
+            newest[instance["id"]] = InstanceMessage(**{**instance, "sent_total": instance["sent_total"] + sent})
     return sorted(newest.values(), key=lambda each: (each["role"], each["model"], each["id"]))
 
 

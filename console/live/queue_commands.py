@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ class Telling:
     error: str = ""
     ended: str = "stopped"
 
-    async def run(self) -> AsyncIterator[dict[str, Any]]:
+    async def run(self) -> AsyncGenerator[dict[str, Any], None]:
         """Progress after each part. Closed early it is recorded as stopped."""
         try:
             for gateway, ids in self._parts():

@@ -40,13 +40,13 @@ class Sorted:
         return self._keys[part]
 
     def add(self, key: tuple[object, ...]) -> None:
-        insort(self._keys, key)  # type: ignore[type-var]
+        insort(self._keys, key)
 
     def remove(self, key: tuple[object, ...]) -> None:
         del self._keys[self.index(key)]
 
     def index(self, key: tuple[object, ...]) -> int:
-        return bisect_left(self._keys, key)  # type: ignore[type-var]
+        return bisect_left(self._keys, key)
 
 
 class Ids(Sequence[str]):

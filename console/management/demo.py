@@ -55,7 +55,7 @@ def mapping_levels() -> list[dict[str, float]]:
     """Priorities 0 to 3 as the paper's HyperFlexis-PM: the four tasks' targets with a range of 25 % (sec. 7.3)."""
     levels = []
     for row in CLASSES[:4]:
-        level = {}
+        level: dict[str, float] = {}
         for what in ("ttft", "tpot"):
             middle = row[f"{what}_s"]
             level |= {

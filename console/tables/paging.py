@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import BadRequest, ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Field, Model, Q, QuerySet
 from django.http import HttpRequest
 
 
@@ -53,12 +53,18 @@ def _encoded(row: Model, first: str, second: str) -> str:
 def _decoded(after: str, model: type[Model], first: str, second: str) -> tuple[Any, Any]:
     try:
         at, key = json.loads(base64.urlsafe_b64decode(after + "=" * (-len(after) % 4)))
-        values = tuple(model._meta.get_field(name).to_python(value) for name, value in ((first, at), (second, key)))
+        values = (_typed(model, first, at), _typed(model, second, key))
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError, ValidationError) as error:
         raise BadRequest("after: not a page of this list") from error
     if None in values or "\x00" in str(values) or not _storable(values[0]):
         raise BadRequest("after: not a page of this list")
     return values[0], values[1]
+
+
+def _typed(model: type[Model], name: str, value: Any) -> Any:
+    field = model._meta.get_field(name)
+    assert isinstance(field, Field), name
+    return field.to_python(value)
 
 
 def _storable(value: Any) -> bool:

@@ -121,7 +121,7 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
     if wanted not in FORMATS:
         raise BadRequest("format: csv or json")
     if not form.is_valid():
-        raise BadRequest(", ".join(f"{name}: {' '.join(errors)}" for name, errors in form.errors.items()))
+        raise BadRequest(", ".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()))
     return export(found(form, traffic_of(form)), "at", EXPORTED, wanted, "decisions")
 
 

@@ -74,7 +74,7 @@ def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
             say_saved(request, row.version, stored)
             return saved("classes")
     elif request.method == "GET":
-        form.initial |= {name: value for name, value in restored(request).items() if name in form.CHANGEABLE}
+        form.initial.update({name: value for name, value in restored(request).items() if name in form.CHANGEABLE})
     context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
     status = 409 if conflict else 422 if form.errors else 200
     return render(request, "console/class_form.html", context, status=status)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, NamedTuple
 
-from django.db.models import Model
 from django.forms import Form
+
+from controller.models.base import Versioned
 
 
 class Difference(NamedTuple):
@@ -17,7 +19,7 @@ class Difference(NamedTuple):
     yours: Any
 
 
-def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference]:
+def differences(form: Form, row: Versioned, names: Iterable[str]) -> list[Difference]:
     """Fields with different values. The form then gets the stored version, so that saving again overwrites."""
     found = [
         Difference(
@@ -26,9 +28,10 @@ def differences(form: Form, row: Model, names: Iterable[str]) -> list[Difference
         for name in names
         if getattr(row, name) != form.cleaned_data[name]
     ]
-    form.data = form.data.copy()  # type: ignore[assignment]
-    form.data["version"] = row.version  # type: ignore[attr-defined, index]
-    return found or [Difference("Version", row.version, "same values")]  # type: ignore[attr-defined]
+    data: Any = copy(form.data)  # a request's own cannot be changed
+    data["version"] = row.version
+    form.data = data
+    return found or [Difference("Version", row.version, "same values")]
 
 
 def _shown(form: Form, name: str, value: Any) -> Any:

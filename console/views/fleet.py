@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -53,7 +54,7 @@ BADGES = {
 }
 ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
 # What an operator may wish: the service, and what is said of it afterwards, which stays true when it is done.
-ACTIONS = {
+ACTIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "drain": (instance_drain, "was told to finish what it has; nothing new is sent there"),
     "undrain": (instance_undrain, "was told to take requests again"),
     "stop": (instance_stop, "was told to stop, whatever runs there"),
@@ -93,7 +94,7 @@ def fleet_part() -> Part:
 def fleet_context(now: FleetNow) -> dict[str, Any]:
     live = {each["id"]: each for each in merge_instances(now.fleets)}
     links = topology.links()
-    places = [
+    places: list[dict[str, Any]] = [
         {
             "place": place,
             "instances": [row_of(each, live.get(each.pk)) | {"host": place.host} for each in place.instances],
@@ -235,10 +236,11 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
 def instance_act(request: HttpRequest) -> HttpResponse:
     """`action` of ACTIONS on `instance`, if it still is as the person saw it (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
-    service, said = ACTIONS.get(request.POST.get("action", ""), (None, ""))
+    action = ACTIONS.get(request.POST.get("action", ""))
     version = number_of(request.POST.get("version", ""))
-    if service is None or version is None:
+    if action is None or version is None:
         raise BadRequest("action: drain, undrain, stop, load, sleep, sleep_2 or wake; version: the one you saw")
+    service, said = action
     try:
         service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
     except VersionConflict:

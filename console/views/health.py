@@ -59,7 +59,7 @@ async def healthz(request: HttpRequest) -> JsonResponse:
     body = {"status": "ok" if ok else "unavailable", "components": components}
     response = JsonResponse(body, status=200 if ok else 503)
     response["Cache-Control"] = "no-store"
-    response._has_been_logged = True  # asked twice a second during a start: not an error each time
+    response._has_been_logged = True  # type: ignore[attr-defined]  # asked twice a second during a start: not an error each time
     return response
 
 

@@ -46,7 +46,7 @@ def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
     form = MappingForm(data_of(request), existing=row)
     before = restored(request) if request.method == "GET" else {}
-    form.initial |= {name: before[name] for name in SETTINGS if name in before}
+    form.initial.update({name: before[name] for name in SETTINGS if name in before})
     levels = level_forms(request, before.get("levels", row.levels))
     conflict: list[Difference] = []
     if request.method == "POST" and all([form.is_valid(), levels.is_valid()]):

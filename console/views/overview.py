@@ -84,9 +84,9 @@ def merged_rows(now: list[live_view.ClassRow], history: list[dict[str, Any]]) ->
         known = by_key.get(row["key"], links(row["tenant"], row["slo_class"]))
         by_key[row["key"]] = {**known, **row}
     rows = [by_key[key] for key in sorted(by_key)]
-    for row in rows:
-        if "series" in row:
-            row["series_class"] = row["series"] % charts.SERIES + 1
+    for each in rows:
+        if "series" in each:
+            each["series_class"] = each["series"] % charts.SERIES + 1
     return rows
 
 

@@ -116,8 +116,8 @@ def done_and_started(at: datetime | None, since: datetime, until: datetime) -> t
     """Now: the newest first. Around a moment: what is nearest to it on both sides, in the order of time."""
     if at is None:
         return scaling.events(limit=MARKS), scaling.starts()
-    around = {"at": at, "since": since, "until": until}
-    return scaling.events_around(**around, limit=MARKS), scaling.starts_around(**around)
+    events = scaling.events_around(at=at, since=since, until=until, limit=MARKS)
+    return events, scaling.starts_around(at=at, since=since, until=until)
 
 
 def nearest(events: Sequence[Decision], at: datetime | None) -> Sequence[Decision]:
@@ -234,7 +234,7 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
             messages.success(request, "Nothing was different." if same else f"Saved: {stored}. The next look uses it.")
             return redirect("scaling")
     elif request.method == "GET":
-        form.initial |= restored(request, row)
+        form.initial.update(restored(request, row))
     status = 409 if conflict else 422 if form.errors else 200
     context = {"form": form, "row": row, "conflict": conflict, "restoring": "restore" in request.GET}
     return render(request, "console/scaling_form.html", context, status=status)
