@@ -46,7 +46,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
+from benchmarks.engines import LOOPBACK, Engine, reference_engines, stop_on_sigterm
 from benchmarks.machine import keep
 from benchmarks.medium import device_copy, memory_stream, raw_stream
 from benchmarks.network import SecondHost, network_missing, second_host
@@ -214,11 +214,10 @@ def engines(
     options = (*common, *threads, *shared, "--kv-cache-gib", "0.1", *timed)
     first, second = ({"CUDA_VISIBLE_DEVICES": name} if apart else {} for name in two_devices(os.environ))
     absent = ("--weights", "absent", *(("--keep-room",) if args.room == "kept" else ()))
-    there = {"host": other.there, "before": other.command} if other else {}
-    here = {"host": other.here} if other else {}
+    there, here, before = (other.there, other.here, other.command) if other else (LOOPBACK, LOOPBACK, ())
     with (
-        reference_engines(1, logs / "source", *options, environment=first, **there) as [source],
-        reference_engines(1, logs / "warm", *options, *absent, environment=second, **here) as [warm],
+        reference_engines(1, logs / "source", *options, environment=first, host=there, before=before) as [source],
+        reference_engines(1, logs / "warm", *options, *absent, environment=second, host=here) as [warm],
     ):
         yield source, warm
 

