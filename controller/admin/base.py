@@ -6,6 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
@@ -14,6 +15,8 @@ ROWS_PAGED = 5_000  # beyond that: filter, or export
 
 class BoundedPaginator(Paginator):
     """Counts and pages the first ROWS_PAGED rows only, so that no page reads a whole table."""
+
+    object_list: QuerySet[Any]
 
     @cached_property
     def count(self) -> int:

@@ -30,7 +30,7 @@ class ExperimentAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Experiment]:
         match = request.resolver_match
         rows = super().get_queryset(request)
-        in_list = match is not None and match.url_name.endswith("_changelist")
+        in_list = match is not None and (match.url_name or "").endswith("_changelist")
         return rows.defer("spec", "result") if in_list else rows
 
 

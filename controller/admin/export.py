@@ -26,7 +26,7 @@ class ExportAdmin(ReadOnlyAdmin):
         return [path("export/", self.admin_site.admin_view(self.export), name=name), *super().get_urls()]
 
     def export(self, request: HttpRequest) -> StreamingHttpResponse:
-        if "\x00" in "".join(request.GET.values()):  # it would be found while the answer is on its way
+        if "\x00" in "".join(map(str, request.GET.values())):  # it would be found while the answer is on its way
             raise BadRequest("A filter holds a NUL character.")
         try:
             rows = self.get_changelist_instance(request).get_queryset(request)

@@ -75,7 +75,7 @@ class RequestRecordAdmin(ExportAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[RequestRecord]:
         match = request.resolver_match
         rows = super().get_queryset(request)
-        in_list = match is not None and match.url_name.endswith("_changelist")
+        in_list = match is not None and (match.url_name or "").endswith("_changelist")
         return rows.defer("decisions", "token_times") if in_list else rows
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Group, User
+from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from controller.admin.base import ReadOnlyAdmin
@@ -48,7 +48,7 @@ class PersonAdmin(UserAdmin):
         _audit(request, "updated", obj, {"fields": fields or [str(message)], "after": _seen(obj)})
         return super().log_change(request, obj, message)
 
-    def log_deletions(self, request: HttpRequest, queryset: Iterable[User]) -> Any:
+    def log_deletions(self, request: HttpRequest, queryset: QuerySet[User]) -> Any:
         for person in queryset:
             _audit(request, "removed", person, {"before": _seen(person)})
         return super().log_deletions(request, queryset)

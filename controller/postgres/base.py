@@ -18,7 +18,8 @@ from controller.postgres.circuit import Circuit
 class DatabaseWrapper(base.DatabaseWrapper):
     """The class of its connections differs, with and without the pool; and the pool is behind a circuit."""
 
-    Database = SimpleNamespace(**{**vars(psycopg), "connect": BoundedConnection.connect})
+    # Django takes a module's place for granted here, and reads names from it alone
+    Database = SimpleNamespace(**{**vars(psycopg), "connect": BoundedConnection.connect})  # type: ignore[assignment]
     _circuits: ClassVar[dict[str, Circuit]] = {}  # one a process and alias, as Django's pools
 
     @property
@@ -49,7 +50,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
         def restored() -> None:
             """The old pool tries again ever more seldom: a new one is there at once."""
-            pool = base.DatabaseWrapper._connection_pools.pop(alias, None)
+            pool = base.DatabaseWrapper._connection_pools.pop(alias, None)  # type: ignore[attr-defined]
             if pool is not None:
                 pool.close(timeout=0)
 

@@ -77,14 +77,13 @@ def attainment(
     found = []
     for row in sums:
         key = tuple(row[name] for name in groups)
-        found.append(
-            Attainment(
-                **{name: row.get(name) for name in GROUPS},
-                **{name: row[f"sum_{name}"] for name in COUNTS},
-                **{f"{what}_s": _quantiles(by_key[key]) for what, by_key in latencies.items() if key in by_key},
-                first_tokens=sum(latencies["ttft"][key]) if key in latencies["ttft"] else None,
-            )
-        )
+        fields: dict[str, Any] = {
+            **{name: row.get(name) for name in GROUPS},
+            **{name: row[f"sum_{name}"] for name in COUNTS},
+            **{f"{what}_s": _quantiles(by_key[key]) for what, by_key in latencies.items() if key in by_key},
+            "first_tokens": sum(latencies["ttft"][key]) if key in latencies["ttft"] else None,
+        }
+        found.append(Attainment(**fields))
     return found
 
 

@@ -211,7 +211,7 @@ def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]
     rows = rows.annotate(
         met_ttft=_one_if(would_ttft), met_tpot=_one_if(would_tpot), met=_one_if(would_ttft & would_tpot & in_time)
     )
-    return list(
+    counted = (
         rows.values("tenant", "slo_class")
         .annotate(
             requests=Count("id"),
@@ -226,6 +226,7 @@ def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]
         )
         .order_by("tenant", "slo_class")
     )
+    return [dict(row) for row in counted]
 
 
 def _not_dropped(edit: Edit) -> Q:

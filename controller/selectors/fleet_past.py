@@ -147,7 +147,7 @@ def _by_turns(
     today: Mapping[str, list[dict[str, Any]]], turns: Sequence[Turn], window_s: float
 ) -> dict[str, list[tuple[float, int]]]:
     """How many of today's instances had each role that one of them took or gave up, as `_counts`."""
-    found = {}
+    found: dict[str, list[tuple[float, int]]] = {}
     for role in sorted({name for turn in turns for name in (turn.old, turn.new)}):
         steps = [(turn.at, (turn.new == role) - (turn.old == role)) for turn in turns]
         here = size_of(today.get(role, [])) - sum(more for _, more in steps)

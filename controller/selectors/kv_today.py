@@ -53,14 +53,15 @@ def kv_today(model: str, now: datetime) -> KvToday | None:
     """None: no engine measured a transfer of this model lately. Two queries."""
     rows = kv_transfers(model=model, outcome="done", since=now - WINDOW)
     measured = rows.filter(measured_by="engine", bytes__gt=0, seconds__gt=0, tokens__gt=0)
-    found = list(measured.values_list("bytes", "seconds", "tokens", "layers")[:NEWEST])
+    figures = measured.values_list("bytes", "seconds", "tokens", "layers")[:NEWEST]
+    found = [(size, s, tokens, layers or 1) for size, s, tokens, layers in figures if size and s and tokens]
     if not found:
         return None
     links = InstanceLink.objects.filter(model=model, closed_at__isnull=True, bandwidth_bytes_s__gt=0)
-    measured_now = list(links.values_list("bandwidth_bytes_s", flat=True))
+    measured_now = [speed for speed in links.values_list("bandwidth_bytes_s", flat=True) if speed]
     speed = median(measured_now or [size / seconds for size, seconds, _, _ in found])
     per_token = median(size / tokens for size, _, tokens, _ in found)
-    layers = round(median(layers or 1 for *_, layers in found))
+    layers = round(median(layers for *_, layers in found))
     return KvToday(speed / GIGA, max(1, round(per_token)), max(1, layers), len(found), len(measured_now))
 
 

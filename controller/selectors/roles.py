@@ -8,7 +8,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from django.contrib.auth.models import PermissionsMixin
+from django.contrib.auth.models import User
+
+REMEMBERED = "_slackline_role"  # attribute of the user object
 
 
 class Role(IntEnum):
@@ -23,11 +25,13 @@ def role_of(user: Any) -> Role:
 
     Whoever is no person of ours (nobody signed in, a tenant's key) has none.
     """
-    if not isinstance(user, PermissionsMixin) or not user.is_active:
+    if not isinstance(user, User) or not user.is_active:
         return Role.NONE
     if user.is_superuser:
         return Role.ADMIN
-    if not hasattr(user, "_slackline_role"):
+    role: Role | None = getattr(user, REMEMBERED, None)
+    if role is None:
         groups = {name.upper() for name in user.groups.values_list("name", flat=True)}
-        user._slackline_role = max((role for role in Role if role.name in groups), default=Role.NONE)
-    return user._slackline_role
+        role = max((each for each in Role if each.name in groups), default=Role.NONE)
+        setattr(user, REMEMBERED, role)
+    return role

@@ -261,7 +261,7 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
     return found
 
 
-def _looks(id: str, wished: datetime) -> list[QuerySet[RequestRecord]]:
+def _looks(id: str, wished: datetime) -> list[QuerySet[Any, Any]]:
     window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
     near = RequestRecord.objects.filter(ANSWERED, **window).annotate(whose=Value(id, CharField()), first_at=FIRST_AT)
     since = near.filter(first_at__gte=wished)  # an earlier one is of a life before this wish
@@ -269,7 +269,7 @@ def _looks(id: str, wished: datetime) -> list[QuerySet[RequestRecord]]:
     return [_earliest(rows) for rows in mine]
 
 
-def _earliest(rows: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
+def _earliest(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
     """Only those that arrived before the first arrival had its answer can have theirs earlier: an hour is not read."""
     first_arrival = rows.order_by("arrived_at").values("first_at")[:1]
     near = rows.filter(arrived_at__lte=Subquery(first_arrival))
@@ -284,7 +284,10 @@ def times_by_way(started: Sequence[Start]) -> list[WayTimes]:
         served = [each.served_s - each.idle_s for each in mine if each.served_s is not None]
         ready = [each.ready_s for each in mine if each.ready_s is not None]
         load = [each.load_s for each in mine if each.load_s is not None]
-        medians = (median(values) if values else None for values in (ready, served, load))
         idle = sum(each.idle_s > 0 for each in mine)
-        found.append(WayTimes(way, len(mine), len(served), *medians, idle=idle))
+        found.append(WayTimes(way, len(mine), len(served), _median(ready), _median(served), _median(load), idle))
     return found
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

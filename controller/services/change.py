@@ -11,11 +11,13 @@ from django.db import transaction
 from django.db.models import Model, ProtectedError
 
 from controller.core.errors import SlacklineError
+from controller.models.base import Versioned
 from controller.services.actors import Actor
 from controller.services.config import config_raise
 from controller.services.decisions import decision_record
 
 M = TypeVar("M", bound=Model)
+V = TypeVar("V", bound=Versioned)
 HIDDEN = frozenset({"sha256", "created_at", "updated_at"})
 
 
@@ -49,7 +51,7 @@ def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None
 
 
 def update(
-    table: type[M],
+    table: type[V],
     pk: Any,
     *,
     actor: Actor,
@@ -57,9 +59,9 @@ def update(
     version: int,
     changes: Mapping[str, Any],
     editable: Iterable[str],
-    check: Callable[[M], None] | None = None,
+    check: Callable[[V], None] | None = None,
     gateways: bool = True,
-) -> M:
+) -> V:
     """Change the named fields of a row that still has `version`, audit as `<kind>_updated`.
 
     Raises DoesNotExist, VersionConflict, or ValidationError (also for a field that is not editable). A change that
@@ -86,13 +88,13 @@ def update(
 
 
 def remove(
-    table: type[M],
+    table: type[V],
     pk: Any,
     *,
     actor: Actor,
     kind: str,
     version: int | None = None,
-    first: Callable[[M], Mapping[str, Any]] | None = None,
+    first: Callable[[V], Mapping[str, Any]] | None = None,
     gateways: bool = True,
 ) -> None:
     """Delete, audit as `<kind>_removed`. Raises ValidationError while something else still refers to it.

@@ -216,7 +216,11 @@ def _nothing_in(window: traffic.Window) -> ConfigError:
     when = f"for {window.model} is on record from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC"
     if not given or not traffic.busiest(everyone).of:
         return ConfigError(f"no request {when}", field="workload.since")
-    alone = [name for name, value in given.items() if not traffic.busiest(replace(everyone, **{name: value})).of]
+    only = {
+        "tenant": replace(everyone, tenant=window.tenant),
+        "slo_class": replace(everyone, slo_class=window.slo_class),
+    }
+    alone = [name for name in given if not traffic.busiest(only[name]).of]
     named = alone[:1] or list(given)  # each alone has traffic: only together they leave nothing
     words = " and ".join(_filter_words(name, given[name]) for name in named)
     return ConfigError(f"no request {words} {when}", field=f"workload.{named[-1]}")
@@ -286,8 +290,9 @@ def _of_programs(workload: Mapping[str, Any]) -> int | None:
     from controller.simulator.workloads.concord_mix import calls_each
 
     count, shares = workload.get("programs"), workload.get("shares", [1, 1, 1])
-    known = isinstance(count, int) and _is_list(shares) and all(isinstance(each, int | float) for each in shares)
-    return round(count * calls_each(shares)) if known and len(shares) == 3 and sum(shares) > 0 else None
+    if not isinstance(count, int) or not _is_list(shares) or not all(isinstance(each, int | float) for each in shares):
+        return None
+    return round(count * calls_each(shares)) if len(shares) == 3 and sum(shares) > 0 else None
 
 
 def _of_tasks(workload: Mapping[str, Any], rates: Any) -> int | None:

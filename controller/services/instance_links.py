@@ -82,7 +82,7 @@ def _describe(made: Sequence[InstanceLink]) -> None:
     """Which described link between hosts each runs over: the widest."""
     ends = {name for row in made for name in (row.source, row.target)}
     hosts = dict(Instance.objects.filter(pk__in=ends, host__isnull=False).values_list("pk", "host_id"))
-    known = {
+    known: dict[tuple[int | None, int | None], int] = {
         (source, target): pk
         for source, target, pk in Link.objects.filter(source__in=set(hosts.values()))
         .order_by("bandwidth_bytes_s")

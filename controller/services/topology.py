@@ -67,14 +67,14 @@ def link_remove(*, actor: Actor, link_id: int, version: int | None = None) -> No
 
 
 def _update(
-    table: type[change.M],
+    table: type[change.V],
     pk: int,
     actor: Actor,
     kind: str,
     version: int,
     changes: Mapping[str, Any],
     editable: tuple[str, ...],
-) -> change.M:
+) -> change.V:
     return change.update(
         table, pk, actor=actor, kind=kind, version=version, changes=changes, editable=editable, gateways=False
     )

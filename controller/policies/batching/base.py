@@ -6,7 +6,7 @@ stops where there are not. So a policy never allocates, and a block manager neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from controller.core.registry import Registry
@@ -77,7 +77,7 @@ class Pausing(Protocol):
         ...
 
 
-BATCHINGS: Registry[Callable[..., Any]] = Registry("batching")
+BATCHINGS: Registry[type[Any]] = Registry("batching")
 
 
 def selects(name: str) -> bool:
