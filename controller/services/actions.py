@@ -1,7 +1,8 @@
-"""Orders to instances that take more than a moment: written here first, carried out by whoever holds their lease.
+"""Actions: orders to instances that take longer than one request. They are stored first, and the worker that holds the
+lease carries them out.
 
-A worker that is killed leaves a lease that runs out; the next one asks the engine what became of the order and goes on
-from there. The end of an action, its Decision and what it changes at the instance are one transaction.
+The lease of a killed worker expires; the next worker asks the engine how far the order got and continues from there.
+The end of an action, its Decision and the change of the instance are one transaction.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from controller.services.decisions import decision_record
 from controller.services.instances import instance_observe, instance_stop
 from controller.services.transfers import transfers_record
 
-LEASE = timedelta(seconds=10)  # longer than any look takes
-LOADABLE = ("reference",)  # backends whose engines take weights while they run
-HOLLOW = (Weights.ABSENT, Weights.ASLEEP)  # an order to load changes these
+LEASE = timedelta(seconds=10)  # longer than any single step takes
+LOADABLE = ("reference",)  # backends whose engines load weights while they run
+HOLLOW = (Weights.ABSENT, Weights.ASLEEP)  # an order to load changes these states
 Kind, State = Action.Kind, Action.State
 
 
@@ -39,11 +40,11 @@ def weights_load_order(
     scale_out: Mapping[str, Any] | None = None,
     woken: int | None = None,
 ) -> Action:
-    """Have an instance load its weights; an order that is open already is returned as it is.
+    """Order an instance to load its weights; an open order is returned unchanged.
 
-    `sources` ({"kind": engine | host | disk, "url"}) in the order to try; None: chosen when the engine is told.
-    `scale_out`: the decision that this belongs to; if no source gives weights then, the instance has failed.
-    `woken`: the level of the sleep that this ends; a copy in host memory is then tried first.
+    `sources` ({"kind": engine | host | disk, "url"}) in the order in which they are tried; None: chosen when the order
+    is sent to the engine. `scale_out`: the decision that the load belongs to; the instance has failed if no source
+    gives its weights. `woken`: the level of the sleep that the load ends; a copy in host memory is then tried first.
     Raises DoesNotExist, VersionConflict, ValidationError.
     """
     with transaction.atomic():
@@ -68,22 +69,23 @@ def weights_load_order(
 
 
 def first_served_watch(*, actor: Actor, instance: Instance, scale_out: Mapping[str, Any]) -> Action:
-    """Find out when the instance gives its first token, for the Decision of the scale-out that asked for it.
+    """Watch for the first token of the instance, for the Decision of the scale-out that asked for it.
 
-    One that is looked for already (it was woken, never asked, and put to sleep again) is looked for since then.
+    An open watch is returned unchanged: the instance was woken, got no request, and was put to sleep again.
     """
     there = Action.objects.filter(instance=instance, kind=Kind.FIRST_SERVED, state__in=Action.OPEN).first()
     return there or action_order(actor, instance, Kind.FIRST_SERVED, {"scale_out": dict(scale_out)})
 
 
 def actions_open(*, now: datetime | None = None) -> list[int]:
-    """Ids of those that nobody holds, oldest first."""
+    """Ids of open actions without a valid lease, oldest first."""
     free = Q(lease_until__isnull=True) | Q(lease_until__lt=now or timezone.now())
     return list(Action.objects.filter(free, state__in=Action.OPEN).order_by("id").values_list("pk", flat=True))
 
 
 def action_lease(*, action_id: int, now: datetime | None = None) -> Action | None:
-    """Hold it for LEASE, with its instance and model; None: it has ended, or somebody else was faster."""
+    """Take the lease for LEASE and return the action with its instance and model. None: the action has ended, or
+    another worker holds it."""
     now = now or timezone.now()
     with transaction.atomic():
         row = (
@@ -99,7 +101,8 @@ def action_lease(*, action_id: int, now: datetime | None = None) -> Action | Non
 
 
 def action_keep(*, action: Action, release: bool = True, **fields: Any) -> bool:
-    """Store how far it is, while the lease is ours; `release`: for the next look. False: it is somebody else's now."""
+    """Store its progress while the lease is ours. `release`: give the lease back for the next step. False: another
+    worker holds it now."""
     lease = None if release else action.lease_until
     held = Action.objects.filter(pk=action.pk, lease_until=action.lease_until, state__in=Action.OPEN)
     kept = held.update(**fields, lease_until=lease) == 1
@@ -122,11 +125,10 @@ def action_end(
     attempts: Sequence[Mapping[str, Any]] = (),
     left_at: int | None = None,
 ) -> Decision | None:
-    """Close it with its one Decision about `subject` (type, name), and say of its instance what follows.
+    """Close the action with its one Decision about `subject` (type, name), and update its instance accordingly.
 
-    `left_at`: of a sleep that failed, the level at which the engine sleeps all the same; 0 or None: it is awake.
-
-    None: it was closed before, or the lease has run out and is somebody else's.
+    `left_at`: of a sleep that failed, the level at which the engine sleeps nevertheless; 0 or None: it is awake.
+    Returns None if it was closed before, or if the lease has expired and another worker holds it.
     """
     with transaction.atomic():
         held = Action.objects.select_for_update().filter(
@@ -159,11 +161,11 @@ def action_end(
 
 
 def weights_lost(*, actor: Actor, row: Instance) -> Decision | None:
-    """Its process was started again: what a former one had, its sleep and the copy it slept with too, is gone.
+    """Its process was started again, so the weights, the sleep and the host copy of the former process are gone.
 
-    One that was started warm comes up without weights. If it served they have to come again; if it slept it is in the
-    warm pool. Any other comes up awake with its weights: None but for the Decision that it sleeps no more. One that is
-    being put to sleep, or gets weights, is told again by its order, which goes on.
+    An instance that was started warm comes up without weights: it loads them again if it served, and joins the warm
+    pool if it slept. Any other comes up awake with its weights. Returns the Decision that ended a sleep, else None. An
+    open order to sleep or to load continues and is sent again.
     """
     warm = row.spec.get("weights") == Weights.ABSENT
     match row.weights:
@@ -180,7 +182,7 @@ def weights_lost(*, actor: Actor, row: Instance) -> Decision | None:
 
 
 def sleep_ended(*, actor: Actor, row: Instance, weights: str, reason: str) -> Decision:
-    """A sleeper is awake without an order of ours. The caller holds the row's lock and has seen that it sleeps."""
+    """A sleeper woke up without an order of ours. The caller holds the row's lock and has checked that it sleeps."""
     decision = decision_record(
         actor=actor,
         kind="instance_awake",
@@ -195,7 +197,7 @@ def sleep_ended(*, actor: Actor, row: Instance, weights: str, reason: str) -> De
 
 
 def action_order(actor: Actor, row: Instance, kind: str, params: Mapping[str, Any]) -> Action:
-    """A new row; the caller holds the instance's lock and has seen that none of the kind is open."""
+    """Add an action. The caller holds the instance's lock and has checked that none of the kind is open."""
     return Action.objects.create(
         kind=kind,
         instance=row,
@@ -216,9 +218,9 @@ def _check_loadable(row: Instance) -> None:
 
 
 def _loaded(action: Action, here: bool, error: str) -> None:
-    """An instance that a scale-out counted on and that got no weights has failed: the scaler asks for another."""
+    """An instance of a scale-out that got no weights has failed, so that the scaler asks for another."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
-    if here and row.weights != Weights.LEAVING:  # what was there when it was told to fall asleep says nothing
+    if here and row.weights != Weights.LEAVING:  # what was seen before a sleep began no longer counts
         weights_set(row, Weights.PRESENT, sleep_level=0)
     elif row.weights == Weights.LOADING:
         weights_set(row, Weights.ASLEEP if row.sleep_level else Weights.ABSENT)
@@ -228,21 +230,21 @@ def _loaded(action: Action, here: bool, error: str) -> None:
 
 
 def _slept(action: Action, level: int) -> None:
-    """One that would not fall asleep serves again; one that was found at another level sleeps at that."""
+    """If it did not fall asleep it serves again; if it was found asleep at another level it sleeps at that level."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
     if row.weights == Weights.LEAVING:
         weights_set(row, Weights.ASLEEP if level else Weights.PRESENT, level)
 
 
 def _woke(action: Action, awake: bool) -> None:
-    """What did not wake up whole stays asleep: nothing is sent there."""
+    """An instance that woke up without whole weights stays asleep, so nothing is sent there."""
     row = Instance.objects.select_for_update().get(pk=action.instance_id)
     if row.weights == Weights.WAKING:
         weights_set(row, *((Weights.PRESENT, 0) if awake else (Weights.ASLEEP, row.sleep_level)))
 
 
 def weights_set(row: Instance, weights: str, sleep_level: int | None = None) -> None:
-    """Under the row's lock. Gateways hear of it."""
+    """Set the state of its weights, under the row's lock, and tell the gateways."""
     level = row.sleep_level if sleep_level is None else sleep_level
     if (row.weights, row.sleep_level) == (weights, level):
         return

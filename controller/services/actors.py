@@ -1,4 +1,4 @@
-"""Who makes a change."""
+"""The actor of a change: a person, a job, a gateway or the system."""
 
 from __future__ import annotations
 

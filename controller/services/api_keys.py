@@ -18,11 +18,11 @@ from controller.services.actors import Actor
 from controller.services.config import config_raise
 
 SECRET_BYTES = 32
-PREFIX_LENGTH = 11  # "sk-" and eight characters: enough to tell keys apart, useless as a key
+PREFIX_LENGTH = 11  # "sk-" and eight characters: enough to tell keys apart, not enough to use one
 
 
 class NewKey(NamedTuple):
-    """`secret` exists nowhere else: show it now or never."""
+    """A key and its secret, which is not stored: it can be shown only now."""
 
     key: ApiKey
     secret: str
@@ -41,7 +41,7 @@ def api_key_create(
     expires_at: datetime | None = None,
     secret: str | None = None,
 ) -> NewKey:
-    """`secret` is for a documented demo key alone; without it a random one is made."""
+    """`secret`: only for the documented demo key; None generates a random one."""
     secret = secret or f"sk-{secrets.token_urlsafe(SECRET_BYTES)}"
     key = ApiKey(
         tenant=tenant,
@@ -55,7 +55,7 @@ def api_key_create(
 
 
 def api_key_revoke(*, actor: Actor, key_id: int) -> ApiKey:
-    """Gateways refuse it within a second. Revoking a revoked key changes nothing."""
+    """Gateways reject the key within a second. Revoking a revoked key changes nothing."""
     with transaction.atomic():
         key = ApiKey.objects.select_for_update().get(pk=key_id)
         if key.revoked_at is None:
@@ -67,8 +67,8 @@ def api_key_revoke(*, actor: Actor, key_id: int) -> ApiKey:
 
 
 def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)) -> NewKey:
-    """A successor with the same name, scopes and expiry; the old one goes on working for `grace`, never longer than
-    it would have. With no grace it is revoked at once. A revoked or expired key has no successor: ValidationError.
+    """A new key with the same name, scopes and expiry. The old one stays valid for `grace`, but not beyond its own
+    expiry; without `grace` it is revoked at once. Raises ValidationError for a revoked or expired key.
     """
     with transaction.atomic():
         old = ApiKey.objects.select_for_update().select_related("tenant").get(pk=key_id)
@@ -90,7 +90,8 @@ def api_key_rotate(*, actor: Actor, key_id: int, grace: timedelta = timedelta(0)
 
 
 def api_keys_used(*, key_ids: Iterable[int], at: datetime) -> int:
-    """Note when keys were last used: in batches, by gateways, without audit. Returns how many rows it moved on."""
+    """Store when keys were last used, in batches from gateways and without an audit record. Returns the number of rows
+    updated."""
     return ApiKey.objects.filter(pk__in=list(key_ids)).exclude(last_used_at__gte=at).update(last_used_at=at)
 
 

@@ -1,4 +1,4 @@
-"""What every change has in common: checked, versioned, audited, and announced to gateways, in one transaction."""
+"""The steps that every change shares, in one transaction: check, version, audit, announce to gateways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ HIDDEN = frozenset({"sha256", "created_at", "updated_at"})
 
 
 class VersionConflict(SlacklineError):
-    """Somebody else saved first. `current` is the version stored now, `seen` the one the change was made from."""
+    """Another change was saved first. `current`: the stored version; `seen`: the version that this change is based
+    on."""
 
     def __init__(self, subject: str, seen: int, current: int) -> None:
         super().__init__(f"{subject} was changed meanwhile: you edited version {seen}, it is at {current}")
@@ -30,7 +31,7 @@ class VersionConflict(SlacklineError):
 
 
 def as_json(row: Model) -> dict[str, Any]:
-    """A row as the audit shows it: plain values, foreign keys by id, no secrets."""
+    """A row as the audit log shows it: plain values, foreign keys by id, no secrets."""
     values = {}
     for field in row._meta.concrete_fields:
         if field.name not in HIDDEN:
@@ -40,7 +41,7 @@ def as_json(row: Model) -> dict[str, Any]:
 
 
 def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None = None, gateways: bool = True) -> M:
-    """Check, insert, audit as `<kind>_created`. `gateways`: whether they read this table."""
+    """Check, insert, and audit as `<kind>_created`. `gateways`: gateways read this table."""
     with transaction.atomic():
         _validate(row, check)
         row.save(force_insert=True)
@@ -62,10 +63,10 @@ def update(
     check: Callable[[V], None] | None = None,
     gateways: bool = True,
 ) -> V:
-    """Change the named fields of a row that still has `version`, audit as `<kind>_updated`.
+    """Change the named fields of a row that still has `version`, and audit as `<kind>_updated`.
 
-    Raises DoesNotExist, VersionConflict, or ValidationError (also for a field that is not editable). A change that
-    changes nothing keeps the version and leaves no decision.
+    Raises DoesNotExist, VersionConflict, or ValidationError (also for a field that is not editable). If no value
+    differs, the version stays and no decision is recorded.
     """
     _refuse_others(changes, frozenset(editable))
     with transaction.atomic():
@@ -97,9 +98,9 @@ def remove(
     first: Callable[[V], Mapping[str, Any]] | None = None,
     gateways: bool = True,
 ) -> None:
-    """Delete, audit as `<kind>_removed`. Raises ValidationError while something else still refers to it.
+    """Delete, and audit as `<kind>_removed`. Raises ValidationError while other rows refer to it.
 
-    `first` changes what refers to the row before that goes, in the same transaction; what it returns is recorded too.
+    `first` changes rows that refer to it before the deletion, in the same transaction; its result is recorded too.
     """
     with transaction.atomic():
         row = table._default_manager.select_for_update().get(pk=pk)
@@ -135,7 +136,7 @@ def _refuse_others(changes: Mapping[str, Any], editable: frozenset[str]) -> None
 
 
 def _validate(row: M, check: Callable[[M], None] | None) -> None:
-    """Fields by their validators, then what several fields say together, then the database's constraints."""
+    """Validate each field, then combinations of fields, then the constraints of the database."""
     row.clean_fields()
     if check is not None:
         check(row)

@@ -12,7 +12,8 @@ RETURNING version
 
 
 def config_raise() -> int:
-    """Tell gateways to read again. In the transaction of the change, and last: the row is locked until its end."""
+    """Tell gateways to read the configuration again. Called last in the transaction of the change, because the row
+    stays locked until that ends."""
     with connection.cursor() as cursor:
         cursor.execute(_RAISE)
         return int(cursor.fetchone()[0])

@@ -1,4 +1,4 @@
-"""The audit: rows are added, never changed."""
+"""The audit log: decisions are added and never changed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def decision_record(
     idempotency_key: str | None = None,
     at: datetime | None = None,
 ) -> Decision:
-    """Add a decision. With an `idempotency_key` that was used before, the earlier one is returned and nothing added.
+    """Add a decision. If its `idempotency_key` was used before, the earlier decision is returned and none is added.
 
-    `decision.is_new` says which it was. A job calls this first in the transaction of the change it stands for, and
-    does nothing when the decision is not new: so no decision is applied twice.
+    `decision.is_new` tells the two apart. A job calls this first in the transaction of the change that the decision
+    stands for, and stops if the decision is not new, so no decision is applied twice.
     """
     fields = {
         "at": at or timezone.now(),

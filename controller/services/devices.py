@@ -1,4 +1,4 @@
-"""Which devices an instance holds: chosen when it is wished for, free again once it is gone."""
+"""Which devices an instance holds: chosen when the instance is created, free again once it is gone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from controller.selectors.topology import free_among, usable_devices
 
 
 def devices_hold(*, row: Instance, devices: Iterable[Device] = ()) -> None:
-    """These, or as many free ones of its host as it runs on, where its host lists devices of its kind.
+    """Hold these devices, or as many free ones of its host as it runs on, if the host lists devices of its kind.
 
-    Raises ValidationError where too few are free, or where one of `devices` is held by another instance.
+    Raises ValidationError if too few are free, or if another instance holds one of `devices`.
     """
     with transaction.atomic():
         for device in list(devices) or _chosen(row):
@@ -25,7 +25,7 @@ def devices_hold(*, row: Instance, devices: Iterable[Device] = ()) -> None:
 
 
 def devices_move(*, row: Instance) -> None:
-    """Its host, kind of device or parallelism was changed: it holds what that says now."""
+    """Hold other devices after a change of its host, device kind or tensor parallelism."""
     with transaction.atomic():
         row.holdings.filter(released_at__isnull=True).update(released_at=timezone.now())
         if row.observed_state not in Instance.GONE:
@@ -33,7 +33,7 @@ def devices_move(*, row: Instance) -> None:
 
 
 def _chosen(row: Instance) -> list[Device]:
-    """Under the locks of them all, so that two at once do not choose the same."""
+    """The devices it will hold. All candidates are locked, so that two instances never choose the same."""
     usable = list(usable_devices(row.host, row.device_kind).select_for_update()) if row.host else []
     free = free_among(usable)
     if usable and len(free) < row.tp:

@@ -1,7 +1,7 @@
-"""A resolved spec as the simulator's own objects, in the worker: recorded traffic and traces are fetched here.
+"""Turns a resolved spec into the simulator's objects, in the worker. Recorded traffic and traces are read here.
 
-Errors are ConfigError with the field's path. The simulator is imported when it is needed: numpy would cost every
-process memory.
+Errors are ConfigErrors with the path of the field. The simulator is imported when it is needed, since numpy would cost
+every process memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from controller.simulator.workloads.sources import Row, Workload
 
 REQUESTS_MAX = 100_000  # of one run
-PREFIXES_SEEN = 200  # rows that tell the size of a trace's blocks
-BLOCK_TOKENS = 16  # of an engine that does not say
+PREFIXES_SEEN = 200  # rows from which the block size of a trace is inferred
+BLOCK_TOKENS = 16  # of an engine that reports none
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
 class Origin(NamedTuple):
-    """What is on record of a request beyond what a run is told. `estimated`: the length of its answer is not;
-    `attained`: None where its client gave up."""
+    """What the record of a request has beyond what a run uses. `estimated`: the length of its answer is not on record;
+    `attained`: None if its client gave up."""
 
     estimated: bool
     attained: bool | None
@@ -44,9 +44,9 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Recorded requests as a workload of the simulator: their own times, or stretched to a rate.
+    """Recorded requests as a workload of the simulator, at their own times or stretched to a rate.
 
-    `began`: when the first one arrived, epoch seconds. `origins`: of each request.
+    `began`: arrival of the first request, epoch seconds. `origins`: one for each request.
     """
 
     requests: tuple[Demand, ...]
@@ -55,11 +55,11 @@ class Replay:
 
     @property
     def estimated(self) -> int:
-        """Of how many answers the length is not on record."""
+        """The number of answers whose length is not on record."""
         return sum(each.estimated for each in self.origins)
 
     def newest(self, count: int) -> Replay:
-        """The last ones, from the first of them on."""
+        """The last requests alone, with times that begin at the first of them."""
         if count >= len(self.requests):
             return self
         kept = self.requests[-count:]
@@ -68,7 +68,7 @@ class Replay:
         return Replay(shifted, self.origins[-count:], self.began + start)
 
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
-        """The same for every seed: nothing is drawn."""
+        """The same for every seed, since nothing is drawn at random."""
         requests = self.requests
         if rate is None or len(requests) < 2 or requests[-1].at <= 0:
             return list(requests)
@@ -78,7 +78,8 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A workload of a duration: the search for a knee doubles its rate, and nobody else would say when to stop."""
+    """A workload of fixed duration with a bound on its requests. The search for a knee doubles the rate, and nothing
+    else would stop it."""
 
     workload: Workload
     rate: float | None
@@ -92,9 +93,9 @@ class Bounded:
 
 
 def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
-    """One experiment of the simulator for each entry of `policies`, each with one contender.
+    """One experiment of the simulator for each entry of `policies`, with one contender each.
 
-    `dry`: everything is checked, but traffic and traces are not fetched.
+    `dry`: check everything without reading traffic and traces.
     """
     from controller.simulator.experiment import parse_experiment
 
@@ -106,14 +107,14 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
         raw["instances"] = instances
         workload = raw.get("workload")
         window = workload if isinstance(workload, Mapping) and workload.get("kind") == "window" else None
-        if window is not None:  # the simulator knows no database: it gets the requests below
+        if window is not None:  # the simulator reads no database; the requests are added below
             raw["workload"] = {"kind": "mix", "mix": "2-task", "per_task": 1, "rate": 1.0}
         try:
             each = parse_experiment(raw, _no_profile, _first_row if dry else partial(_trace_rows, instances))
         except ConfigError as error:
             own = isinstance(policy, Mapping) and "instances" in policy
             raise ConfigError(_moved(str(error), index, own), field=_moved(error.field or "", index, own)) from None
-        except (TypeError, ValueError, OverflowError) as error:  # a value no check of the simulator foresaw
+        except (TypeError, ValueError, OverflowError) as error:  # a value that none of the simulator's checks covers
             raise ConfigError(f"this cannot be simulated: {error}", field=f"policies[{index}]") from error
         if window is not None and not dry:
             longest = min(instance.max_model_len for instance in each.settings.instances)
@@ -133,7 +134,8 @@ def _own(policy: Any, common: Any) -> tuple[Any, Any]:
 
 
 def _moved(text: str, index: int, own_instances: bool) -> str:
-    """Each policy is read as the only one; its errors name its place in the list, and its own instances."""
+    """The field path for the user. Each policy is read as if it were the only one; the path names its place in the
+    list, or its own instances."""
     moved = text.replace("policies[0]", f"policies[{index}]")
     return re.sub(r"^instances", f"policies[{index}].instances", moved) if own_instances else moved
 
@@ -143,7 +145,7 @@ def _no_profile(name: str) -> Mapping[str, Any]:
 
 
 def trace_named(slug: Any) -> Trace:
-    """Without its content. Raises ConfigError where nobody registered it."""
+    """The trace without its content. Raises ConfigError if no such trace is registered."""
     row = Trace.objects.filter(slug=slug).defer("content").first() if isinstance(slug, str) else None
     if row is None:
         raise ConfigError(f"there is no trace {str(slug)[:80]!r}; register it first", field="workload.path")
@@ -151,7 +153,8 @@ def trace_named(slug: Any) -> Trace:
 
 
 def _trace_rows(instances: Any, slug: str) -> list[Row]:
-    """Prefix ids stay where they name blocks of the engines' size; of another size they would say something wrong."""
+    """The rows of the trace. Prefix ids are kept only if they name blocks of the engines' size; others would be
+    wrong."""
     from controller.simulator.workloads.sources import parse_row
 
     rows = [parse_row(raw, number) for number, raw in enumerate(traces.rows_of(trace_named(slug)), 1)]
@@ -159,9 +162,9 @@ def _trace_rows(instances: Any, slug: str) -> list[Row]:
 
 
 def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
-    """Tokens a prefix block of the trace where engines have another size, else None.
+    """Tokens in a prefix block of the trace, if engines have another block size; else None.
 
-    A trace does not say; it is the power of two that fits the number of ids of most prompts.
+    A trace does not name its block size. It is the power of two that fits the number of ids of most prompts.
     """
     seen = [row for row in rows if row.prefix][:PREFIXES_SEEN]
     if not seen:
@@ -173,7 +176,7 @@ def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
 
 
 def prefix_note(spec: Mapping[str, Any]) -> str:
-    """Says it where a trace's prefix ids are left out."""
+    """A note if the prefix ids of a trace are left out."""
     from controller.simulator.workloads.sources import parse_row
 
     workload = spec["workload"]
@@ -187,7 +190,7 @@ def prefix_note(spec: Mapping[str, Any]) -> str:
 
 
 def _first_row(slug: str) -> list[Row]:
-    """As many rows as the trace has, all alike: counts are checked without unpacking it."""
+    """As many rows as the trace has, all equal to its first, so that counts are checked without decompressing it."""
     from controller.simulator.workloads.sources import parse_row
 
     row = parse_row({"arrival_s": "0", "input_tokens": "1", "output_tokens": "1"}, 1)
@@ -212,7 +215,7 @@ def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
 
 
 def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
-    """The run begins with the first request; instances come and go in seconds after the window's start."""
+    """Move the instances' times from the start of the window to the first request, with which the run begins."""
     from controller.simulator.fleet.presence import from_second
 
     settings = from_second(one.settings, max(0.0, replay.began - since.timestamp()))
@@ -220,7 +223,7 @@ def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
 
 
 def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> Replay:
-    """`longest`: tokens an engine takes. A preview's policy says in `retarget` which edit it stands for."""
+    """The recorded requests. `longest`: tokens that an engine accepts. A preview names its edit in `retarget`."""
     from controller.simulator.workloads.demand import Demand
 
     retarget = policy.get("retarget") if isinstance(policy, Mapping) else None

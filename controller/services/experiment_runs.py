@@ -1,7 +1,7 @@
-"""Experiments as a worker handles them: claim one by a lease, say how far it is, store each run, end it.
+"""Experiments as a worker handles them: claim one with a lease, report progress, store each run, end it.
 
-Every write names the lease's token and touches nothing where another worker (or nobody) holds the experiment, so that
-a worker that was thought dead does no harm when it wakes. A finished run is stored at once and not run again.
+Every write names the token of the lease and changes nothing if another worker (or none) holds the experiment, so a
+worker that was presumed dead does no harm when it returns. A finished run is stored at once and not run again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from django.utils import timezone
 
 from controller.models import Experiment, ExperimentRun
 
-LEASE = timedelta(seconds=20)  # a worker speaks twice a second; after kill -9 another one goes on this much later
-ATTEMPTS_MAX = 5  # of an experiment whose worker died each time (out of memory, most likely)
+LEASE = timedelta(seconds=20)  # renewed twice a second; after kill -9 another worker continues this much later
+ATTEMPTS_MAX = 5  # for an experiment whose worker died each time, most likely out of memory
 STEP_LENGTH = 200
 
 
 class LeaseLost(Exception):
-    """Cancelled, removed, or taken over: whoever held the lease stops."""
+    """The experiment was cancelled, removed or taken over, so the worker that held the lease stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`spent_s`: wall seconds that earlier attempts took."""
+    """A claimed experiment. `spent_s`: wall seconds of earlier attempts."""
 
     experiment_id: int
     token: str
@@ -40,7 +40,8 @@ class Lease:
 
 
 def experiment_claim(*, previews_only: bool = False) -> tuple[Experiment, Lease] | None:
-    """The next one: previews first, then in order of asking; also one whose worker fell silent. None: nothing to do."""
+    """The next experiment: previews first, then oldest first, including one whose lease has expired. None: there is
+    nothing to run."""
     now = timezone.now()
     due = Q(state=Experiment.State.QUEUED) | Q(state=Experiment.State.RUNNING, lease_until__lt=now)
     with transaction.atomic():
@@ -77,7 +78,7 @@ def experiment_progress(*, lease: Lease, progress: float, step: str, spent_s: fl
 
 def runs_plan(*, lease: Lease, labels: Sequence[str], rates: Sequence[float | None], seeds: Sequence[int],
               knee: float | None, notes: Sequence[str] = ()) -> None:  # fmt: skip
-    """Lays out every run, once. Those of one rate and seed lie together: what is compared ends together."""
+    """Plan every run, once. Runs of one rate and seed are adjacent, so that what is compared ends together."""
     with transaction.atomic():
         if not lease.rows().select_for_update().exists():
             raise LeaseLost
@@ -108,7 +109,7 @@ def run_finish(*, lease: Lease, run: ExperimentRun, report: Mapping[str, Any], s
 def experiment_finish(
     *, lease: Lease, result: Mapping[str, Any], spent_s: float, notes: Sequence[str] | None = None
 ) -> None:
-    """`notes` None: those of the plan stay."""
+    """End the experiment. `notes` None: the notes of the plan stay."""
     said = {} if notes is None else {"notes": list(notes)}
     _end(lease, Experiment.State.DONE, spent_s, result=dict(result), progress=1.0, step="", **said)
 

@@ -1,6 +1,6 @@
-"""From what was asked to what the simulator runs.
+"""Resolves the spec of an experiment: from what a person configured to what the simulator runs.
 
-A spec is the simulator's JSON (`controller/simulator/README.md`) and a little more:
+A spec is the simulator's JSON (`controller/simulator/README.md`) with these additions:
 
 - `instances` may be `{"fleet": "today", "model": NAME, "change": -1}` (with `role`: whose number changes, where
   instances have roles), or `"fleet": "then"` beside recorded traffic: as many at every moment as the scaler counted;
@@ -9,8 +9,9 @@ A spec is the simulator's JSON (`controller/simulator/README.md`) and a little m
 - `workload` may be `{"kind": "window", "since", "until", "model", "tenant", "slo_class"}`: recorded traffic;
 - `path` of a trace is the slug of a registered one.
 
-`resolved` is done once, when somebody asks: fleet and profiles become figures, so that a run next week gives the same.
-`experiment_reading.read` makes the simulator's objects of it. Errors are ConfigError with the field's path.
+A spec is resolved once, when the experiment is created: fleet and profiles become figures, so that a run next week
+gives the same result. `experiment_reading.read` makes the simulator's objects from it. Errors are ConfigErrors with the
+path of the field.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ReadProfile = Callable[[str], Mapping[str, Any]]
 
 
 def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[str]]:
-    """The spec with figures in place of names, and notes on what was chosen. Everything is checked as a run would."""
+    """The spec with figures in place of names, and notes on what was chosen. All checks of a run are made."""
     if not isinstance(raw, Mapping):
         raise ConfigError("an experiment must be an object", field="spec")
     spec = {**raw, "seeds": list(raw.get("seeds") or [1])} if _is_list(raw.get("seeds")) else dict(raw)
@@ -60,7 +61,7 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
     if not _is_list(policies) or not 1 <= len(policies) <= VARIANTS_MAX:
         raise ConfigError(f"policies must be a list of 1 to {VARIANTS_MAX}", field="policies")
     spec["policies"] = [_policy(each, f"policies[{i}]", fleets) for i, each in enumerate(policies)]
-    if "instances" not in spec:  # every policy may have brought its own
+    if "instances" not in spec:  # every policy may have its own
         own = [each["instances"] for each in spec["policies"] if isinstance(each, Mapping) and "instances" in each]
         if len(own) < len(spec["policies"]):
             raise ConfigError("instances is missing", field="instances")
@@ -80,7 +81,7 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
 
 
 def _model_today(asked: Any) -> str | None:
-    """The model whose fleet of today is meant, if one is."""
+    """The model whose current fleet the spec refers to, if any."""
     instances = asked.get("instances") if isinstance(asked, Mapping) else None
     if not isinstance(instances, Mapping) or "fleet" not in instances:
         return None
@@ -88,8 +89,8 @@ def _model_today(asked: Any) -> str | None:
 
 
 def with_kv_today(spec: dict[str, Any], model: str) -> list[str]:
-    """Where today's fleet has stages apart: `settings.links` and KV sizes as measured, unless they are given. What to
-    note of it."""
+    """If the current fleet is disaggregated, add the measured `settings.links` and KV sizes unless they are given.
+    Returns notes on them."""
     fleets = [spec["instances"], *(each["instances"] for each in spec["policies"] if _brings(each))]
     if not any(map(apart, fleets)):
         return []
@@ -116,7 +117,7 @@ def _is_list(value: Any) -> bool:
 
 
 class _Fleets:
-    """Instances as figures. `window`: of the recorded traffic, where there is one. `notes`: on fleets of then."""
+    """Resolves instances to figures. `window`: of the recorded traffic, if any. `notes`: on past fleets."""
 
     def __init__(self, read_profile: ReadProfile, window: Mapping[str, Any] | None) -> None:
         self._read_profile = read_profile
@@ -159,7 +160,7 @@ class _Fleets:
 
 
 def _with_figures(group: Any, field: str, read_profile: ReadProfile) -> Any:
-    """Names of profiles as the profiles themselves. What is no object is left for the simulator to refuse."""
+    """Replace names of profiles by the profiles. Anything that is no object is left for the simulator to reject."""
     if not isinstance(group, Mapping):
         return group
     found = dict(group)
@@ -173,7 +174,7 @@ def _with_figures(group: Any, field: str, read_profile: ReadProfile) -> Any:
 
 
 def _policy(raw: Any, field: str, fleets: _Fleets) -> Any:
-    if isinstance(raw, Mapping) and "retarget" in raw:  # what previews say of themselves
+    if isinstance(raw, Mapping) and "retarget" in raw:  # only previews may set it
         raise ConfigError(f"unknown field '{field}.retarget'", field=f"{field}.retarget")
     if not isinstance(raw, Mapping) or "instances" not in raw:
         return raw
@@ -181,7 +182,7 @@ def _policy(raw: Any, field: str, fleets: _Fleets) -> Any:
 
 
 def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Times made absolute, and the stretch that is replayed where the window holds more than a run may."""
+    """The window with absolute times, shortened if it holds more requests than a run may have."""
     unknown = sorted(set(raw) - {"kind", "since", "until", "model", "tenant", "slo_class"})
     if unknown:
         raise ConfigError(f"a window has no {unknown[0]!r}", field=f"workload.{unknown[0]}")
@@ -209,7 +210,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _nothing_in(window: traffic.Window) -> ConfigError:
-    """At the field that leaves nothing: the times only where the model has no traffic at all then."""
+    """The error, at the field that excludes all traffic; at the times only if the model had no traffic at all then."""
     asked = {"tenant": window.tenant, "slo_class": window.slo_class}
     given = {name: value for name, value in asked.items() if value is not None}
     everyone = replace(window, tenant=None, slo_class=None)
@@ -221,7 +222,7 @@ def _nothing_in(window: traffic.Window) -> ConfigError:
         "slo_class": replace(everyone, slo_class=window.slo_class),
     }
     alone = [name for name in given if not traffic.busiest(only[name]).of]
-    named = alone[:1] or list(given)  # each alone has traffic: only together they leave nothing
+    named = alone[:1] or list(given)  # each filter alone matches traffic; only together they match none
     words = " and ".join(_filter_words(name, given[name]) for name in named)
     return ConfigError(f"no request {words} {when}", field=f"workload.{named[-1]}")
 
@@ -236,7 +237,7 @@ def _filter_words(name: str, value: str) -> str:
 
 
 def bounds(spec: Mapping[str, Any]) -> None:
-    """Sizes that would take too long or too much memory, before anything is built."""
+    """Reject sizes that would take too long or too much memory, before anything is built."""
     seeds, rates = spec.get("seeds", [1]), spec.get("rates", [])
     for name, values, most in (("seeds", seeds, SEEDS_MAX), ("rates", rates, RATES_MAX)):
         if _is_list(values) and len(values) > most:
@@ -270,7 +271,7 @@ def run_count(spec: Mapping[str, Any]) -> int:
 
 
 def requests_expected(spec: Mapping[str, Any]) -> int | None:
-    """Of the largest run; None where only the simulator can say what is wrong with it."""
+    """Requests of the largest run; None if the workload is invalid, which the simulator reports."""
     workload = spec.get("workload")
     if not isinstance(workload, Mapping):
         return None
@@ -286,7 +287,7 @@ def requests_expected(spec: Mapping[str, Any]) -> int | None:
 
 
 def _of_programs(workload: Mapping[str, Any]) -> int | None:
-    """Calls: what is wrong with the workload, the simulator says."""
+    """Calls of a workload of programs; the simulator reports what is invalid."""
     from controller.simulator.workloads.concord_mix import calls_each
 
     count, shares = workload.get("programs"), workload.get("shares", [1, 1, 1])

@@ -1,4 +1,4 @@
-"""Experiments as people handle them: ask for one, name it, keep it, cancel it, remove it. Every step is audited."""
+"""Experiments as people handle them: create, name, keep, cancel and remove. Every step is audited."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from controller.services.experiment_specs import ReadProfile, resolved, run_coun
 from controller.services.traces import slug_of
 
 EDITABLE = ("name", "kept")
-OPEN_MAX = 50  # queued and running: a script in a loop must not fill the queue for days
-KEPT_FOR = timedelta(days=30)  # what nobody marked as kept
+OPEN_MAX = 50  # queued and running, so that a script in a loop does not fill the queue for days
+KEPT_FOR = timedelta(days=30)  # experiments that are not marked as kept
 PREVIEW_KEPT_FOR = timedelta(hours=1)
 
 
 def experiment_create(*, actor: Actor, name: str, spec: Any, read_profile: ReadProfile) -> Experiment:
-    """Queued. Raises ConfigError with the path of a wrong value in the spec, ValidationError for the rest."""
+    """Add a queued experiment. Raises ConfigError with the path of an invalid value in the spec, ValidationError for
+    anything else."""
     given = name or (spec.get("name") if isinstance(spec, Mapping) else "") or "Experiment"
     if not isinstance(given, str) or len(given) > 120 or "\x00" in given:
         raise ValidationError({"name": "At most 120 characters."})
@@ -40,7 +41,7 @@ def experiment_create(*, actor: Actor, name: str, spec: Any, read_profile: ReadP
 
 
 def preview_create(*, actor: Actor, name: str, spec: Mapping[str, Any], notes: Sequence[str]) -> Experiment:
-    """Of an edit that is not saved: nothing is decided yet, so nothing is audited. One a person at a time."""
+    """Simulate an unsaved edit. Nothing is decided yet, so nothing is audited. A person has one preview at a time."""
     with transaction.atomic():
         older = Experiment.objects.filter(
             kind=Experiment.Kind.PREVIEW, created_by=actor.name, state__in=Experiment.OPEN
@@ -59,7 +60,7 @@ def preview_create(*, actor: Actor, name: str, spec: Mapping[str, Any], notes: S
 
 
 def experiment_update(*, actor: Actor, experiment_id: int, version: int, changes: Mapping[str, Any]) -> Experiment:
-    """Name and whether it is kept. Raises DoesNotExist, VersionConflict, ValidationError."""
+    """Change its name, and whether it is kept. Raises DoesNotExist, VersionConflict, ValidationError."""
     return change.update(
         Experiment,
         experiment_id,
@@ -73,7 +74,7 @@ def experiment_update(*, actor: Actor, experiment_id: int, version: int, changes
 
 
 def experiment_cancel(*, actor: Actor, slug: str) -> Experiment:
-    """Its worker notices at its next word of progress. Runs that ended stay. Raises DoesNotExist, ValidationError."""
+    """Its worker notices when it next reports progress. Finished runs stay. Raises DoesNotExist, ValidationError."""
     with transaction.atomic():
         row = Experiment.objects.select_for_update().get(slug=slug)
         if row.state not in Experiment.OPEN:
@@ -86,7 +87,7 @@ def experiment_cancel(*, actor: Actor, slug: str) -> Experiment:
 
 
 def experiment_remove(*, actor: Actor, slug: str) -> None:
-    """With its runs; a worker at it stops. Raises DoesNotExist."""
+    """Delete the experiment and its runs; a worker that runs it stops. Raises DoesNotExist."""
     with transaction.atomic():
         row = Experiment.objects.select_for_update().get(slug=slug)
         _audit(actor, "removed", row, {"name": row.name, "state": row.state})
@@ -94,7 +95,7 @@ def experiment_remove(*, actor: Actor, slug: str) -> None:
 
 
 def experiments_retain(*, actor: Actor) -> int:
-    """Removes what ended long ago and was not kept; returns how many."""
+    """Delete experiments that ended long ago and were not kept; returns their number."""
     now = timezone.now()
     ended = Experiment.objects.exclude(state__in=Experiment.OPEN)
     previews = ended.filter(kind=Experiment.Kind.PREVIEW, ended_at__lt=now - PREVIEW_KEPT_FOR)

@@ -1,4 +1,4 @@
-"""Links between instances: rows that follow what engines report, opened and closed as instances come and go."""
+"""Links between instances: rows that follow the reports of engines, opened and closed as instances come and go."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
 LINKS = Actor.job("links")
-FIGURES_EVERY = timedelta(seconds=5)  # what only counts on is stored no more often
-TOLD_AFTER = timedelta(seconds=3)  # down for so long it is a decision; an instance that ends takes its links along
+FIGURES_EVERY = timedelta(seconds=5)  # counters are stored no more often than this
+TOLD_AFTER = timedelta(seconds=3)  # down for longer is a decision; an instance that ends takes its links along
 ERROR_LENGTH = 1_000
 _FOLLOWS = (
     "state", "since", "bandwidth_bytes_s", "latency_s", "bytes", "transfers", "failures", "last_error", "error_at",
@@ -32,10 +32,11 @@ def instance_links_observe(
     models: Mapping[str, str],
     at: datetime | None = None,
 ) -> list[Decision]:
-    """Store one look. `heard`: what each engine says of the links over which it pulls; `silent`: engines that did not
-    answer; `models` by instance, of all that are there. Links of others are closed. Returns what is worth a decision.
+    """Store one round of reports. `heard`: what each engine reports of the links over which it pulls; `silent`: engines
+    that did not answer; `models`: by instance, of all that exist. Links of other instances are closed. Returns the
+    decisions.
 
-    Three queries where nothing changed, whatever the number of links.
+    Three queries if nothing changed, whatever the number of links.
     """
     at = at or timezone.now()
     silent = set(silent)
@@ -60,7 +61,7 @@ def instance_links_observe(
 
 
 def instance_links_retain(*, days: int, now: datetime | None = None) -> int:
-    """Forget links that were closed more than `days` days ago; returns how many went."""
+    """Delete links that were closed more than `days` days ago; returns their number."""
     if days < 1:
         raise ValueError("days: at least 1")
     limit = (now or timezone.now()) - timedelta(days=days)
@@ -79,7 +80,7 @@ def _new(pair: Pair, model: str, at: datetime) -> InstanceLink:
 
 
 def _describe(made: Sequence[InstanceLink]) -> None:
-    """Which described link between hosts each runs over: the widest."""
+    """The described link between hosts that each runs over: the widest one."""
     ends = {name for row in made for name in (row.source, row.target)}
     hosts = dict(Instance.objects.filter(pk__in=ends, host__isnull=False).values_list("pk", "host_id"))
     known: dict[tuple[int | None, int | None], int] = {
@@ -100,7 +101,7 @@ def _follow(
     heard: Mapping[str, Sequence[LinkReport]],
     silent: set[str],
 ) -> bool:
-    """Make the row what was seen; True if it is worth storing."""
+    """Update the row to what was reported; True if it has to be stored."""
     if report is None:
         if pair[1] in silent:
             return _set(row, LinkState.DOWN, "its engine does not answer", at)
@@ -122,13 +123,13 @@ def _set(row: InstanceLink, state: LinkState, error: str, at: datetime) -> bool:
         row.state, row.since = state.value, at
     if row.last_error != error:
         row.last_error, row.error_at = error, at if error else row.error_at
-    if state is LinkState.DOWN:  # each look counts, so that one of them is the one that tells
+    if state is LinkState.DOWN:  # stored each time, so that exactly one report passes the limit
         news, row.observed_at = True, at
     return news
 
 
 def _decisions(row: InstanceLink, before: tuple[str, datetime, datetime], at: datetime) -> list[Decision]:
-    """Down for long enough, and the end of that."""
+    """The decisions: a link has been down for long enough, or it is up again."""
     if row.closed_at is not None:
         return []
     state, since, looked = before

@@ -1,7 +1,7 @@
-"""Serving instances: the wish (desired state), and what was seen of it (observed state).
+"""Instances: their desired state, and what was seen of them (observed state).
 
-Wishes are decisions and audited; observations are facts and are not. Both reach the gateways, and both are level-based:
-saying the same twice changes nothing. A Celery task carries wishes out through the instance's provisioner.
+Changes of the desired state are decisions and audited; observations are facts and are not. Both reach the gateways, and
+both are idempotent. A Celery task brings an instance to its desired state through its provisioner.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _OBSERVED = (
     "updated_at",
 )
 EDITABLE = ("max_num_seqs", "unit_cost", "device_kind", "tp", "host", "spec")
-ONE_SIDED: dict[str, str] = {KvRole.PRODUCER: Role.DECODE, KvRole.CONSUMER: Role.PREFILL}  # what each cannot become
+ONE_SIDED: dict[str, str] = {
+    KvRole.PRODUCER: Role.DECODE,
+    KvRole.CONSUMER: Role.PREFILL,
+}  # what each cannot become
 PLACED_BY = {"device_kind", "tp", "host"}
 
 
@@ -56,9 +59,10 @@ def instance_register(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """An endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
+    """Register an endpoint that somebody else runs (provisioner `static`). It serves once it was observed ready.
 
-    `role`: also the one that it was started in, whichever it is given later. `max_num_seqs` None: what it says itself.
+    `role`: also recorded as the role it was started in, whichever it gets later. `max_num_seqs` None: what the endpoint
+    reports.
     """
     row = Instance(
         id=id,
@@ -97,10 +101,10 @@ def instance_create(
     unit_cost: float = 1.0,
     spec: Mapping[str, Any] | None = None,
 ) -> Instance:
-    """Want a new instance; its provisioner starts it and finds its url. It holds `devices`, or free ones of its host;
-    ValidationError where another instance holds them, or too few are free.
+    """Create an instance; its provisioner starts it and finds its URL. It holds `devices`, or free ones of its host.
+    Raises ValidationError if another instance holds them, or too few are free.
 
-    With `weights` "absent" in its `spec` it starts warm, and serves once its weights were loaded.
+    With `weights` "absent" in its `spec` it starts as a warm spare, and serves once its weights are loaded.
     """
     row = Instance(
         id=id or f"{backend}-{secrets.token_hex(4)}",
@@ -123,7 +127,7 @@ def instance_create(
 
 
 def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Mapping[str, Any]) -> Instance:
-    """`max_num_seqs` None: what the endpoint says itself, which only a registered one may be left to."""
+    """`max_num_seqs` None: what the endpoint reports; only for registered instances."""
     if "max_num_seqs" in changes:
         changes = {**changes, **_seqs(changes["max_num_seqs"])}
     with transaction.atomic():
@@ -143,24 +147,24 @@ def instance_update(*, actor: Actor, instance_id: str, version: int, changes: Ma
 
 
 def instance_drain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
-    """Nothing new is sent there; what runs may finish. Stop it when it is empty."""
+    """Send no new requests there; those that run may finish. It is stopped once it is empty."""
     return _wish_state(actor, instance_id, Desired.DRAINING, "drained", version)
 
 
 def instance_undrain(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
-    """Take a drain back. Raises ValidationError when it was stopped meanwhile."""
+    """Take a drain back. Raises ValidationError if the instance was stopped meanwhile."""
     return _wish_state(actor, instance_id, Desired.RUNNING, "undrained", version)
 
 
 def instance_stop(*, actor: Actor, instance_id: str, version: int | None = None) -> Instance:
-    """At once, whatever runs there. Final: a new instance gets a new id."""
+    """Stop it at once, whatever runs there. This is final: a new instance gets a new id."""
     return _wish_state(actor, instance_id, Desired.STOPPED, "stopped", version)
 
 
 def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Instance:
-    """What is sent there from now on; what runs there ends where it is. Cost is counted in the new role from now on.
+    """Send it requests of this role from now on; those that run there finish there. Cost counts in the new role.
 
-    For engines that take either stage of a request at any time (the reference engine, vLLM with `kv_both`).
+    For engines that serve either stage of a request at any time (the reference engine, vLLM with `kv_both`).
     """
     if role not in Role.values:
         raise ValidationError({"role": f"Unknown role {role!r}; valid: {', '.join(Role.values)}."})
@@ -192,7 +196,8 @@ def instance_observe(
     error: str = "",
     at: datetime | None = None,
 ) -> bool:
-    """Store what a provisioner saw; True when it is news (gateways are told). `generation`: the wish acted upon."""
+    """Store what a provisioner saw. True if that changed something, in which case gateways are told. `generation`: of
+    the desired state that it acted on."""
     at = at or timezone.now()
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=instance_id)
@@ -206,7 +211,7 @@ def instance_observe(
             row.stopped_at = at
             row.holdings.filter(released_at__isnull=True).update(released_at=at)
         if row.url and row.observed_state not in Instance.GONE:
-            # Whoever was last seen at an address is there: an older row that still names it is out of date.
+            # The instance that was last seen at a URL is the one there; an older row with the same URL is out of date.
             Instance.objects.filter(url=row.url).exclude(pk=row.pk).exclude(observed_state__in=Instance.GONE).update(
                 url=""
             )
@@ -219,14 +224,14 @@ def instance_observe(
 
 
 def instance_remove(*, actor: Actor, instance_id: str, version: int | None = None) -> None:
-    """Forget a stopped or failed instance, and its cost history with it. One that somebody else runs is forgotten as
-    soon as it was stopped."""
+    """Delete a stopped or failed instance and its cost history. One that somebody else runs can be deleted as soon as
+    its desired state is stopped."""
     with transaction.atomic():
         row = _locked(instance_id, version)
         seen = row.observed_state
         if row.desired_state != Desired.STOPPED:
             raise ValidationError({"desired_state": f"{row} is {seen}: stop it first."})
-        if seen not in Instance.GONE and row.provisioner != "static":  # nothing of ours runs at somebody else's
+        if seen not in Instance.GONE and row.provisioner != "static":  # no process of ours
             told = f"{row} was stopped and is still {seen}: it can be forgotten once it has ended, in a few seconds."
             raise ValidationError({"desired_state": told})
         change.remove(Instance, instance_id, actor=actor, kind="instance")
@@ -257,7 +262,7 @@ def _locked(instance_id: str, version: int | None) -> Instance:
 
 
 def _account(row: Instance, at: datetime) -> None:
-    """Provisioned time runs from the first sign of life to the last, in the role it has."""
+    """Provisioned time runs from the first observation to the last, in the role that it has."""
     if row.observed_state in Instance.GONE:
         _interval_close(row, at)
     elif row.observed_state != Observed.PENDING:
@@ -274,7 +279,7 @@ def _interval_close(row: Instance, at: datetime) -> None:
 
 
 def _seqs(number: int | None) -> dict[str, Any]:
-    """Not said: a number all the same, for gateways of a version that knows no other way; its rule for it is ours."""
+    """If unset, a default is stored as well, for gateways of a version that expects a number and would use the same."""
     return {"max_num_seqs": DEFAULT_MAX_NUM_SEQS if number is None else number, "seqs_unsaid": number is None}
 
 
@@ -297,7 +302,7 @@ def _check(row: Instance, new_spec: bool = True) -> None:
 
 
 def _check_spec(row: Instance) -> None:
-    """Of one that is started here all of it; what somebody else's endpoint says is a note, but for what we read."""
+    """Check the whole spec of an instance that is started here; of a registered one only the fields that are read."""
     own = row.provisioner == "process"
     if own and (wrong := refusal(row.spec)):
         raise ValidationError({"spec": wrong})

@@ -1,4 +1,4 @@
-"""KV transfers as rows: taken from the decisions of finished requests, in the transaction that stores their records."""
+"""KV transfers as rows, from the decisions of finished requests and in the transaction that stores their records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPY = sql.SQL("COPY kv_transfer ({}) FROM STDIN").format(sql.SQL(", ").join(ma
 
 
 def kv_transfers_write(cursor: psycopg.Cursor[Any], records: Iterable[RequestRecord]) -> int:
-    """Rows of records that were not stored before; how many. Makes the partition of a day that has none yet."""
+    """Store the KV transfers of newly stored records; returns their number. Creates missing partitions."""
     rows = [row for record in records for row in transfers_of(record)]
     if not rows:
         return 0
@@ -36,7 +36,7 @@ def kv_transfers_write(cursor: psycopg.Cursor[Any], records: Iterable[RequestRec
 
 
 def transfers_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
-    """One a step of kind `transfer`, columns in order. A step that says too little is left out."""
+    """One row for each step of kind `transfer`, columns in order. Incomplete steps are left out."""
     for step in record.decisions:
         figures = step.get("figures")
         if step.get("kind") != "transfer" or not isinstance(figures, Mapping):
@@ -68,7 +68,7 @@ def _number(value: Any) -> float:
 
 
 def _whole(value: Any, most: int) -> int | None:
-    """What an engine counted, as far as the column holds it."""
+    """A number that an engine counted, limited to what the column holds."""
     return max(0, min(most, int(value))) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Servers that an operator launches with the weights of one that serves, from the command to the first served request.
+"""Servers that an operator launches with the weights of a serving engine, from the command to the first served request.
 
-Slackline starts none of them: it says with what command, keeps that as a Decision under the name that the new server
-shall have, and when an instance of that name is registered watches for its first token, counted from the command.
+Slackline does not start them. It shows the command and records it as a Decision under the name of the new server. When
+an instance of that name is registered, it watches for the first token and measures from the command.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from controller.services.decisions import decision_record
 from controller.services.instances import instance_register
 
 LAUNCH = "engine_launch"  # kind of the Decision
-JOINS_WITHIN = timedelta(hours=1)  # an instance of the name that comes later is another one
+JOINS_WITHIN = timedelta(hours=1)  # an instance of that name that is registered later is another one
 
 
 def launch_record(
     *, actor: Actor, instance_id: str, seed: str, command: str, inputs: Mapping[str, Any], rejected: Mapping[str, str]
 ) -> Decision:
-    """`seed`: the instance whose memory gives the weights; `rejected`: why other seeds could not, by id."""
+    """`seed`: the instance whose memory gives the weights; `rejected`: why others cannot, by id."""
     return decision_record(
         actor=actor,
         kind=LAUNCH,
@@ -40,7 +40,7 @@ def launch_record(
 
 
 def instance_join(*, actor: Actor, id: str, **fields: Any) -> Instance:
-    """`instance_register`, and the watch for its first served request where a command to launch it was given lately."""
+    """`instance_register`, and a watch for its first served request if a command to launch it was shown lately."""
     with transaction.atomic():
         row = instance_register(actor=actor, id=id, **fields)
         since = timezone.now() - JOINS_WITHIN

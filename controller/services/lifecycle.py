@@ -1,4 +1,8 @@
-"""Records what the reconciler saw and decided about instances: one Decision a transition, however often it is said."""
+"""Records what the reconciler saw and decided about instances: one Decision for each transition.
+
+An instance that failed is replaced by one with the same settings. If the engine refuses the settings it refuses them
+again, and without a limit there would be a new row each minute, so the reconciler gives up after a number of tries.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from controller.core.process_spec import start_after, start_refused
+from controller.core.process_spec import SAYABLE, start_after, start_refused, values_refused
 from controller.models import Action, Decision, Instance, InstanceInterval
 from controller.models.fleet import Weights
 from controller.scale.lifecycle import FoundAwake, Mark, Replace, StopWanted, Wanted, pause_before_start
@@ -20,12 +24,14 @@ from controller.selectors.topology import free_among, usable_devices
 from controller.services.actions import Kind, sleep_ended, weights_lost
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
-from controller.services.giving_up import GivenUp, given_up, never_ready_in_a_row
 from controller.services.instances import instance_create, instance_observe, instance_stop
 from controller.services.scaling_stages import NO_DEVICE, STARTABLE, like
 
 RECONCILER = Actor.job("reconciler")
 FAILURES_WINDOW = timedelta(minutes=5)
+REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that is just being mounted
+START_TRIES = 8  # with their pauses at least two minutes
+BESIDE = timedelta(seconds=30)  # a replacement and its decision are stored in one transaction
 KINDS = {
     "starting": "instance_started",
     "ready": "instance_ready",
@@ -36,15 +42,16 @@ KINDS = {
 
 
 def wanted_instances(outstanding: Mapping[str, int] | None) -> list[Wanted]:
-    """Every live row. `outstanding` None: no gateway tells; an instance that none names has nothing to do."""
+    """Every live instance. `outstanding`: requests by instance, 0 for an instance that is missing; None: no gateway
+    reports."""
     runs = dict(
         InstanceInterval.objects.filter(ended_at__isnull=True).values_list("instance_id", "started_at")
-    )  # a row's run began no later than its open interval
+    )  # the run that the row knows of began no later than its open interval
     return [_wanted(row, runs.get(row.pk), outstanding) for row in Instance.objects.live()]
 
 
 def instance_mark(*, step: Mark) -> list[Decision]:
-    """The recorded state follows what was seen. Empty: it did already (compared under the row's lock)."""
+    """Store the state that was seen. Empty if it was stored already (compared under the row's lock)."""
     at = timezone.now()
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=step.id)
@@ -74,16 +81,17 @@ def instance_mark(*, step: Mark) -> list[Decision]:
 
 
 def instance_found_awake(*, step: FoundAwake) -> Decision | None:
-    """An endpoint that somebody else runs says that it is awake: he woke it, or started it again. None: not believed.
+    """An endpoint that somebody else runs reports that it is awake: its owner woke or restarted it. None if that is not
+    enough to send requests there.
 
-    What somebody woke from a sleep that kept no copy of the weights may be awake without them, and only our own wake-up
-    reads them again; so may an SGLang, which says that it is ready although its memory was released. Those are believed
-    if they were away since they fell asleep: then it is another process, and whole.
+    An engine woken from a sleep without a copy of the weights may be awake without weights, since only our own wake-up
+    reads them again; so may an SGLang, which reports ready although its memory was released. These are believed only if
+    they were unreachable since they fell asleep: then it is a new process with whole weights.
     """
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=step.id)
         if row.weights != Weights.ASLEEP or row.version != step.version:
-            return None  # what was seen is older than what the row says
+            return None  # the observation is older than the row
         whole = row.backend == "reference" or (row.backend == "vllm" and row.sleep_level == 1)
         if not whole and not _away_since_asleep(row):
             return None
@@ -91,22 +99,22 @@ def instance_found_awake(*, step: FoundAwake) -> Decision | None:
 
 
 def _away_since_asleep(row: Instance) -> bool:
-    """It became ready later than the last order ended that had it asleep."""
+    """Whether it became ready after the end of the last order during which it slept."""
     orders = Action.objects.filter(instance=row, kind__in=(Kind.SLEEP, Kind.WAKE, Kind.WEIGHTS_LOAD))
     asleep_at = orders.aggregate(at=Max("ended_at"))["at"]
     return asleep_at is not None and row.ready_at is not None and row.ready_at > asleep_at
 
 
 def instance_replace(*, step: Replace) -> Decision | None:
-    """The instance has failed for good: another of its kind is wished for, later the more failed lately, unless that
-    would fail as well."""
+    """The instance has failed for good. Create another of its kind, after a longer pause the more have failed lately,
+    unless that would fail as well."""
     with transaction.atomic():
         row = Instance.objects.select_for_update(of=("self",)).select_related("model", "host").get(pk=step.id)
         failures = _recent_failures(row) + 1
-        pause, never_ready = pause_before_start(failures), never_ready_in_a_row(row)
+        pause, never_ready = pause_before_start(failures), _never_ready_in_a_row(row)
         new_id = f"{row.backend}-{secrets.token_hex(3)}"
         inputs = {"error": step.error, "failures_5min": failures, "was": row.observed_state, "never_ready": never_ready}
-        if (end := given_up(row, step, never_ready)) is not None:
+        if (end := _given_up(row, step, never_ready)) is not None:
             return _give_up(row, end, inputs)
         inputs["pause_s"] = pause
         blocked = _without_device(row)
@@ -118,12 +126,42 @@ def instance_replace(*, step: Replace) -> Decision | None:
         instance_stop(actor=RECONCILER, instance_id=row.pk)
         if blocked:
             return decision
-        # A sleeper serves nobody: what replaces it must not undo the scaling in that put it to sleep.
+        # A sleeper serves no requests, so its replacement must not undo the scale-in that put it to sleep.
         pattern = like(row, warm=row.weights in (Weights.ABSENT, Weights.ASLEEP, Weights.LEAVING))
         if pause:
             pattern["spec"]["start_after"] = (timezone.now() + timedelta(seconds=pause)).timestamp()
         instance_create(actor=RECONCILER, id=new_id, model=row.model, **pattern)
     return decision
+
+
+class GivenUp(NamedTuple):
+    """Why no replacement is started. `error`: stored on its row."""
+
+    reason: str
+    error: str
+
+
+def _never_ready_in_a_row(row: Instance) -> int:
+    """How many instances in a row, each the replacement of the one before, failed before they were ready, with this
+    one."""
+    if row.ready_at is not None:
+        return 0
+    around = (row.created_at - BESIDE, row.created_at + BESIDE)
+    made = Decision.objects.filter(kind="instance_replaced", at__range=around, outcome__replacement=row.pk).first()
+    return 1 + (made.inputs.get("never_ready", 0) if made is not None else 0)
+
+
+def _given_up(row: Instance, step: Replace, never_ready: int) -> GivenUp | None:
+    """None: a replacement is started."""
+    told = {name: value for name, value in row.spec.items() if name in SAYABLE and name != "start_after"}
+    if row.provisioner == "process" and (wrong := values_refused(told, timezone.now().timestamp(), row.max_num_seqs)):
+        name, why = next(iter(wrong.items()))
+        return GivenUp("settings_refused", f"{Instance.SETTINGS_REFUSED}: spec.{name} {why}")
+    if step.refused and never_ready >= REFUSED_TRIES:
+        return GivenUp("settings_refused", f"{Instance.SETTINGS_REFUSED} by the engine: {step.refused}")
+    if never_ready >= START_TRIES:
+        return GivenUp("never_ready", f"given up: {never_ready} in a row never became ready, the last: {step.error}")
+    return None
 
 
 def _give_up(row: Instance, end: GivenUp, inputs: Mapping[str, Any]) -> Decision | None:
@@ -135,14 +173,14 @@ def _give_up(row: Instance, end: GivenUp, inputs: Mapping[str, Any]) -> Decision
 
 
 def _without_device(row: Instance) -> bool:
-    """Too few for another one like it, although its own are free once it has failed."""
+    """Whether too few devices are free for another one like it, its own included, which are free once it has failed."""
     usable = list(usable_devices(row.host, row.device_kind)) if row.host else []
     own = row.holdings.filter(released_at__isnull=True, device__in=usable).count()
     return bool(usable) and len(free_among(usable)) + own < row.tp
 
 
 def instance_end_drain(*, step: StopWanted) -> Decision | None:
-    """What was drained is stopped, unless somebody wants it again since."""
+    """Stop an instance whose drain has ended, unless the drain was taken back meanwhile."""
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=step.id)
         if row.desired_state != Instance.Desired.DRAINING:
@@ -155,15 +193,15 @@ def instance_end_drain(*, step: StopWanted) -> Decision | None:
 
 
 def instances_seen(*, ids: Iterable[str]) -> int:
-    """They were there just now: what a restart after an outage takes as the end of the former run."""
+    """Store that they were seen just now, which a restart after an outage takes as the end of the former run."""
     return Instance.objects.filter(pk__in=list(ids)).update(observed_at=timezone.now())
 
 
 def instance_start(*, instance_id: str) -> tuple[str, dict[str, Any]]:
-    """Its provisioner's name, and what that needs to know to start it.
+    """The name of its provisioner, and what that needs in order to start it.
 
-    The role that it has now becomes that of its start, for good: what a provisioner was told once it may tell the
-    engine again at each later start, whatever role the instance was given meanwhile.
+    Its current role becomes its started role for good, since a provisioner may pass the same options to the engine at
+    each later start, whatever role the instance has got meanwhile.
     """
     with transaction.atomic():
         row = Instance.objects.select_for_update(of=("self",)).select_related("model").get(pk=instance_id)
@@ -174,7 +212,7 @@ def instance_start(*, instance_id: str) -> tuple[str, dict[str, Any]]:
 
 
 def instance_spec(row: Instance) -> dict[str, Any]:
-    """What its provisioner needs to know. A real model is named by its folder and served under the model's name."""
+    """What its provisioner needs. A real model is given by its folder and served under the model's name."""
     spec = {
         **row.spec,
         "id": row.pk,
@@ -186,7 +224,7 @@ def instance_spec(row: Instance) -> dict[str, Any]:
     }
     if row.spec.get("executor") == "torch":
         spec |= {"model": row.spec["folder"], "served_model_name": row.model.name, "tensor_parallel": row.tp}
-    if row.spec.get("device") == "cuda":  # where its host lists none it runs on what it finds
+    if row.spec.get("device") == "cuda":  # if its host lists no devices it uses those that it finds
         held = row.holdings.filter(released_at__isnull=True).order_by("device__index")
         spec |= {"device_indexes": list(held.values_list("device__index", flat=True))}
     return spec
@@ -206,8 +244,8 @@ def _wanted(row: Instance, run: datetime | None, outstanding: Mapping[str, int] 
 
 
 def _since(row: Instance) -> float:
-    """When its wish began, or will. One whose `start_after` is no time never starts, and says why; whatever else is
-    wished for it happens all the same."""
+    """When its desired state began, or will begin. An instance whose `start_after` is not a time never starts, and its
+    row says why; other desired states take effect nevertheless."""
     at = row.desired_at.timestamp()
     if row.provisioner not in STARTABLE or row.desired_state != Instance.Desired.RUNNING:
         return at
@@ -220,12 +258,12 @@ def _since(row: Instance) -> float:
 
 
 def instance_trouble(*, instance_id: str, error: str) -> None:
-    """What keeps it from what is wished, said on its row; what is observed next takes it away."""
+    """Store on its row what keeps it from its desired state; the next observation clears it."""
     Instance.objects.filter(pk=instance_id).exclude(error=error).update(error=error, updated_at=timezone.now())
 
 
 def _close_former_run(row: Instance, step: Mark) -> bool:
-    """Its provisioned time ends when it was last seen, not when somebody looked again. False: it is closed already."""
+    """End its provisioned time when it was last seen, not now. False if it has ended already."""
     if step.started_at is None:
         return False
     started = datetime.fromtimestamp(step.started_at, UTC)

@@ -1,4 +1,4 @@
-"""Day partitions of records and KV transfers: made ahead, dropped when old; the roll-up trimmed. Days are UTC."""
+"""Day partitions of records and KV transfers: created in advance, dropped when old. The roll-up is trimmed. UTC."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from controller.models import AttainmentMinute
 from controller.selectors.partitions import TABLES, partitions
 
 DAYS_AHEAD = 7
-ROLLUP_CHUNK = timedelta(days=1)  # minutes deleted at once: some 100,000 rows of a hundred groups
+ROLLUP_CHUNK = timedelta(days=1)  # deleted in one transaction: some 100,000 rows for a hundred groups
 
 
 def partitions_ensure(*, days: int = DAYS_AHEAD, today: date | None = None) -> list[date]:
-    """Make the partitions of today and the next `days` days; returns those that were new."""
+    """Create the partitions of today and the next `days` days; returns the days that were new."""
     first = today or datetime.now(UTC).date()
     return partitions_make(days=[first + timedelta(days=ahead) for ahead in range(days + 1)])
 
 
 def partitions_make(*, days: Iterable[date]) -> list[date]:
-    """Of every table; returns the days that were new for any."""
+    """Create these days' partitions of every table; returns the days that were new for any."""
     made = []
     for day in days:
         with connection.cursor() as cursor:
@@ -32,21 +32,23 @@ def partitions_make(*, days: Iterable[date]) -> list[date]:
 
 
 def records_retain(*, days: int, today: date | None = None) -> list[date]:
-    """Drop the partitions of days more than `days` days ago, of every table; returns the days. The minute roll-up has
-    its own term."""
+    """Drop the partitions of every table that are more than `days` days old; returns the days. The roll-up by minute
+    has its own retention."""
     if days < 1:
         raise ValueError("days: at least 1")
     limit = (today or datetime.now(UTC).date()) - timedelta(days=days)
     old = [(table, day) for table in TABLES for day in partitions(table) if day < limit]
     for table, day in old:
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '2s'")  # rather tomorrow than all queries waiting behind this one
+            cursor.execute(
+                "SET LOCAL lock_timeout = '2s'"
+            )  # else all queries would wait behind this one; tomorrow it tries again
             cursor.execute(f"DROP TABLE {table}_{day:%Y%m%d}")
     return sorted({day for _, day in old})
 
 
 def rollup_retain(*, days: int, today: date | None = None) -> int:
-    """Delete the minutes of days more than `days` days ago, a day a transaction; returns how many rows went."""
+    """Delete minutes that are more than `days` days old, one day in a transaction; returns the number of rows."""
     if days < 1:
         raise ValueError("days: at least 1")
     first = (today or datetime.now(UTC).date()) - timedelta(days=days)

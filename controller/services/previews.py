@@ -1,4 +1,4 @@
-"""An edit that is not saved yet, simulated: the newest traffic once as it was promised and once as edited."""
+"""Simulates an unsaved edit: the newest traffic once with its own targets and once with the edited ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ RECORDED, EDITED = "as recorded", "as edited"
 def preview_ask(
     *, actor: Actor, name: str, edit: Edit, policy: str, overrides: Mapping[str, Any], now: datetime
 ) -> Experiment:
-    """All traffic of the last hour on the fleet of then: classes compete. The worker takes what ten seconds allow.
+    """Replays all traffic of the last hour on the fleet of that time, since classes compete. The worker replays as much
+    as ten seconds allow.
 
-    Raises ConfigError where there is nothing to simulate: no traffic, no fleet, no fitted latency.
+    Raises ConfigError if there is nothing to simulate: no traffic, no fleet or no fitted latency.
     """
     since = now - WINDOW
     model = traffic.busiest_model(since, now) or default_model()

@@ -56,9 +56,10 @@ def priority_mapping_remove(*, actor: Actor, mapping_id: int, version: int | Non
 
 
 def tighter_than_above(levels: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
-    """Place and field of each target below that of the level above, which is the more urgent one. None: in order.
+    """Index and field of each target that is tighter than that of the more urgent level above it. Empty if all are in
+    order.
 
-    Levels may lack numbers: what is stored or half typed is looked at too.
+    Numbers may be missing, since stored and half-typed levels are checked too.
     """
     return [
         (place, name)
@@ -75,14 +76,14 @@ def _check(row: PriorityMapping) -> None:
         raise ValidationError({"levels": f"Must be a list of 1 to {LEVELS_MAX} levels."})
     errors: dict[str, str] = {}
     row.levels = [_level(index, level, errors) for index, level in enumerate(row.levels)]
-    # The order of levels that are wrong themselves says nothing.
+    # The order of invalid levels means nothing.
     errors = errors or {f"levels.{place}.{name}": TIGHTER for place, name in tighter_than_above(row.levels)}
     if errors:
         raise ValidationError(errors)
 
 
 def _level(index: int, raw: Any, errors: dict[str, str]) -> dict[str, float]:
-    """One level, with all numbers as floats. What is wrong goes into `errors` under `levels.<index>.<field>`."""
+    """One level with all numbers as floats. Errors go into `errors` under `levels.<index>.<field>`."""
     place = f"levels.{index}"
     if not isinstance(raw, Mapping) or set(raw) != set(_BOUNDS):
         errors[place] = f"Must be an object with exactly these fields: {', '.join(_BOUNDS)}."

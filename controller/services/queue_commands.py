@@ -1,4 +1,4 @@
-"""Commands to the gateways' queues leave an audit record, whatever came of them."""
+"""Audit records of commands to the gateways' queues, whatever their outcome."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from controller.services.decisions import decision_record
 def queue_command_outcome(
     request_ids: Sequence[str], answers: Sequence[CommandAnswer], *, complete: bool
 ) -> dict[str, Any]:
-    """What became of each request. One waits in one gateway only, so it is "gone" for all the others; unless all that
-    heard the command have answered (`complete`), it may wait in one that did not: "unanswered"."""
+    """The outcome for each request. It waits in one gateway only, so all others report it "gone". Unless every gateway
+    that got the command has answered (`complete`), it may wait in one that did not: "unanswered"."""
     applied = {each for answer in answers for each in answer["applied"]}
     too_late = {each for answer in answers for each in answer["too_late"]} - applied
     rest = [each for each in request_ids if each not in applied | too_late]
@@ -28,7 +28,7 @@ def queue_command_outcome(
     }
 
 
-IDS_KEPT = 1_000  # of a command on all that matched; a cancelled request's own record names who cancelled it
+IDS_KEPT = 1_000  # of a command on all matching requests; the record of a cancelled request names who cancelled it
 
 
 def queue_filter_command_record(
@@ -40,7 +40,7 @@ def queue_filter_command_record(
     outcome: Mapping[str, Any],
     priority: int | None = None,
 ) -> Decision:
-    """A command on all that matched a filter, in one record. `outcome`: how many were applied, gone, too late, or
+    """One record of a command on all requests that match a filter. `outcome`: how many were applied, gone, too late or
     unanswered."""
     inputs: dict[str, Any] = {"filter": dict(filter), "matched": len(request_ids)}
     if priority is not None:

@@ -1,8 +1,8 @@
 """Request records: written in batches, exactly once, with their roll-up by minute and their KV transfers.
 
-A batch goes by COPY into a temporary table and from there by INSERT ... ON CONFLICT DO NOTHING, so that a batch whose
-acknowledgement was lost can be sent again. Only rows that were really inserted count in the roll-up, in the same
-transaction. Plain psycopg, for a gateway's writer thread with a connection of its own (`records_connection`).
+A batch is copied into a temporary table and inserted from there with ON CONFLICT DO NOTHING, so that a batch whose
+acknowledgement was lost can be sent again. Only rows that were inserted count in the roll-up, in the same transaction.
+This is plain psycopg, for the writer thread of a gateway, which has its own connection (`records_connection`).
 """
 
 from __future__ import annotations
@@ -58,16 +58,17 @@ _ROLL_UP = sql.SQL(
 
 
 def records_connection(patience_s: float = 10.0) -> BoundedConnection:
-    """A connection of its own for one writer thread, that gives up on a hanging server after `patience_s`."""
+    """A connection for one writer thread. It gives up on a server that hangs for `patience_s`."""
     own = BoundedConnection.connect(**(server_params() | {"application_name": "slackline-records"}))
     own.patience_s = patience_s
     return own
 
 
 def records_write(*, connection: psycopg.Connection[Any], records: Sequence[RequestRecord]) -> int:
-    """Store a batch in one transaction; returns how many were new. Raises psycopg.Error, with nothing stored then.
+    """Store a batch in one transaction; returns the number of new records. Raises psycopg.Error, and stores nothing
+    then.
 
-    Makes the partition of a day that has none yet.
+    Creates missing partitions.
     """
     if not records:
         return 0
@@ -91,7 +92,8 @@ def _at(epoch_s: float) -> datetime:
 
 
 def _row(record: RequestRecord) -> list[Any]:
-    """Columns in order. One value that PostgreSQL cannot store must not cost the whole batch: it is cut to fit."""
+    """Columns in order. A value that PostgreSQL cannot store is cut to fit, so that it does not fail the whole
+    batch."""
     values = {name: getattr(record, name) for name in FIELDS}
     values["arrived_at"] = _at(record.arrived_at)
     for name, length in _TEXT_LENGTHS.items():
@@ -104,12 +106,12 @@ def _row(record: RequestRecord) -> list[Any]:
 
 
 def _text(raw: str) -> str:
-    """Without NUL and lone surrogates, which PostgreSQL's text does not hold."""
+    """The text without NUL and lone surrogates, which PostgreSQL cannot store."""
     return raw.replace("\x00", "").encode("utf-8", "replace").decode()
 
 
 def _json(value: Any) -> str:
-    """NaN becomes null; texts are cleaned where they need it."""
+    """JSON with null for NaN, and with texts that PostgreSQL can store."""
     try:
         encoded = orjson.dumps(value)
     except TypeError:  # a lone surrogate
@@ -128,7 +130,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _inserted(records: Iterable[RequestRecord], keys: set[tuple[str, datetime]]) -> Iterable[RequestRecord]:
-    """Each inserted record once, also when the batch names it twice."""
+    """Each inserted record once, even if the batch has it twice."""
     left = set(keys)
     for record in records:
         key = (record.id, _at(record.arrived_at))
@@ -139,7 +141,8 @@ def _inserted(records: Iterable[RequestRecord], keys: set[tuple[str, datetime]])
 
 @dataclass(slots=True)
 class _Minute:
-    """Sums for one row of the roll-up. Cancelled and engine-rejected ones count as cancelled alone."""
+    """Sums for one row of the roll-up. Requests that were cancelled or rejected by the engine count as cancelled
+    only."""
 
     key: tuple[datetime, str, str, str]
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
@@ -175,7 +178,7 @@ def _amounts(record: RequestRecord) -> Mapping[str, int]:
 
 
 def _minutes(records: Iterable[RequestRecord]) -> list[_Minute]:
-    """In the order of their keys, so that two writers cannot lock each other out."""
+    """Rows in the order of their keys, so that two writers cannot deadlock."""
     minutes: dict[tuple[datetime, str, str, str], _Minute] = {}
     for record in records:
         minute = _at(record.arrived_at).replace(second=0, microsecond=0)

@@ -1,7 +1,8 @@
-"""Attempts to change something by who may not: recorded like any decision, but no stranger fills the audit.
+"""Unauthorised attempts to change something: recorded like any decision, at a bounded rate so that they cannot fill the
+audit log.
 
-A bucket for each kind of caller: `BURST` at once, then one every `EVERY_S`. What is left out is counted, and the next
-one that is written says how many.
+Each kind of caller has a bucket: `BURST` at once, then one every `EVERY_S`. Attempts that are left out are counted, and
+the next record has their number.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from controller.services.decisions import decision_record
 log = logging.getLogger(__name__)
 
 BURST = 20
-EVERY_S = 30.0  # for each console process
-NOBODY = Actor.person("(nobody signed in)")  # no user name may have parentheses
+EVERY_S = 30.0  # in each console process
+NOBODY = Actor.person("(nobody signed in)")  # user names cannot have parentheses
 
 
 class Bounded:
-    """How often something is written, by key."""
+    """Bounds how often something is written, by key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: dict[str, tuple[float, float]] = {}  # by key: what is left, and when that was so
+        self._buckets: dict[str, tuple[float, float]] = {}  # by key: tokens left, and at what time
         self._left_out: dict[str, int] = {}
 
     def take(self, key: str) -> int | None:
-        """How many were left out since the last one that was written; None: so is this one."""
+        """How many were left out since the last record; None: this one is left out too."""
         with self._lock:
             now = self._clock()
             left, at = self._buckets.get(key, (float(BURST), now))
@@ -48,7 +49,7 @@ class Bounded:
             return self._left_out.pop(key, 0)
 
     def not_written(self, key: str, count: int) -> None:
-        """It could not be written after all."""
+        """The record could not be written."""
         with self._lock:
             self._left_out[key] = self._left_out.get(key, 0) + count
 
@@ -59,7 +60,7 @@ LOG = Bounded()
 def access_refused(
     *, actor: Actor, bucket: str, subject_type: str, subject: str, reason: str, inputs: Mapping[str, Any]
 ) -> None:
-    """The decision `access_refused`. Never an error: who is refused is refused without the database too."""
+    """Record the decision `access_refused`. Never raises, since access is refused without a database too."""
     left_out = LOG.take(bucket)
     if left_out is None:
         return

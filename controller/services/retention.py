@@ -1,4 +1,4 @@
-"""How long actions and decisions stay. Deleting a decision is what the database refuses, but for this."""
+"""Retention of actions and decisions. This is the only code that the database lets delete a decision."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from controller.services.decisions import decision_record
 
 RETENTION = Actor.job("retention")
 CHUNK = 5_000  # rows a transaction
-SHORTEST_DAYS = 30  # of decisions: the trigger `decision_append_only` lets nothing younger go
+SHORTEST_DAYS = 30  # of decisions: the trigger `decision_append_only` keeps younger ones
 
 
 def actions_retain(*, days: int, now: datetime | None = None) -> int:
-    """Forget actions that ended more than `days` days ago, with their transfers; returns how many went.
+    """Delete actions that ended more than `days` days ago, with their transfers; returns their number.
 
-    The newest of each kind stays while its instance is wanted: it tells how the instance came to be what it is.
+    The newest of each kind stays while its instance should run, since it explains the state of the instance.
     """
     if days < 1:
         raise ValueError("days: at least 1")
@@ -37,9 +37,10 @@ def actions_retain(*, days: int, now: datetime | None = None) -> int:
 
 
 def decisions_retain(*, days: int, now: datetime | None = None) -> int:
-    """Forget what jobs, gateways and the system decided more than `days` days ago; 0: nothing. Returns how many went.
+    """Delete decisions of jobs, gateways and the system that are more than `days` days old (0: none); returns their
+    number.
 
-    What people did is kept for ever. That decisions went is itself a Decision, of the transaction in which they went.
+    Decisions of people are kept for ever. The deletion is itself a Decision, in the same transaction.
     """
     if days == 0:
         return 0

@@ -1,8 +1,8 @@
-"""Other roles for instances: at once where a role is routing, by an order where the engine must be told of it.
+"""Role switches of instances: at once if the role only changes routing, by an order if the engine must be told.
 
-SGLang must be told (its P/D switch): ordered here, carried out by `workers.actions.role_switches`. While an order is
-open, gateways send nothing new there; its end is the new role, or the old one with the reason on the Decision. An
-engine that broke while it switched is out of the fleet until somebody starts it again.
+SGLang must be told (its P/D switch). The order is stored here and carried out by `workers.actions.role_switches`. While
+it is open, gateways send nothing new there. It ends with the new role, or with the old one and the reason on the
+Decision. An engine that broke during the switch is out of the fleet until somebody starts it again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from controller.services.config import config_raise
 from controller.services.instances import instance_observe, instance_set_role, instance_stop
 
 SWITCHED = ("sglang",)  # backends whose engines must be told
-ROUTED = ("reference",)  # backends whose engines take either stage of a request at any time
+ROUTED = ("reference",)  # backends whose engines serve either stage of a request at any time
 
 
 def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None = None) -> Action | None:
-    """Give an instance a role: at once (None) where a role is routing, else the action that has its engine switch.
+    """Give an instance a role: at once if that only changes routing (returns None), else by an action that switches its
+    engine.
 
-    Said twice, the same action is returned. Raises DoesNotExist, VersionConflict, ValidationError naming the field.
+    Idempotent: an open action for the same role is returned. Raises DoesNotExist, VersionConflict, ValidationError
+    naming the field.
     """
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=instance_id)
@@ -51,21 +53,21 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
 
 
 def takes_both(row: Instance) -> bool:
-    """The scaler may give it the other stage's role. An engine that must be told says itself whether it can. A vLLM
-    server need not say for which sides of a KV transfer it was started, so its registration must (`kv_role`)."""
+    """Whether the scaler may give it the other stage's role. An engine that must be told reports whether it can. A vLLM
+    server does not report for which side of a KV transfer it was started, so its registration must (`kv_role`)."""
     if row.backend == "vllm":
         return row.kv_role == KvRole.BOTH
     return row.backend in SWITCHED or row.backend in ROUTED
 
 
 def roles_ordered(model: ServedModel) -> dict[str, str]:
-    """By instance of the model, the role that its engine is being told of."""
+    """By instance of the model, the role of its open order."""
     orders = Action.objects.filter(instance__model=model, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN)
     return {name: params["role"] for name, params in orders.values_list("instance_id", "params")}
 
 
 def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping[str, Any]) -> Decision | None:
-    """The engine has the role: so has the instance, and requests of that stage."""
+    """The engine has switched: the instance gets the role, and requests of that stage."""
     role = action.params["role"]
     with transaction.atomic():
         decision = _end(action, State.DONE, "switched", inputs, outcome)
@@ -78,7 +80,7 @@ def role_switched(*, action: Action, inputs: Mapping[str, Any], outcome: Mapping
 def role_kept(
     *, action: Action, reason: str, error: str, field: str, restorable: bool, inputs: Mapping[str, Any]
 ) -> Decision | None:
-    """It has not switched. `restorable`: requests of its old role go there again; if not, the instance has failed."""
+    """The engine has not switched. `restorable`: requests of its old role go there again; otherwise it has failed."""
     outcome = {"error": error, "field": field, "safe_to_restore": restorable, "role": action.params["from"]}
     with transaction.atomic():
         decision = _end(action, State.FAILED, reason, inputs, outcome, error)

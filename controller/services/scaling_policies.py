@@ -1,4 +1,4 @@
-"""Scaling policies, and what the scaler remembers between ticks."""
+"""Scaling policies, and the state that the scaler keeps between ticks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from controller.scale.config import ScalingConfig
 from controller.services import change
 from controller.services.actors import Actor
 
-LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, whatever the number of workers
-SHORTEST_INTERVAL_S = 1.0  # beat's tick
+LOCK_CLASS = 7301  # advisory locks (class, policy id): one tick of a policy at a time, however many workers run
+SHORTEST_INTERVAL_S = 1.0  # between two ticks of Celery beat
 EDITABLE = (
     "min_instances", "max_instances", "upper", "lower", "sustain_s", "cooldown_s", "interval_s", "warm",
     "sleep_level", "enabled",
@@ -74,7 +74,7 @@ def scaling_policy_remove(*, actor: Actor, policy_id: int, version: int | None =
 
 
 def scaling_config(row: ScalingPolicy) -> ScalingConfig:
-    """What the scaler decides by. Raises ConfigError naming the field."""
+    """The settings that the scaler decides by. Raises ConfigError naming the field."""
     return ScalingConfig(
         model=row.model.name,
         role=row.role,
@@ -89,7 +89,7 @@ def scaling_config(row: ScalingPolicy) -> ScalingConfig:
 
 
 def scaler_state_save(*, policy: ScalingPolicy, state: Mapping[str, Any]) -> ScalerState:
-    """Store what the decider gave back, in the transaction that records its Decision. Counts ticks."""
+    """Store the state that the scaler returned, in the transaction that records its Decision. Counts the tick."""
     row, _ = ScalerState.objects.get_or_create(policy=policy)
     row.state, row.tick = dict(state), row.tick + 1
     row.save(update_fields=["state", "tick", "updated_at"])
@@ -97,7 +97,7 @@ def scaler_state_save(*, policy: ScalingPolicy, state: Mapping[str, Any]) -> Sca
 
 
 def scaler_lock(policy_id: int) -> bool:
-    """Until the transaction ends nobody else ticks this policy; False: somebody does now."""
+    """Lock the policy until the transaction ends. False: another worker ticks it now."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [LOCK_CLASS, policy_id])
         return bool(cursor.fetchone()[0])

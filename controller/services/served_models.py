@@ -1,4 +1,4 @@
-"""Models that are served, and how fast they run where."""
+"""Models that are served, and their latency profiles by device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def served_model_create(
     chars_per_token: float = 4.0,
     tokenizer: str = "",
 ) -> ServedModel:
-    """`tokenizer`: path of a `tokenizer.json`, or of its folder, where the gateways run."""
+    """`tokenizer`: path of a `tokenizer.json` or of its folder, on the gateways' machines."""
     row = ServedModel(
         name=name,
         aliases=list(aliases),
@@ -52,7 +52,7 @@ def served_model_update(*, actor: Actor, model_id: int, version: int, changes: M
 
 
 def served_model_remove(*, actor: Actor, model_id: int, version: int | None = None) -> None:
-    """Refused while instances of it are on record."""
+    """Raises ValidationError while there are instances of it."""
     change.remove(ServedModel, model_id, actor=actor, kind="served_model", version=version)
 
 
@@ -68,7 +68,7 @@ def latency_profile_set(
     samples: int = 0,
     source: str = "",
 ) -> LatencyProfile:
-    """Make this the active fit of (model, device kind, tp, role); the earlier ones stay as history."""
+    """Make this the active fit of (model, device kind, tp, role); earlier fits stay as history."""
     row = LatencyProfile(
         model=model,
         device_kind=device_kind,

@@ -1,8 +1,8 @@
-"""Sleep and wake-up of instances as ordered actions: a sleeper keeps its process and gives up its device memory.
+"""Sleep and wake-up of instances, as actions. A sleeper keeps its process and releases its device memory.
 
-vLLM's two levels: 1 leaves the weights in host memory, 2 leaves none. What is ordered here is carried out by
-`workers.actions.sleeping`; nothing is sent to the instance from the order to sleep until it is awake. A
-reference engine wakes by loading its weights like a warm one, from the best source.
+The levels are vLLM's: 1 keeps a copy of the weights in host memory, 2 keeps none. Actions are stored here and carried
+out by `workers.actions.sleeping`. From the order to sleep until the instance is awake, nothing is sent to it. A
+reference engine wakes by loading its weights from the best source, like a warm spare.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from controller.services import change
 from controller.services.actions import LOADABLE, Kind, action_order, weights_load_order, weights_set
 from controller.services.actors import Actor
 
-SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can be told to
+SLEEPABLE = ("reference", "vllm", "sglang")  # backends that can sleep
 LEVELS = (1, 2)
 AFTER_A_FAILURE = timedelta(minutes=5)  # before the scaler counts on it again
 
 
 def can_sleep(row: Instance) -> bool:
-    """It serves now, and its engine knows how."""
+    """Whether it serves now and its engine can sleep."""
     wanted = row.desired_state == Instance.Desired.RUNNING and row.observed_state == Instance.Observed.READY
     return wanted and row.weights == Weights.PRESENT and row.backend in SLEEPABLE
 
@@ -40,9 +40,9 @@ def sleep_order(
     version: int | None = None,
     scale_in: Mapping[str, Any] | None = None,
 ) -> Action:
-    """Have an instance fall asleep once what runs there has ended; said twice, the same action is returned.
+    """Order an instance to sleep once its requests have ended. Idempotent: an open action is returned.
 
-    Raises DoesNotExist, VersionConflict, ValidationError (naming the field that hinders it).
+    Raises DoesNotExist, VersionConflict, ValidationError (naming the field that prevents it).
     """
     if level not in LEVELS:
         raise ValidationError({"level": f"Must be one of {', '.join(map(str, LEVELS))}."})
@@ -65,9 +65,9 @@ def sleep_order(
 def wake_order(
     *, actor: Actor, instance_id: str, version: int | None = None, scale_out: Mapping[str, Any] | None = None
 ) -> Action:
-    """Have a sleeper wake up; said twice, the same action is returned.
+    """Order a sleeper to wake up. Idempotent: the earlier action is returned.
 
-    The action is a load of weights where the engine takes them while it runs. `scale_out`: the decision it belongs to.
+    The action is a weight load if the engine loads weights while it runs. `scale_out`: the decision it belongs to.
     Raises DoesNotExist, VersionConflict, ValidationError.
     """
     with transaction.atomic():
@@ -90,13 +90,13 @@ def wake_order(
 
 
 def sleepable(rows: Iterable[Instance]) -> set[str]:
-    """Ids of those that can be put to sleep, less those that would not fall asleep lately."""
+    """Ids of those that can be put to sleep, without those that failed to fall asleep a short while ago."""
     able = [row for row in rows if can_sleep(row)]
     return {row.pk for row in able} - failed_lately(able, Kind.SLEEP)
 
 
 def failed_lately(rows: Collection[Instance], *kinds: str) -> set[str]:
-    """Ids of those at which an order of one of these kinds failed a short while ago."""
+    """Ids of those with an action of one of these kinds that failed a short while ago."""
     since = timezone.now() - AFTER_A_FAILURE
     found = Action.objects.filter(instance__in=rows, kind__in=kinds, state=Action.State.FAILED, ended_at__gte=since)
     return set(found.values_list("instance_id", flat=True))
@@ -118,7 +118,7 @@ def _check_awake(row: Instance) -> None:
 
 
 def _earlier(row: Instance) -> Action:
-    """The order that woke it, or is about to."""
+    """The action that woke it, or is about to."""
     woken = Action.objects.filter(instance=row, params__has_key="woken").order_by("-id").first()
     if woken is None:
         raise ValidationError({"weights": f"{row} is not asleep."})

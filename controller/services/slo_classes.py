@@ -1,4 +1,4 @@
-"""SLO classes: what is promised."""
+"""SLO classes: the targets of requests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def slo_class_create(
     value: float = 1.0,
     may_defer: bool = False,
 ) -> SLOClass:
-    """Seconds. `tenant` None: for all tenants. Raises ValidationError, of `name` where it is taken: also where somebody
-    saved it after that was looked up."""
+    """Times in seconds. `tenant` None: a class of all tenants. Raises ValidationError, on `name` if it is taken, also
+    if that happened after the check."""
     row = SLOClass(
         tenant=tenant,
         name=name,
@@ -68,7 +68,8 @@ def slo_class_update(*, actor: Actor, slo_class_id: int, version: int, changes: 
 
 
 def slo_class_remove(*, actor: Actor, slo_class_id: int, version: int | None = None) -> None:
-    """Tenants whose default it is have none then: each is changed first, and the record of the removal names them."""
+    """Tenants that have it as their default class have none then. Each is changed first, and the decision names
+    them."""
 
     def clear_defaults(row: SLOClass) -> dict[str, Any]:
         names = [_without_default(tenant, actor) for tenant in _tenants_by_default(row.pk)]
@@ -76,14 +77,14 @@ def slo_class_remove(*, actor: Actor, slo_class_id: int, version: int | None = N
         return inputs if names else {}
 
     with transaction.atomic():
-        # They are locked before the class, as a change or a removal of a tenant does it, and all of them before the
-        # first change raises the configuration's version: in another order two writers could wait for each other.
+        # Tenants are locked before the class, as in a change or removal of a tenant, and all of them before the first
+        # change raises the configuration version. In any other order two writers could deadlock.
         _tenants_by_default(slo_class_id)
         change.remove(SLOClass, slo_class_id, actor=actor, kind="slo_class", version=version, first=clear_defaults)
 
 
 def _tenants_by_default(slo_class_id: int) -> list[Tenant]:
-    """Those whose default class it is, by name, locked."""
+    """Tenants that have it as their default class, by name, locked."""
     return list(Tenant.objects.select_for_update().filter(default_class=slo_class_id).order_by("name"))
 
 
@@ -93,7 +94,7 @@ def _without_default(tenant: Tenant, actor: Actor) -> str:
 
 
 def _check_new(row: SLOClass) -> None:
-    """Of a stored class the name cannot change, so what is wrong with it must not stop other changes."""
+    """Check the name of a new class. That of a stored class cannot change, so it must not block other changes."""
     if is_level_label(row.name):
         message = f"The name {row.name} is reserved for requests that have a priority but no class."
         raise ValidationError({"name": message})
@@ -112,7 +113,7 @@ def name_is_taken(name: str, tenant: Tenant | None) -> bool:
 
 
 def name_taken(tenant: Tenant | None) -> str:
-    """What is said of a name that the tenant (None: all tenants together) has a class of."""
+    """The error for a name that the tenant already uses (None: a class of all tenants does)."""
     return f"A class with this name already exists for {tenant.name if tenant else 'all tenants'}."
 
 
@@ -121,5 +122,5 @@ def _taken(tenant: Tenant | None) -> ValidationError:
 
 
 def _constraint(error: IntegrityError) -> str:
-    """Which one the database says is broken."""
+    """The name of the constraint that the database reports as violated."""
     return getattr(getattr(error.__cause__, "diag", None), "constraint_name", None) or ""

@@ -36,14 +36,14 @@ def tenant_create(
 
 
 def tenant_update(*, actor: Actor, tenant_id: int, version: int, changes: Mapping[str, Any]) -> Tenant:
-    """`name` never changes: records and decisions carry it. `state` "suspended" stops all its keys."""
+    """The name never changes, since records and decisions refer to it. `state` "suspended" disables all its keys."""
     return change.update(
         Tenant, tenant_id, actor=actor, kind="tenant", version=version, changes=changes, editable=EDITABLE, check=_check
     )
 
 
 def tenant_remove(*, actor: Actor, tenant_id: int, version: int | None = None) -> None:
-    """With its keys and its own classes. Its records stay."""
+    """Delete the tenant with its keys and its own classes. Its records stay."""
     change.remove(Tenant, tenant_id, actor=actor, kind="tenant", version=version)
 
 

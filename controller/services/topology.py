@@ -20,7 +20,8 @@ def host_update(*, actor: Actor, host_id: int, version: int, changes: Mapping[st
 
 
 def host_remove(*, actor: Actor, host_id: int, version: int | None = None) -> None:
-    """With its devices and links; refused while an instance has held one of its devices."""
+    """Delete the host with its devices and links. Raises ValidationError if an instance ever held one of its
+    devices."""
     change.remove(Host, host_id, actor=actor, kind="host", version=version, gateways=False)
 
 

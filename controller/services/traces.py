@@ -1,4 +1,4 @@
-"""Registered traces: a CSV is checked line by line before it is stored; what is wrong names its line and column."""
+"""Registered traces. A CSV is checked line by line before it is stored; errors name the line and the column."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from controller.models import Experiment, Trace
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
-BYTES_MAX = 32 * 2**20  # of the CSV, not compressed
+BYTES_MAX = 32 * 2**20  # of the uncompressed CSV
 ROWS_MAX = 200_000
-TOKENS_MAX = 2_000_000  # of one request: more is a mistake of unit
+TOKENS_MAX = 2_000_000  # of one request; more is a wrong unit
 SPAN_MAX_S = 31 * 86_400.0
 LINE_MAX = 200_000  # characters: a prompt of a million tokens has some 2,000 block ids
 REQUIRED = ("input_tokens", "output_tokens")
@@ -57,7 +57,7 @@ def trace_create(*, actor: Actor, name: str, content: bytes) -> Trace:
 
 
 def trace_remove(*, actor: Actor, slug: str) -> None:
-    """Raises DoesNotExist, or ValidationError while an experiment that has not ended needs it."""
+    """Raises DoesNotExist, or ValidationError while an experiment that has not ended uses it."""
     with transaction.atomic():
         row = Trace.objects.select_for_update().get(slug=slug)
         using = Experiment.objects.filter(state__in=Experiment.OPEN, spec__workload__path=slug).first()
@@ -68,13 +68,13 @@ def trace_remove(*, actor: Actor, slug: str) -> None:
 
 
 def slug_of(name: str) -> str:
-    """Readable and never taken: the name's letters and digits, and six random ones."""
+    """A readable and unique slug: letters and digits of the name, and six random ones."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
     return f"{plain or 'unnamed'}-{secrets.token_hex(3)}"
 
 
 def checked(content: bytes) -> tuple[str, Summary]:
-    """The CSV as text with the known columns only, and what it holds."""
+    """The CSV as text with the known columns only, and its summary."""
     rows = csv.DictReader(io.StringIO(_text(content), newline=""))
     missing = [column for column in REQUIRED if column not in (rows.fieldnames or ())]
     if missing:

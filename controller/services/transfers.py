@@ -1,4 +1,4 @@
-"""What moved, recorded with the end of the action that moved it."""
+"""Weight transfers, recorded with the end of the action that made them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.models import Action, Instance, Link, Transfer
 
 
 def transfers_record(*, action: Action, attempts: Sequence[Mapping[str, Any]]) -> list[Transfer]:
-    """One row an attempt, in the order in which they were made. Up to three queries."""
+    """One row for each attempt, in the order of the attempts. Up to three queries."""
     if not attempts:
         return []
     hosts = dict(
