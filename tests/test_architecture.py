@@ -18,7 +18,7 @@ LAYERS = {  # what each pure package may import of ours
     "core": set(),
     "slo": {"core"},
     "predict": {"core"},
-    "policies": {"core", "engine"},
+    "policies": {"core"},
     "engine": {"core", "policies"},
     "scale": {"core"},
     "dispatch": {"core", "predict", "policies"},
@@ -70,6 +70,87 @@ def test_every_package_says_what_may_be_in_it():
     packages = [path for path in files("controller", "workers", "api", "console", "benchmarks") if path.name == INIT]
     silent = [path for path in packages if not ast.get_docstring(ast.parse(path.read_text()))]
     assert {str(path.relative_to(ROOT)) for path in silent} <= {f"controller/{INIT}", f"controller/migrations/{INIT}"}
+
+
+OURS = ("controller", "workers", "api", "console", "benchmarks")
+
+
+@cache
+def module_graph():
+    """Which of our modules each of our modules imports, at its top or in a function: a lazy import hides no cycle."""
+    modules = {module_name(path): path for path in files(*OURS)}
+    graph = {}
+    for module, path in modules.items():
+        wanted = {name for node in ast.walk(ast.parse(path.read_text())) for name in modules_of(node, modules)}
+        graph[module] = wanted - {module}
+    return graph
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_of(node, modules):
+    """`from package import name` means the module of that name where there is one, else the package itself."""
+    names = list(imports_of(node))
+    if isinstance(node, ast.ImportFrom):
+        names = [name if name in modules else node.module for name in names[1:]]
+    return [name for name in names if name in modules]
+
+
+def package_graph(depth):
+    """The same between packages of at most `depth` names; a package and one inside it are not two sides."""
+    packages = {module_name(path) for path in files(*OURS) if path.name == "__init__.py"}
+    graph = {}
+    for module, imported in module_graph().items():
+        here = package_of(module, packages, depth)
+        others = {package_of(name, packages, depth) for name in imported}
+        apart = {other for other in others if not starts(other, here) and not starts(here, other)}
+        graph.setdefault(here, set()).update(apart)
+    return graph
+
+
+def package_of(module, packages, depth):
+    parts = module.split(".") if module in packages else module.split(".")[:-1]
+    return ".".join(parts[:depth])
+
+
+def cycles(graph):
+    """Tarjan's strongly connected components of more than one node, sorted."""
+    order, lowest, stack, found = {}, {}, [], []
+
+    def visit(node):
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == order[node]:
+            at = stack.index(node)
+            found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return sorted(each for each in found if len(each) > 1)
+
+
+def test_a_cycle_would_be_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_modules_import_each_other_in_no_cycle():
+    assert cycles(module_graph()) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_packages_import_each_other_in_no_cycle(depth):
+    assert cycles(package_graph(depth)) == []
 
 
 @pytest.mark.parametrize("package", PURE)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-from console.panels.budget import budget_words
+from console.wording.budget import budget_words
 from controller.core import staleness as freshness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows

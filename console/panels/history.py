@@ -13,8 +13,8 @@ from django.utils.http import urlencode
 
 from console.charts import base as charts
 from console.live.live_view import row_key
-from console.panels.budget import budget_words, error_budget
 from console.templatetags.units import count, money
+from console.wording.budget import budget_words, error_budget
 from controller.models import PriorityMapping, SLOClass
 from controller.selectors import catalogue, fleet
 from controller.selectors.attainment import Attainment, attainment, attainment_series

@@ -22,11 +22,11 @@ from console.forms.removed import says_if_removed
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from console.forms.unsaved_forms import data_of
 from console.live.live_view import open_by_tenant
-from console.panels.budget import budget_words, error_budget
 from console.panels.history import links, promise_of, promises
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
+from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant
 from controller.selectors import catalogue, decisions, usage
 from controller.selectors.attainment import attainment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 
 from django.db import models
@@ -46,6 +47,11 @@ class Tenant(Versioned):
 
     def __str__(self) -> str:
         return self.name
+
+
+def secret_digest(secret: str) -> str:
+    """What is stored of a key: 64 hex digits. A key is 32 random bytes, so a plain hash cannot be guessed back."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class ApiKeyQuerySet(models.QuerySet["ApiKey"]):

@@ -34,7 +34,7 @@ from controller.models import (
     Tenant,
     Transfer,
 )
-from controller.services.api_keys import secret_digest
+from controller.models.tenants import secret_digest
 
 LATELY = timedelta(days=1)  # of the transfers that speak for a link
 

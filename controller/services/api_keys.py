@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -13,6 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controller.models import ApiKey, Tenant
+from controller.models.tenants import secret_digest
 from controller.services import change
 from controller.services.actors import Actor
 from controller.services.config import config_raise
@@ -26,10 +26,6 @@ class NewKey(NamedTuple):
 
     key: ApiKey
     secret: str
-
-
-def secret_digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def api_key_create(

@@ -34,9 +34,9 @@ from controller.core.steps import (
     Suspended,
 )
 from controller.engine import EngineScheduler
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 from workers.engine.http.metrics import Metrics
-from workers.engine.http.streams import Stream
+from workers.engine.text.streams import Stream
 
 DEVICE_POLL_S = 0.002
 logger = logging.getLogger("workers.engine")

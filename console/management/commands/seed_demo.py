@@ -27,8 +27,9 @@ from controller.models import (
     Tenant,
     Trace,
 )
+from controller.models.tenants import secret_digest
 from controller.services.actors import SYSTEM
-from controller.services.api_keys import api_key_create, api_key_revoke, secret_digest
+from controller.services.api_keys import api_key_create, api_key_revoke
 from controller.services.instances import instance_create
 from controller.services.partitions import partitions_ensure
 from controller.services.priority_mappings import priority_mapping_create

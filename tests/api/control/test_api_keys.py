@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controller.models import ApiKey, Decision
-from controller.services.api_keys import secret_digest
+from controller.models.tenants import secret_digest
 from tests import factories
 from tests.api.control.conftest import Caller
 

@@ -9,8 +9,9 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from controller.models import ApiKey, Decision
+from controller.models.tenants import secret_digest
 from controller.selectors.snapshot import config_version, gateway_snapshot
-from controller.services.api_keys import api_key_revoke, api_keys_used, secret_digest
+from controller.services.api_keys import api_key_revoke, api_keys_used
 from tests import factories
 from tests.factories import ACTOR
 

@@ -17,7 +17,7 @@ from tests.workers.engine.process import FLEET, EngineProcess
 from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 from workers.engine.http.generate import Generator
 from workers.engine.http.requests import Served, parse_completion
 from workers.engine.text.tokenizer import ChunkTokenizer

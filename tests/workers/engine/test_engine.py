@@ -6,8 +6,8 @@ from controller.core.steps import FinishReason, Seq, Step, StepDone
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.engine import Engine
-from workers.engine.http.errors import ApiError
-from workers.engine.http.streams import Stream
+from workers.engine.errors import ApiError
+from workers.engine.text.streams import Stream
 
 
 class ManualExecutor:

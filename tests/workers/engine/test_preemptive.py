@@ -12,9 +12,9 @@ from controller.predict.boundaries import ComposedBoundaries, shape
 from workers.engine.config import parse
 from workers.engine.emulated import EmulatedExecutor
 from workers.engine.engine import Engine
-from workers.engine.http.streams import Stream
 from workers.engine.profiles import Profile
 from workers.engine.scheduler_choice import build_scheduler
+from workers.engine.text.streams import Stream
 
 LATENCY = LatencyCoefficients(0.01, 1e-3, 0.0, 0.005, 0.0, 0.0)  # 0.11 s for 100 tokens
 PROFILE = Profile("test", "m", LATENCY, 4096)

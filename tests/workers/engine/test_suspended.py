@@ -15,9 +15,9 @@ import pytest
 from controller.core.steps import Chunk, Seq, Step
 from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns, until
 from workers.engine.config import parse
-from workers.engine.http.streams import Stream
 from workers.engine.kv import endings as kv_endings
 from workers.engine.kv.endings import Endings
+from workers.engine.text.streams import Stream
 
 PROMPT = [(7 * i) % 250 for i in range(90)]
 OTHER = [(11 * i + 3) % 250 for i in range(70)]

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -10,17 +10,17 @@ from typing import Any
 import orjson
 
 from controller.core.steps import FinishReason, Seq
+from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
-from workers.engine.http import fields
+from workers.engine.errors import ApiError
 from workers.engine.http.asgi import JSON_TYPE, Exchange
-from workers.engine.http.errors import ApiError
 from workers.engine.http.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
-from workers.engine.http.streams import Stream
 from workers.engine.kv.disaggregation import FIELD, Handover
 from workers.engine.kv.transfer import Listener, Offer
 from workers.engine.text.pseudo_text import seed_of
+from workers.engine.text.streams import Stream
 
 Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
 NO_CACHE = (b"cache-control", b"no-cache")

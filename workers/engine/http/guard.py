@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 
-from workers.engine.http import fields
+from workers.engine import fields
+from workers.engine.errors import ApiError
 from workers.engine.http.asgi import Exchange, Handler
-from workers.engine.http.errors import ApiError
 
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workers.engine.http import fields
+from workers.engine import fields
+from workers.engine.errors import ApiError
 from workers.engine.http.asgi import Exchange, Handler
-from workers.engine.http.errors import ApiError
 from workers.engine.http.guard import guarded
 from workers.engine.kv.disaggregation import Handover
 from workers.engine.kv.links import Peer

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from controller.engine import PreemptivePrefill
+from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
-from workers.engine.http import fields
+from workers.engine.errors import ApiError
 from workers.engine.http.asgi import Exchange, Handler
-from workers.engine.http.errors import ApiError
 from workers.engine.http.generate import Generator
 from workers.engine.http.guard import guarded
 from workers.engine.http.metrics import CONTENT_TYPE, SLEEP_STATES

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.steps import Sampling
-from workers.engine.http import fields
-from workers.engine.http.errors import ApiError
+from workers.engine import fields
+from workers.engine.errors import ApiError
 from workers.engine.http.unsupported_fields import refuse_unserved
 from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_handover
 from workers.engine.kv.transfer import Offer

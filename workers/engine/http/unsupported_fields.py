@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from workers.engine.http import fields
-from workers.engine.http.errors import ApiError
+from workers.engine import fields
+from workers.engine.errors import ApiError
 
 EMPTY: tuple[Any, ...] = (False, "", [], {})
 

@@ -19,10 +19,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from controller.core.kv_links import KvMoved
 from controller.core.steps import FinishReason, Landed, Release, Seq, Step
+from workers.engine import fields
 from workers.engine.engine import Engine, names_of
-from workers.engine.http import fields
-from workers.engine.http.errors import ApiError
-from workers.engine.http.streams import Stream
+from workers.engine.errors import ApiError
 from workers.engine.kv.endings import Endings
 from workers.engine.kv.links import Links
 from workers.engine.kv.progress import Progress
@@ -30,6 +29,7 @@ from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvStore
 from workers.engine.kv.transfer import NOBODY, Listener, Offer, Traffic
 from workers.engine.kv.wire import KvTransferError
+from workers.engine.text.streams import Stream
 
 FIELD = "kv_transfer_params"
 UNKNOWN = 0  # in the place of a first token that has not been sampled yet

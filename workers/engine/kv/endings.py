@@ -19,7 +19,7 @@ from math import ceil
 
 from controller.core.steps import NEARLY_COMPUTED, Seq, Step
 from workers.engine.engine import Engine
-from workers.engine.http.streams import Stream
+from workers.engine.text.streams import Stream
 
 LOOK_S = 0.002
 

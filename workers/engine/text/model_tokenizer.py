@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 from workers.engine.text.tokenizer import Decoder, Tokenizer
 
 FILE = "tokenizer.json"

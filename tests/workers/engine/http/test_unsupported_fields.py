@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.http.unsupported_fields import TABLE, On
 from workers.engine.text.tokenizer import VOCAB_SIZE, ChunkTokenizer

@@ -14,14 +14,14 @@ from controller.core.kv_links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import until
 from tests.workers.engine.test_engine import make_engine
-from workers.engine.http.errors import ApiError
-from workers.engine.http.streams import Stream
+from workers.engine.errors import ApiError
 from workers.engine.kv.disaggregation import Handover
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvStore, Layout
 from workers.engine.kv.transfer import Connection, Offer, Traffic
 from workers.engine.kv.wire import KvTransferError
+from workers.engine.text.streams import Stream
 
 PROMPT = list(range(32))
 VOCABULARY = 500

@@ -17,8 +17,7 @@ from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.test_engine import make_engine
-from workers.engine.http.errors import ApiError
-from workers.engine.http.streams import Stream
+from workers.engine.errors import ApiError
 from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
 from workers.engine.kv.disaggregation import Handover
@@ -28,6 +27,7 @@ from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import Listener, Offer, Traffic
 from workers.engine.kv.wire import KvTransferError
+from workers.engine.text.streams import Stream
 
 PROMPT = list(range(10, 330))
 LAYERS, TOKEN_BYTES = 4, 1024

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.steps import FinishReason, Seq
-from workers.engine.http.streams import StopFilter, Stream
+from workers.engine.text.streams import StopFilter, Stream
 from workers.engine.text.tokenizer import encode
 
 

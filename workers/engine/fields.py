@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.engine.http.errors import ApiError
+from workers.engine.errors import ApiError
 
 Body = Mapping[str, Any]
 INT64 = 1 << 63
