@@ -1,4 +1,4 @@
-"""What would come of giving an instance another role: in sentences before it is done, or why it cannot be done."""
+"""Effects of changing an instance's role, in sentences for the confirmation page, or why it is not possible."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from controller.services.instances import ONE_SIDED
 from controller.services.role_switches import SWITCHED
 
 STAGES = {
-    Role.COLLOCATED: "It prefills and decodes: a request stays there from its prompt to its last token.",
-    Role.PREFILL: "It only prefills: each request's KV cache then moves to an instance that decodes.",
-    Role.DECODE: "It only decodes: requests come to it with the KV cache that another instance computed.",
+    Role.COLLOCATED: "It prefills and decodes: requests stay on it from prompt to last token.",
+    Role.PREFILL: "It only prefills: the KV cache of each request is then transferred to a decode instance.",
+    Role.DECODE: "It only decodes: it receives requests with the KV cache that a prefill instance computed.",
 }
 
 
-ROUTED = "What runs there ends where it is. Gateways know within a second; it can be taken back."
+ROUTED = "Running requests finish on it. Gateways use the new role within a second. You can change it back."
 TOLD = (
-    "Nothing new is sent there until what runs there has ended and its engine has switched; its prefix cache is lost. "
-    "The action role_switch ends with a decision; what it could not switch serves on as before."
+    "It receives no new requests until its running requests finish and the engine has switched; its prefix cache is "
+    "lost. If the engine cannot switch, it keeps its current role."
 )
-
-
 NOT_KNOWN = (
-    "A vLLM server must have been started with a KV connector for both sides (kv_both). Its spec does not say that it "
-    "was (kv_role), so the scaler leaves its role alone."
+    "A vLLM server must be started with a KV connector for both roles (kv_both). The spec of this instance does not "
+    "name it (kv_role), so the scaler will not change its role."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """One role an instance could have. `refused` says why not; then nothing else counts."""
+    """One possible role. `refused`: why the change is not possible; `effects` is then empty."""
 
     role: Role
     effects: list[str] = field(default_factory=list)
@@ -41,33 +39,31 @@ class Prospect:
 
 
 def prospects(
-    row: Instance, others: Iterable[Instance], policies: Mapping[str, ScalingPolicy], handover: bool
+    row: Instance, others: Iterable[Instance], policies: Mapping[str, ScalingPolicy], disaggregates: bool
 ) -> list[Prospect]:
-    """Each role but the present one. `others`: of the same model, wanted. `handover`: its engine can do stages apart.
+    """Each role but the current one. `others`: running instances of the same model.
 
-    `policies` by role, those that are enabled.
+    `policies`: enabled ones, by role. `disaggregates`: its backend can prefill and decode on separate instances.
     """
     counts = Counter(Role(each.role) for each in others if each.pk != row.pk)
-    return [_prospect(row, role, counts, policies, handover) for role in Role if role != row.role]
+    return [_prospect(row, role, counts, policies, disaggregates) for role in Role if role != row.role]
 
 
 def _prospect(
-    row: Instance, role: Role, counts: Counter[Role], policies: Mapping[str, ScalingPolicy], handover: bool
+    row: Instance, role: Role, counts: Counter[Role], policies: Mapping[str, ScalingPolicy], disaggregates: bool
 ) -> Prospect:
-    refused = _refused(row, role, counts, handover)
+    refused = _refused(row, role, counts, disaggregates)
     if refused:
         return Prospect(role, refused=refused)
     effects = [STAGES[role], TOLD if row.backend in SWITCHED else ROUTED]
     if role == Role.PREFILL:
-        effects.append(
-            f"{counted_instances(counts[Role.DECODE])} of {row.model.name} would take what it has prefilled."
-        )
+        effects.append(f"{counted_instances(counts[Role.DECODE])} of {row.model.name} can decode what it prefills.")
     if role == Role.DECODE:
         feeding = counts[Role.PREFILL]
         effects.append(
-            f"{counted_instances(feeding)} of {row.model.name} would hand requests over to it."
+            f"{counted_instances(feeding)} of {row.model.name} can send requests to it."
             if feeding
-            else f"No instance of {row.model.name} only prefills yet: nothing comes to it until one does."
+            else f"{row.model.name} has no prefill instance yet, so it receives no requests until there is one."
         )
     if role != Role.COLLOCATED and row.backend == "vllm" and not row.kv_role:
         effects.append(NOT_KNOWN)
@@ -75,49 +71,48 @@ def _prospect(
     return Prospect(role, effects)
 
 
-def _refused(row: Instance, role: Role, counts: Counter[Role], handover: bool) -> str:
-    return _engine_cannot(row, role, handover) or _stranded(row, counts + Counter({role: 1}))
+def _refused(row: Instance, role: Role, counts: Counter[Role], disaggregates: bool) -> str:
+    return _engine_cannot(row, role, disaggregates) or _stranded(row, counts + Counter({role: 1}))
 
 
-def _engine_cannot(row: Instance, role: Role, handover: bool) -> str:
+def _engine_cannot(row: Instance, role: Role, disaggregates: bool) -> str:
     if row.desired_state == Instance.Desired.STOPPED:
-        return "It is stopped, or about to be: a stopped instance stays as it was."
-    if role != Role.COLLOCATED and not handover:
-        return f"A {row.backend} engine cannot hand requests over."
+        return "The instance is stopped or stopping. The role of a stopped instance cannot change."
+    if role != Role.COLLOCATED and not disaggregates:
+        return f"The {row.backend} backend does not support disaggregation."
     if ONE_SIDED.get(row.kv_role) == role:
-        return f"It was started with kv_role {row.kv_role}: it cannot {role}."
+        return f"It was started with kv_role {row.kv_role}, so it cannot {role}."
     if row.backend in SWITCHED and Role.COLLOCATED in (row.role, role):
-        return (
-            f"SGLang cannot switch from {row.role} to {role} while it runs: its switch knows prefill and decode only."
-        )
+        return f"SGLang cannot switch from {row.role} to {role} while running, only between prefill and decode."
     return ""
 
 
 def _stranded(row: Instance, after: Counter[Role]) -> str:
-    """What is left must be able to begin every request, and to end every one that is prefilled apart."""
+    """The remaining instances must be able to prefill every request, and to decode every one that is disaggregated."""
     model = row.model.name
     if not after[Role.PREFILL] + after[Role.COLLOCATED]:
-        return f"It is the last instance of {model} that prefills: nothing could begin any more."
+        return f"This is the last instance of {model} that prefills. Without it, no request can start."
     if after[Role.DECODE] or not after[Role.PREFILL]:
         return ""
     if row.role == Role.DECODE:
-        apart = counted_instances(after[Role.PREFILL])
-        return f"It is the last that decodes for {apart} of {model} that only prefill: change those first."
-    return f"No instance of {model} decodes for others: what it prefilled could not go on. Make one decode first."
+        prefill = f"{after[Role.PREFILL]} prefill instance{'' if after[Role.PREFILL] == 1 else 's'}"
+        return f"This is the last decode instance for {prefill} of {model}. Change those first."
+    return f"{model} has no decode instance for what it would prefill. Change another instance to decode first."
 
 
 def _scaling(row: Instance, role: Role, counts: Counter[Role], policies: Mapping[str, ScalingPolicy]) -> list[str]:
-    """What the scaler makes of it: it counts each role by itself."""
+    """What the scaler will do: it counts the instances of each role separately."""
     said = []
     left, taken = policies.get(row.role), policies.get(role)
     if left is not None and counts[Role(row.role)] < left.min_instances:
-        said.append(
-            f"The scaling policy of {row.role} wants at least {left.min_instances}: it starts or turns another one."
-        )
+        least = f"The scaling policy for {row.role} requires at least {left.min_instances}"
+        said.append(f"{least}, so the scaler starts or switches another.")
     if taken is None:
-        said.append(f"No scaling policy looks after {role.value} instances of {row.model.name}.")
+        said.append(f"{row.model.name} has no scaling policy for {role.value} instances.")
     elif counts[role] + 1 > taken.max_instances:
-        said.append(f"The scaling policy of {role.value} allows {taken.max_instances}: it drains one too many.")
+        said.append(
+            f"The scaling policy for {role.value} allows at most {taken.max_instances}, so the scaler drains one."
+        )
     return said
 
 

@@ -1,4 +1,4 @@
-"""What became of a scale-out, instance by instance: decided, ordered, its weights, ready, its first token."""
+"""Progress of a scale-out by instance: decided, requested, weights loaded, ready, first token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from controller.wording.scaling import STEPS_TO_SERVICE, WAITED_FOR
 from controller.wording.sentences import sentence
 
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
-MOST = 20  # instances of one scale-out that are told of
+MOST = 20  # instances shown of one scale-out
 Kind, State = Action.Kind, Action.State
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`at`: none where it has not come, and may never; `after_s`: since it was decided."""
+    """`at`: None if it has not happened, and may never; `after_s`: seconds since the decision."""
 
     what: str
     text: str
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One instance from the decision to its first token; `number`: of the scale-out."""
+    """One instance from the decision to its first token. `number`: id of the scale-out decision."""
 
     instance: str
     number: int
@@ -40,7 +40,7 @@ class Way:
 
 
 def ways_of(decision: Decision) -> list[Way]:
-    """Of a scale-out those of all that it started; of what belongs to one that of its instance. Four queries."""
+    """Of a scale-out: each instance it started. Of a decision that belongs to one: its instance. Four queries."""
     number = decision.pk if decision.kind == "scale_out" else decision.inputs.get("scale_out")
     if not isinstance(number, int):
         return []
@@ -51,8 +51,10 @@ def ways_of(decision: Decision) -> list[Way]:
 
 
 def way_of(row: Instance, orders: Iterable[Action]) -> Way | None:
-    """The newest scale-out that took or started this instance; none where it came otherwise. `orders`: its newest
-    ones, newest first. Four queries at most, none without a scale-out."""
+    """The newest scale-out that started this instance or took it from the pool; None if there was none.
+
+    `orders`: its actions, newest first. At most four queries, none without a scale-out.
+    """
     asked = (order.params["scale_out"] for order in orders if order.params.get("scale_out"))
     number = next((each["decision"] for each in asked if each.get("decision") is not None), None)
     if number is None:
@@ -77,7 +79,7 @@ def _ways(number: int, scale_out: Decision | None, names: Sequence[str]) -> list
 
 
 def _taken(orders: Mapping[str, Action]) -> bool:
-    """It was warm or asleep, so that no process was started for it."""
+    """It was warm or asleep, so no process was started."""
     asked = next(iter(orders.values())).params["scale_out"]
     return bool(asked.get("warm") or asked.get("woken"))
 
@@ -88,7 +90,7 @@ def _what_was_ordered(orders: Mapping[str, Action]) -> str:
 
 
 def _came_up(names: Iterable[str]) -> dict[str, Decision]:
-    """By instance, when it was first found ready."""
+    """By instance: the decision that first found it ready."""
     found: dict[str, Decision] = {}
     asked = list(names)
     seen = Decision.objects.filter(kind="instance_ready", subject_type="instance", subject__in=asked)
@@ -100,7 +102,7 @@ def _came_up(names: Iterable[str]) -> dict[str, Decision]:
 def _steps(
     row: Instance, number: int, scale_out: Decision | None, orders: Mapping[str, Action], up: Decision | None
 ) -> list[Step]:
-    """What has come in the order of time, then what is waited for."""
+    """Completed steps in order of time, then pending ones."""
     load, watch = orders.get("load"), orders.get(Kind.FIRST_SERVED)
     since = scale_out.at if scale_out else min(order.created_at for order in orders.values())
 
@@ -109,7 +111,7 @@ def _steps(
         url = reverse("decision", args=[decision.pk]) if decision else ""
         return Step(STEPS_TO_SERVICE[name], text, at, after_s, url, failed)
 
-    decided = sentence(scale_out) if scale_out else f"Number {number} is no longer on record"
+    decided = sentence(scale_out) if scale_out else f"Decision {number} is no longer stored"
     found = [step("decision", decided, since if scale_out else None, scale_out)]
     ordered = load or watch
     if ordered is not None:
@@ -135,6 +137,6 @@ def _steps(
 
 
 def _with_weights(load: Action) -> datetime | None:
-    """By the engine's own word where it gave one: the look that saw it came later."""
+    """When the engine says it was ready, if it does: the poll that noticed it came later."""
     said: Any = (load.decision.outcome if load.decision else {}).get("ready_s")
     return load.created_at + timedelta(seconds=said) if isinstance(said, int | float) else load.ended_at

@@ -1,4 +1,4 @@
-"""What is said before an instance is put to sleep: who else serves its model then, and what each level keeps."""
+"""The confirmation before an instance is put to sleep: who else serves its model, and what each level keeps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from controller.models.fleet import Role, Weights
 from controller.selectors import catalogue
 from controller.services.sleeping import LEVELS
 
-FIRST = "Nothing new is sent there; what runs may finish."
+FIRST = "It receives no new requests and finishes those it is running."
 KEEPS = {
-    1: "Then it gives up its device's memory and keeps its weights in the host's, until it is woken.",
-    2: "Then it gives up its device's memory and its weights, no copy kept: to wake it they are read again, {source}.",
+    1: "Then it frees its device memory and keeps its weights in host memory until it wakes.",
+    2: "Then it frees its device memory and discards its weights. Waking reads them again {source}.",
 }
-READ_FROM = {"reference": "from another engine's memory or the disk"}  # the others know the disk only
+READ_FROM = {"reference": "from a peer or from disk"}  # other backends read from disk only
 SGLANG = {
-    1: "An SGLang server does so if it was started with --enable-weights-cpu-backup; the order fails otherwise.",
-    2: "An SGLang server does so if it was started without --enable-weights-cpu-backup; the order fails otherwise.",
+    1: "SGLang requires --enable-weights-cpu-backup for this; otherwise the action fails.",
+    2: "SGLang must run without --enable-weights-cpu-backup for this; otherwise the action fails.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SleepChoice:
-    """One way to put it to sleep: the action that does it, its button, and what is asked before."""
+    """One sleep level: its action, the text of its button, and the question to confirm."""
 
     action: str
     button: str
@@ -34,49 +34,52 @@ class SleepChoice:
 
 
 def sleep_choices(row: Instance) -> list[SleepChoice]:
-    """Each level with what would come of it. Two queries."""
+    """Each sleep level with its effects. Two queries."""
     others = Counter(Role(role) for role in _serving_beside(row))
     policy = catalogue.scaling_policies().filter(model=row.model, role=row.role, enabled=True).first()
     left = [who_is_left(row, others, policy)]
-    names = {1: ("sleep", "Put to sleep"), 2: ("sleep_2", "Sleep at level 2")}
+    names = {1: ("sleep", "Sleep"), 2: ("sleep_2", "Sleep (level 2)")}
     return [SleepChoice(*names[level], " ".join([*left, *_effects(row, level)])) for level in LEVELS]
 
 
 def _serving_beside(row: Instance) -> list[str]:
-    """Roles of the others of its model that take requests now: a sleeper or one that still starts is no help."""
+    """Roles of the other instances of its model that can serve now: not those that sleep or start."""
     wanted = catalogue.instances(live=True).filter(model=row.model, desired_state=Instance.Desired.RUNNING)
     there = wanted.filter(observed_state=Instance.Observed.READY, weights=Weights.PRESENT).exclude(pk=row.pk)
     return list(there.order_by().values_list("role", flat=True))
 
 
 def who_is_left(row: Instance, others: Mapping[Role, int], policy: ScalingPolicy | None) -> str:
-    """`policy`: of its model and role, if one is on."""
+    """Who serves the model without `row`. `policy`: the enabled one of its model and role."""
     warning = _last_of_all(row, others)
-    apart = {role: others.get(role, 0) for role in Role if others.get(role, 0)}
-    counts = ", ".join(f"{count} {role.value}" for role, count in apart.items())
-    beside = counted_instances(sum(apart.values()))
-    said = [warning, f"{beside} of {row.model.name} would serve beside it{f' ({counts})' if apart else ''}."]
+    by_role = {role: others.get(role, 0) for role in Role if others.get(role, 0)}
+    counts = ", ".join(f"{count} {role.value}" for role, count in by_role.items())
+    remaining = counted_instances(sum(by_role.values()))
+    said = [warning, f"{remaining} of {row.model.name} would remain{f' ({counts})' if by_role else ''}."]
     if policy is not None and others.get(Role(row.role), 0) < policy.min_instances:
-        said.append(f"The scaling policy of {row.role} wants at least {policy.min_instances}: it wakes or starts one.")
+        least = f"The scaling policy for {row.role} requires at least {policy.min_instances}"
+        said.append(f"{least}, so the scaler wakes or starts one.")
     return " ".join(part for part in said if part)
 
 
 def _last_of_all(row: Instance, others: Mapping[Role, int]) -> str:
-    """Of what every request needs, or every one that is prefilled apart; "" where somebody else does it."""
+    """A warning if no other instance can take over its stage; "" if one can."""
     model, prefills = row.model.name, others.get(Role.PREFILL, 0)
     if not sum(others.values()):
-        return f"Careful: it is the last instance of {model} that serves. Until one is woken or started, nothing is."
-    if not prefills + others.get(Role.COLLOCATED, 0):
-        return f"Careful: it is the last instance of {model} that prefills. Until another does, no request can begin."
-    if row.role == Role.DECODE and prefills and not others.get(Role.DECODE, 0):
-        apart = counted_instances(prefills)
         return (
-            f"Careful: it is the last that decodes for {apart} of {model} that only prefill. What they prefill waits, "
-            "and is given up unless another decodes it or does both."
+            f"Warning: this is the last serving instance of {model}. Until one wakes or starts, no request is served."
+        )
+    if not prefills + others.get(Role.COLLOCATED, 0):
+        return f"Warning: this is the last instance of {model} that prefills. Without it, no request can start."
+    if row.role == Role.DECODE and prefills and not others.get(Role.DECODE, 0):
+        count = f"{prefills} prefill instance{'' if prefills == 1 else 's'}"
+        return (
+            f"Warning: this is the last decode instance for {count} of {model}. Their requests wait, and fail unless a "
+            "decode or collocated instance takes them."
         )
     return ""
 
 
 def _effects(row: Instance, level: int) -> list[str]:
-    effect = KEEPS[level].format(source=READ_FROM.get(row.backend, "from the disk"))
+    effect = KEEPS[level].format(source=READ_FROM.get(row.backend, "from disk"))
     return [FIRST, effect, *([SGLANG[level]] if row.backend == "sglang" else [])]

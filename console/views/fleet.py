@@ -1,4 +1,4 @@
-"""Fleet: hosts, devices, links and instances as one picture; one instance with its figures; its actions."""
+"""Fleet: hosts, devices, links and instances; the page of one instance; its actions."""
 
 from __future__ import annotations
 
@@ -53,21 +53,24 @@ BADGES = {
     "stopped": "idle",
 }
 ROLES = {"collocated": "P+D", "prefill": "P", "decode": "D"}
-# What an operator may wish: the service, and what is said of it afterwards, which stays true when it is done.
+# Actions of an operator: the service, and the message afterwards. The message must stay true once the action is done.
 ACTIONS: dict[str, tuple[Callable[..., Any], str]] = {
-    "drain": (instance_drain, "was told to finish what it has; nothing new is sent there"),
-    "undrain": (instance_undrain, "was told to take requests again"),
-    "stop": (instance_stop, "was told to stop, whatever runs there"),
-    "load": (weights_load_order, "was told to load its weights; it serves once they are there"),
-    "sleep": (sleep_order, "was told to sleep once what ran there had ended, its weights kept in host memory"),
-    "sleep_2": (partial(sleep_order, level=2), "was told to sleep once what ran there had ended, no weights kept"),
-    "wake": (wake_order, "was told to wake up; it serves once its weights are back"),
+    "drain": (instance_drain, "is draining: it receives no new requests."),
+    "undrain": (instance_undrain, "receives requests again."),
+    "stop": (instance_stop, "is stopping."),
+    "load": (weights_load_order, "is loading its weights. It serves requests once they are loaded."),
+    "sleep": (sleep_order, "will sleep once its running requests finish. Its weights stay in host memory."),
+    "sleep_2": (
+        partial(sleep_order, level=2),
+        "will sleep once its running requests finish. Its weights are discarded.",
+    ),
+    "wake": (wake_order, "is waking up. It serves requests once its weights are loaded."),
 }
 DECISIONS = 25
 LOADS = 10
 TO_SERVICE = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE, Action.Kind.FIRST_SERVED)
-ORDERS = 3 * LOADS  # of these kinds, that are looked at
-LENGTHS = 40  # points of a model's line
+ORDERS = 3 * LOADS  # actions of these kinds that the page reads
+LENGTHS = 40  # points on the line of a latency model
 POLLED: Kept[Part] = Kept(SHARED_S)
 
 
@@ -82,7 +85,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def fleet_live(request: HttpRequest) -> JsonResponse:
-    """What moves on the page; the same for everybody who may look."""
+    """The parts of the page that update, shared by all viewers."""
     return POLLED.get(fleet_part).answer()
 
 
@@ -109,7 +112,7 @@ def fleet_context(now: FleetNow) -> dict[str, Any]:
 
 
 def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
-    """The wish and the observation from the database, the load from a gateway where one reports it."""
+    """Desired and observed state come from the database, load from a gateway if one reports it."""
     badge = BADGES.get(instance.shown_state, "idle")
     load = seen["utilisation"] if seen else None
     status = badge if badge != "ok" or load is None else "bad" if load > 0.95 else "warn" if load > 0.8 else "ok"
@@ -117,7 +120,7 @@ def row_of(instance: Instance, seen: Any) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By model and role: how many, in which states, at what cost a second."""
+    """By model and role: how many instances, in which states, and their cost per second."""
     found = []
     for model, role in sorted({(each["row"].model.name, each["row"].role) for each in rows}):
         mine = [each for each in rows if (each["row"].model.name, each["row"].role) == (model, role)]
@@ -148,7 +151,7 @@ def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def instance_live(request: HttpRequest, instance_id: str) -> JsonResponse:
-    """What moves on the page; with `?charts=1` also the newest measurements, which come less often."""
+    """The parts of the page that update; with `?charts=1` also the measurements, which change less often."""
     row, now = get_object_or_404(catalogue.instances(), pk=instance_id), fleet_now()
     html = render_to_string("console/partials/_instance_live.html", instance_context(row, now), request)
     due = charts_due(request)
@@ -159,13 +162,13 @@ def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
     seen = next((each for each in merge_instances(now.fleets) if each["id"] == row.pk), None)
     rows = decisions.search(subject_type="instance", subject=row.pk)[:DECISIONS]
     orders = list(catalogue.actions().filter(instance=row, kind__in=TO_SERVICE)[:ORDERS])
-    wished = wishes(row)
+    actions = actions_for(row)
     return {
         "each": row_of(row, seen),
         "row": row,
         "decisions": [(decision, sentence(decision)) for decision in rows],
-        "actions": wished,
-        "sleep_choices": partial(sleep_choices, row) if "sleep" in wished else [],  # only who may choose asks
+        "actions": actions,
+        "sleep_choices": partial(sleep_choices, row) if "sleep" in actions else [],  # lazy: queries only for operators
         "loads": [order for order in orders if order.kind == Action.Kind.WEIGHTS_LOAD][:LOADS],
         "way": way_of(row, orders),
         "settings": engine_spec(row.spec),
@@ -186,28 +189,28 @@ def fit_context(row: Instance) -> dict[str, Any]:
 
 
 def stages_of(row: Instance, points: list[measured.Measured]) -> list[str]:
-    """Those that it can have measurements of: of another role's only what it measured while it had that."""
+    """Stages that it can have measurements of: those of its role, and any that it measured in an earlier role."""
     prefills = row.role != "decode" or any(point.prefill_s is not None for point in points)
     decodes = row.role != "prefill" or any(point.tpot_s is not None for point in points)
     return [stage for stage, there in (("prefill", prefills), ("decode", decodes)) if there]
 
 
 def emulated(row: Instance) -> str:
-    """The profile whose times its engine keeps instead of computing; "" where it computes, or is not ours to know."""
+    """The profile that its engine emulates; "" if it runs a real model or is not a reference engine."""
     computes = row.backend != "reference" or row.spec.get("executor") == "torch"
     return "" if computes else str(row.spec.get("profile", ""))
 
 
-def wishes(row: Instance) -> list[str]:
-    """What may be wished of it now; a stopped one stays stopped, and only a warm one lacks its weights for good."""
-    by_wish = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
-    found = by_wish.get(Instance.Desired(row.desired_state), [])
+def actions_for(row: Instance) -> list[str]:
+    """Actions possible now. A stopped instance stays stopped; only a warm one waits for an order to load weights."""
+    by_desired = {Instance.Desired.RUNNING: ["drain", "stop"], Instance.Desired.DRAINING: ["undrain", "stop"]}
+    found = by_desired.get(Instance.Desired(row.desired_state), [])
     first = {"warm": ["load"], "asleep": ["wake"]}.get(row.shown_state, ["sleep"] if can_sleep(row) else [])
     return [*first, *found]
 
 
 def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> dict[str, Any]:
-    """Measured points under the model's lines: an idle engine, and for decoding a full batch too."""
+    """Measured points with the lines of the latency model: an idle engine, for decode also a full batch."""
     longest = max((point.prompt_tokens for point in points), default=0)
     lengths = [max(1, longest * step // LENGTHS) for step in range(LENGTHS + 1)] if longest else []
     decoded = [(p.prompt_tokens + p.output_tokens / 2, p.tpot_s) for p in points if p.tpot_s is not None]
@@ -225,29 +228,29 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
             [(point.prompt_tokens, point.prefill_s) for point in points if point.prefill_s is not None],
             prefill,
             "prompt tokens",
-            "seconds to first token",
+            "time to first token, s",
         ),
-        "decode": charts.measured(decoded, decode, "tokens of context", "seconds a token"),
+        "decode": charts.measured(decoded, decode, "context tokens", "time per output token, s"),
     }
 
 
 @require_POST
 @allows(Role.OPERATOR)
 def instance_act(request: HttpRequest) -> HttpResponse:
-    """`action` of ACTIONS on `instance`, if it still is as the person saw it (`version`)."""
+    """Run `action` of ACTIONS on `instance`, unless it changed since the page was loaded (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))
     action = ACTIONS.get(request.POST.get("action", ""))
     version = number_of(request.POST.get("version", ""))
     if action is None or version is None:
-        raise BadRequest("action: drain, undrain, stop, load, sleep, sleep_2 or wake; version: the one you saw")
+        raise BadRequest(f"action must be one of {', '.join(ACTIONS)}; version must be the one that was shown")
     service, said = action
     try:
         service(actor=Actor.person(request.user.get_username()), instance_id=row.pk, version=version)
     except VersionConflict:
-        messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
+        messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
     except ValidationError as error:
-        messages.error(request, f"Nothing was done. {' '.join(error.messages)}")
+        messages.error(request, " ".join(error.messages))
     else:
         announce_config()
-        messages.success(request, f"{row.pk} {said}.")
+        messages.success(request, f"{row.pk} {said}")
     return redirect("instance", row.pk)

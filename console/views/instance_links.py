@@ -1,4 +1,4 @@
-"""What moved between an instance and others: the links it has, and the newest KV transfers over them."""
+"""Links of an instance, and the most recent KV transfers over them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from controller.selectors import links
 BADGES = {LinkState.CONNECTING: "accent", LinkState.UP: "ok", LinkState.DEGRADED: "warn", LinkState.DOWN: "bad"}
 OUTCOMES = {"done": "ok", "failed": "bad", "undone": "warn"}
 TRANSFERS = 15
-LINKS = 60  # of an instance, and of those in trouble on the fleet's page
+LINKS = 60  # shown of an instance, and of those not up on the Fleet page
 
 
 def links_of(instance_id: str) -> dict[str, Any]:
-    """For the instance's page: links with their badge, transfers with their other end. Two queries."""
+    """For the page of an instance: links with badges, transfers with their peer. Two queries."""
     kept = links.instance_links(instance=instance_id)[:LINKS]
     transfers = [
         {
@@ -30,7 +30,7 @@ def links_of(instance_id: str) -> dict[str, Any]:
 
 
 def links_in_trouble() -> dict[str, Any]:
-    """For the fleet's page: how many links are in which state, and those that are not up. One query, two if any."""
+    """For the Fleet page: the number of links by state, and those that are not up. At most two queries."""
     counts = links.link_counts()
     bad = links.instance_links().exclude(state=LinkState.UP.value)[:LINKS] if counts.all > counts.up else []
     return {"link_counts": counts, "instance_links": [with_badge(row) for row in bad]}

@@ -1,4 +1,4 @@
-"""The page that asks before an instance gets another role: what will happen with each, and why one cannot be had."""
+"""The confirmation page of a role change: the effects of each role, or why it is not possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.notices import announce_config
 @require_http_methods(["GET", "POST"])
 @allows(Role.OPERATOR)
 def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
-    """GET says what would happen; POST does it, if the instance still is as the person saw it (`version`)."""
+    """GET shows the effects; POST changes the role, unless the instance changed since then (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=instance_id)
     found = prospects_of(row)
     if request.method == "GET":
@@ -32,21 +32,21 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     chosen, version = request.POST.get("role", ""), number_of(request.POST.get("version", ""))
     prospect = next((each for each in found if each.role == chosen), None)
     if version is None or (prospect is None and chosen != row.role):
-        raise BadRequest("role: collocated, prefill or decode; version: the one you saw")
+        raise BadRequest("role must be collocated, prefill or decode; version must be the one that was shown")
     if prospect is not None and prospect.refused:
-        messages.error(request, f"Nothing was done. {prospect.refused}")
+        messages.error(request, prospect.refused)
         return redirect("instance-role", row.pk)
     actor = Actor.person(request.user.get_username())
     try:
         action = role_ask(actor=actor, instance_id=row.pk, role=chosen, version=version)
     except VersionConflict:
-        messages.error(request, f"Nothing was done: {row.pk} was changed meanwhile. Look at it again.")
+        messages.error(request, f"{row.pk} was changed by someone else. Check its current state and try again.")
     except ValidationError as error:
-        messages.error(request, f"Nothing was done. {' '.join(error.messages)}")
+        messages.error(request, " ".join(error.messages))
     else:
         announce_config()
-        done = f"The role of {row.pk} is {chosen}. Gateways know within a second."
-        ordered = f"{row.pk} switches to {chosen} as soon as what runs there has ended."
+        done = f"The role of {row.pk} is now {chosen}. Gateways use it within a second."
+        ordered = f"{row.pk} switches to {chosen} once its running requests finish."
         messages.success(request, done if action is None else ordered)
     return redirect("instance", row.pk)
 
@@ -54,5 +54,5 @@ def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
 def prospects_of(row: Instance) -> list[Prospect]:
     wanted = catalogue.instances(live=True).filter(model=row.model, desired_state=Instance.Desired.RUNNING)
     policies = {each.role: each for each in catalogue.scaling_policies().filter(model=row.model, enabled=True)}
-    handover = row.backend in BACKENDS and BACKENDS[row.backend].capabilities.handover
-    return prospects(row, wanted, policies, handover)
+    disaggregates = row.backend in BACKENDS and BACKENDS[row.backend].capabilities.handover
+    return prospects(row, wanted, policies, disaggregates)

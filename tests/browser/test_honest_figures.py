@@ -102,6 +102,6 @@ def test_a_policy_that_is_switched_off_shows_no_old_load_as_now(visit, caller):
 def test_an_instance_on_a_shipped_profile_says_so(visit, caller):
     (first, *_) = caller.get("instances", model="demo", observed_state="ready")["items"]
     page = visit("viewer", f"/fleet/instances/{first['id']}/")
-    note = page.get_by_role("region", name="Latency model against measurements").locator(".section-head .note")
-    expect(note).to_contain_text(f"The shipped profile {PROFILE}")
+    note = page.get_by_role("region", name="Latency model").locator(".section-head .note")
+    expect(note).to_contain_text(f"Shipped profile {PROFILE}")
     expect(note).not_to_contain_text("samples")

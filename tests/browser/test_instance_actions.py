@@ -31,22 +31,23 @@ class Step(NamedTuple):
 
 AWAKE = ("weights", "present")
 STEPS = (
-    Step("Load weights", "Load the weights of", "Load them", "told to load its", "load_ordered", AWAKE, "ready"),
-    Step("Put to sleep", "Put {id} to sleep?", "Put it to sleep", "told to sleep once", "sleep_ordered",
+    Step("Load weights", "Load the weights of", "Load weights", "is loading its weights", "load_ordered", AWAKE,
+         "ready"),
+    Step("Sleep", "Put {id} to sleep?", "Sleep", "will sleep once", "sleep_ordered",
          ("weights", "asleep"), "asleep"),
-    Step("Wake up", "Wake {id} up?", "Wake it up", "told to wake up", "load_ordered", AWAKE, "ready"),
-    Step("Drain", "Drain {id}?", "Drain", "nothing new is sent there", "drained", ("observed_state", "draining"),
+    Step("Wake", "Wake {id}?", "Wake", "is waking up", "load_ordered", AWAKE, "ready"),
+    Step("Drain", "Drain {id}?", "Drain", "receives no new requests", "drained", ("observed_state", "draining"),
          "draining"),
-    Step("Take the drain back", "take requests again?", "Take the drain back", "told to take requests again",
+    Step("Cancel drain", "Cancel the drain of {id}?", "Cancel drain", "receives requests again",
          "undrained", ("observed_state", "ready"), "ready"),
-    Step("Stop", "Stop {id} now?", "Stop it", "told to stop", "stopped", ("observed_state", "stopped"), "stopped"),
+    Step("Stop", "Stop {id} now?", "Stop", "is stopping", "stopped", ("observed_state", "stopped"), "stopped"),
 )  # fmt: skip
-BUTTONS = {*(step.button for step in STEPS), "Sleep at level 2"}
+BUTTONS = {*(step.button for step in STEPS), "Sleep (level 2)"}
 POSSIBLE = {
     "warm": {"Load weights", "Drain", "Stop"},
-    "asleep": {"Wake up", "Drain", "Stop"},
-    "ready": {"Put to sleep", "Sleep at level 2", "Drain", "Stop"},
-    "draining": {"Take the drain back", "Stop"},
+    "asleep": {"Wake", "Drain", "Stop"},
+    "ready": {"Sleep", "Sleep (level 2)", "Drain", "Stop"},
+    "draining": {"Cancel drain", "Stop"},
     "stopped": set(),
 }
 
@@ -96,7 +97,7 @@ def test_an_instance_is_loaded_put_to_sleep_woken_drained_taken_back_and_stopped
 def test_who_says_no_leaves_the_instance_as_it_is(visit, caller, lane):
     instance = f"{lane}-1"
     page = visit("operator", f"/fleet/instances/{instance}/")
-    for button in ("Put to sleep", "Drain", "Stop"):
+    for button in ("Sleep", "Drain", "Stop"):
         page.get_by_role("button", name=button, exact=True).click()
         page.get_by_role("dialog").get_by_role("button", name="Go back").click()
         expect(page.get_by_role("dialog")).to_be_hidden()
@@ -110,13 +111,13 @@ def test_a_page_that_is_out_of_date_does_nothing_and_says_so(visit, caller):
     """Two operators before one instance: the second one acts on what it was."""
     instance = ready_one(caller)
     first, second = (visit("operator", f"/fleet/instances/{instance}/role/") for _ in range(2))
-    first.get_by_role("button", name="Set role decode").click()
-    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is decode")).to_be_visible()
-    second.get_by_role("button", name="Set role decode").click()
-    expect(second.get_by_role("status").filter(has_text="Nothing was done")).to_be_visible()
+    first.get_by_role("button", name="Change role to decode").click()
+    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is now decode")).to_be_visible()
+    second.get_by_role("button", name="Change role to decode").click()
+    expect(second.get_by_role("status").filter(has_text="was changed by someone else")).to_be_visible()
     first.goto(f"/fleet/instances/{instance}/role/")
-    first.get_by_role("button", name="Set role collocated").click()
-    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is collocated")).to_be_visible()
+    first.get_by_role("button", name="Change role to collocated").click()
+    expect(first.get_by_role("status").filter(has_text=f"The role of {instance} is now collocated")).to_be_visible()
 
 
 def test_a_role_is_set_after_saying_what_will_happen_and_taken_back(visit, caller):
@@ -124,16 +125,16 @@ def test_a_role_is_set_after_saying_what_will_happen_and_taken_back(visit, calle
     before = len(caller.recorded("instance_role_set", subject=name))
     page = visit("operator", "/fleet/")
     page.get_by_role("main").get_by_role("link", name=name).first.click()
-    page.get_by_role("link", name="Set role").click()
-    expect(page.get_by_role("button", name="Set role prefill")).to_be_disabled()
-    expect(page.locator("main")).to_contain_text("Make one decode first")
-    expect(page.locator("main")).to_contain_text("nothing comes to it until one does")
-    page.get_by_role("button", name="Set role decode").click()
-    expect(page.get_by_role("status").filter(has_text=f"The role of {name} is decode")).to_be_visible()
-    expect(page.locator("h1 + .lead")).to_contain_text("decode of demo")
-    page.get_by_role("link", name="Set role").click()
-    page.get_by_role("button", name="Set role collocated").click()
-    expect(page.locator("h1 + .lead")).to_contain_text("collocated of demo")
+    page.get_by_role("link", name="Change role").click()
+    expect(page.get_by_role("button", name="Change role to prefill")).to_be_disabled()
+    expect(page.locator("main")).to_contain_text("Change another instance to decode first")
+    expect(page.locator("main")).to_contain_text("it receives no requests until there is one")
+    page.get_by_role("button", name="Change role to decode").click()
+    expect(page.get_by_role("status").filter(has_text=f"The role of {name} is now decode")).to_be_visible()
+    expect(page.locator("h1 + .lead")).to_contain_text("decode instance of demo")
+    page.get_by_role("link", name="Change role").click()
+    page.get_by_role("button", name="Change role to collocated").click()
+    expect(page.locator("h1 + .lead")).to_contain_text("collocated instance of demo")
     assert len(caller.recorded("instance_role_set", subject=name)) == before + 2
 
 

@@ -86,7 +86,7 @@ def test_every_instance_is_on_one_page_of_a_wide_screen_and_found_on_any(visit, 
     assert set(many) <= set(seen)
     page.locator("[data-fleet-filter]").fill(many[-1])
     expect(page.locator(SHOWN)).to_have_count(1)
-    expect(page.get_by_role("navigation", name="Rows of the table")).to_have_count(0)
+    expect(page.get_by_role("navigation", name="Pages of instances")).to_have_count(0)
     page.locator("[data-fleet-filter]").fill(MODEL)
     expect(page.locator("[data-page-shown]")).to_have_text(f"1 to {WIDE_ROWS} of {MANY} instances")
     page.goto("/fleet/?page=99")

@@ -52,12 +52,10 @@ def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     expect(events.get_by_text("asked about")).to_be_visible()
     expect(page.get_by_role("region", name="From wish to service around").first.get_by_text(name)).to_be_visible()
     events.get_by_role("link", name=f"scaled {MODEL}/collocated out").first.click()
-    expect(steps(page, f"{name}, from wish to first token")).to_have_text(
-        ["Decided", "Ordered", "Weights", "Ready", "First token"]
-    )
+    expect(steps(page, f"Startup of {name}")).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
     page.get_by_role("link", name=f"Instance {name}").click()
     expect(steps(page)).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
-    settings = page.get_by_role("region", name="What its engine was started with")
+    settings = page.get_by_role("region", name="Engine settings")
     expect(settings).to_contain_text("slackline")
     page.get_by_role("link", name=f"{name} of {MODEL}/collocated gave its first token").click()
     page.get_by_role("definition").get_by_role("link", name=str(scaled_out["id"]), exact=True).click()

@@ -1,5 +1,4 @@
-// Fleet: shows only the instances that match what was typed, in the picture and in the table, also after they have moved;
-// of the table a page at a time.
+// Fleet: filters the instances of the topology and the table, also after live updates, and pages through the table.
 
 import { count } from "../format.js";
 
@@ -61,7 +60,7 @@ pager.addEventListener("click", ({ target }) => {
   remember();
   const heading = find("#instances-title");
   heading.scrollIntoView({ block: "start" });
-  heading.focus({ preventScroll: true }); // reading goes on where the new rows begin
+  heading.focus({ preventScroll: true }); // screen readers continue at the new rows
 });
 document.addEventListener("parts:shown", apply);
 input.value = asked.get("q") || "";

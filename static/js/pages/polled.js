@@ -1,10 +1,10 @@
-// Fleet, one instance, Scaling: parts that move by themselves, and charts that are drawn again where they have changed.
+// Fleet, one instance, Scaling: parts that update by themselves, and charts that are redrawn when they change.
 
 import { draw } from "../charts.js";
 import { stateShower } from "../live.js";
 import { PolledParts } from "../poll.js";
 
-const drawn = new Map(); // by name: the element, and what it shows as text
+const drawn = new Map(); // by name: the element, and its spec as JSON
 
 function drawAll(specs) {
   for (const [name, spec] of Object.entries(specs)) {
@@ -18,7 +18,7 @@ function drawAll(specs) {
 }
 
 const stored = document.getElementById("charts");
-const place = document.querySelector("[data-polled]"); // none where a moment of the past is shown
+const place = document.querySelector("[data-polled]"); // absent when a moment in the past is shown
 if (stored) drawAll(JSON.parse(stored.textContent));
 if (place) {
   const said = JSON.parse(document.getElementById("polled").textContent);

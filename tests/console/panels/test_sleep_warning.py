@@ -23,32 +23,32 @@ def left(role, policy=None, **others):
 @pytest.mark.parametrize("role", ["collocated", "prefill", "decode"])
 def test_the_last_that_serves(role):
     said = left(role)
-    assert said.startswith("Careful: it is the last instance of demo that serves.")
-    assert said.endswith("0 instances of demo would serve beside it.")
+    assert said.startswith("Warning: this is the last serving instance of demo.")
+    assert said.endswith("0 instances of demo would remain.")
 
 
 @pytest.mark.parametrize("role", ["collocated", "prefill"])
 def test_the_last_that_prefills(role):
     said = left(role, decode=2)
-    assert said.startswith("Careful: it is the last instance of demo that prefills.")
-    assert said.endswith("2 instances of demo would serve beside it (2 decode).")
+    assert said.startswith("Warning: this is the last instance of demo that prefills.")
+    assert said.endswith("2 instances of demo would remain (2 decode).")
 
 
 def test_the_last_that_decodes():
-    assert "Careful: it is the last that decodes for 1 instance of demo that only prefill." in left("decode", prefill=1)
-    assert "Careful" not in left("decode", collocated=1)
-    assert "Careful" not in left("decode", prefill=1, decode=1)
+    assert "Warning: this is the last decode instance for 1 prefill instance of demo." in left("decode", prefill=1)
+    assert "Warning" not in left("decode", collocated=1)
+    assert "Warning" not in left("decode", prefill=1, decode=1)
 
 
 def test_one_of_many_is_counted_without_a_warning():
-    assert left("collocated", collocated=2, decode=1) == (
-        "3 instances of demo would serve beside it (2 collocated, 1 decode)."
-    )
+    assert left("collocated", collocated=2, decode=1) == ("3 instances of demo would remain (2 collocated, 1 decode).")
 
 
 def test_the_scalers_least_is_said():
     policy = ScalingPolicy(model=MODEL, role="decode", min_instances=2)
-    assert "The scaling policy of decode wants at least 2: it wakes or starts one." in left("decode", policy, decode=1)
+    assert "The scaling policy for decode requires at least 2, so the scaler wakes or starts one." in left(
+        "decode", policy, decode=1
+    )
     assert "scaling policy" not in left("decode", policy, decode=2)
 
 
@@ -60,18 +60,18 @@ def test_only_those_that_take_requests_now_are_counted(db):
     factories.instance(row.model, id="d-4", role="decode", observed_state="starting")
     factories.instance(id="d-5", role="decode")
     for choice in sleep_choices(row):
-        assert "it is the last that decodes for 1 instance" in choice.asked
+        assert "this is the last decode instance for 1 prefill instance" in choice.asked
         assert "1 instance of " in choice.asked.split("Until")[0]
 
 
 @pytest.mark.parametrize(
     ("backend", "source"),
-    [("reference", "another engine's memory or the disk"), ("vllm", "from the disk"), ("sglang", "without --enable-w")],
+    [("reference", "from a peer or from disk"), ("vllm", "from disk"), ("sglang", "without --enable-w")],
 )
 def test_each_level_says_what_it_keeps(db, backend, source):
     first, second = sleep_choices(factories.instance(backend=backend))
-    assert "keeps its weights in the host's" in first.asked
-    assert "no copy kept" in second.asked
+    assert "keeps its weights in host memory" in first.asked
+    assert "discards its weights" in second.asked
     assert source in second.asked
 
 
@@ -79,9 +79,9 @@ def test_the_page_warns_and_offers_both_levels(operator, live_store):
     row = factories.instance()
     address = reverse("instance", args=[row.pk])
     page = html.unescape(operator.get(address).content.decode())
-    assert page.count("Careful: it is the last instance of") == 2
+    assert page.count("Warning: this is the last serving instance of") == 2
     act = {"instance": row.pk, "version": row.version, "action": "sleep_2"}
     said = operator.post(reverse("instance-act"), act, follow=True).content
-    assert b"was told to sleep once what ran there had ended, no weights kept" in said
-    assert b"Sleep at level 2" not in said
+    assert b"will sleep once its running requests finish. Its weights are discarded." in said
+    assert b"Sleep (level 2)" not in said
     assert Action.objects.get(instance=row, kind=Action.Kind.SLEEP).params["level"] == 2

@@ -72,8 +72,8 @@ def test_an_instance_shows_what_it_took_beside_its_fit(viewer, live_store):
 def test_an_instance_that_says_itself_how_many_it_runs_is_shown_so(viewer, live_store):
     one, other = factories.instance(provisioner="static", seqs_unsaid=True), factories.instance(provisioner="static")
     shown = [viewer.get(reverse("instance", args=[row.pk])).content.decode() for row in (one, other)]
-    assert ["of as many as it says itself" in each for each in shown] == [True, False]
-    assert ["of 32 at once" in each for each in shown] == [False, True]
+    assert ["limit set by the server" in each for each in shown] == [True, False]
+    assert ["of at most 32" in each for each in shown] == [False, True]
 
 
 def test_where_stages_are_apart_each_instance_shows_its_own(viewer, live_store):
@@ -103,9 +103,9 @@ def test_a_shipped_profile_is_not_called_fitted(viewer, live_store):
     row = factories.instance(device_kind="gpu", spec={"profile": demo.PROFILE})
     stored = LatencyProfile.objects.create(model=row.model, device_kind="gpu", coefficients=speed, source=demo.PROFILE)
     said = fit_note(viewer, row)
-    assert f"The shipped profile {demo.PROFILE}" in said
-    assert "not fitted to what this fleet measured" in said
-    assert f"emulated with the profile {demo.PROFILE}" in said
+    assert f"Shipped profile {demo.PROFILE}" in said
+    assert "not fitted to measurements of this fleet" in said
+    assert f"emulates the profile {demo.PROFILE}" in said
     assert "0 samples" not in said
     assert "not recorded" not in said
     stored.source, stored.samples, stored.fit_errors = "profiler: mine.json", 40, {"decode_median": 0.05}
@@ -121,14 +121,14 @@ def test_a_stored_profile_that_does_not_say_where_it_is_from_is_not_called_fitte
     LatencyProfile.objects.create(model=row.model, device_kind="gpu", coefficients=speed, source="by hand")
     said = fit_note(viewer, row)
     assert "Stored" in said
-    assert "(by hand): not fitted here" in said
+    assert "(by hand); not fitted here" in said
     assert "samples" not in said
 
 
 def test_an_instance_without_a_fit_or_measurements_is_a_page(viewer, live_store):
     answer = viewer.get(reverse("instance", args=[factories.instance(id="a/b:c").pk]))
     assert answer.status_code == 200
-    assert b"No fit is stored" in answer.content
+    assert b"No profile is stored" in answer.content
     assert viewer.get(reverse("instance", args=["nobody"])).status_code == 404
 
 
@@ -136,11 +136,11 @@ def test_actions_are_wishes_and_audited(operator, live_store):
     row = factories.instance()
     act = {"instance": row.pk, "version": row.version}
     answer = operator.post(reverse("instance-act"), {**act, "action": "drain"}, follow=True)
-    assert b"nothing new is sent there" in answer.content
+    assert b"receives no new requests" in answer.content
     row.refresh_from_db()
     assert row.desired_state == "draining"
     stale = operator.post(reverse("instance-act"), {**act, "action": "stop"}, follow=True)
-    assert b"was changed meanwhile" in stale.content
+    assert b"was changed by someone else" in stale.content
     row.refresh_from_db()
     assert row.desired_state == "draining"
     operator.post(reverse("instance-act"), {**act, "version": row.version, "action": "stop"})
@@ -192,8 +192,8 @@ def test_a_warm_instance_is_shown_and_given_its_weights(operator, live_store):
     assert b"Load weights" in page
     act = {"instance": row.pk, "version": row.version, "action": "load"}
     said = operator.post(reverse("instance-act"), act, follow=True).content
-    assert b"was told to load its weights; it serves once they are there" in said
-    assert b"How its weights came" in said
+    assert b"is loading its weights. It serves requests once they are loaded." in said
+    assert b"Weight loads" in said
     assert b">loading</span>" in said
     assert b"Load weights" not in said
     assert Decision.objects.filter(kind="instance_load_ordered", subject=row.pk).count() == 1
@@ -212,5 +212,5 @@ def test_a_chart_that_can_have_no_points_is_not_drawn(viewer, live_store):
     assert drawn == {
         "p": ["prefill"], "d": ["decode"], "both": ["prefill", "decode"], "was": ["prefill", "decode"]
     }  # fmt: skip
-    assert "It only prefills: there is no decode of its own to show." in pages["p"]
-    assert "It only decodes: there is no prefill of its own to show." in pages["d"]
+    assert "A prefill instance has no decode measurements." in pages["p"]
+    assert "A decode instance has no prefill measurements." in pages["d"]

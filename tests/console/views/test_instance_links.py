@@ -45,7 +45,7 @@ def test_an_instance_shows_its_links_with_what_moved_and_what_failed(viewer, liv
     assert "2.5 GB/s" in html
     assert "120 MB" in html
     assert "&lt;b&gt;connection reset" in html
-    assert "No KV transfer is recorded" in html
+    assert "No KV transfers yet" in html
 
 
 def test_transfers_lead_to_their_request_and_say_how_far_a_failed_one_came(viewer, live_store, pair):
@@ -55,7 +55,7 @@ def test_transfers_lead_to_their_request_and_say_how_far_a_failed_one_came(viewe
     assert [each["received"] for each in answer.context["transfers"]] == [True, True]
     assert "500 MB/s" in html
     assert reverse("request", args=["req-lost"]) in html
-    assert "the link between the two was down, got as far as moving" in html
+    assert "the link between the two was down, last state: moving" in html
     assert "attempt 2" in html
     answer, _ = page(viewer, "prefill-1")
     assert [(each["received"], each["other"]) for each in answer.context["transfers"]] == [(False, "decode-1")] * 2
@@ -79,7 +79,7 @@ def test_the_fleet_counts_links_and_lists_those_that_are_not_up(
     _, shared = pair
     html = viewer.get(reverse("fleet")).content.decode()
     assert "1 up, 0 degraded, 0 down" in html
-    assert "Every link is up" in html
+    assert "All links are up" in html
     InstanceLink.objects.create(source="decode-1", target="prefill-1", state="down", last_error="no answer", **shared)
     with django_assert_max_num_queries(10):
         html = viewer.get(reverse("fleet")).content.decode()

@@ -31,13 +31,13 @@ def post(client, row, role, version=None):
 def test_the_page_says_what_would_happen_and_what_cannot(operator, row):
     html = operator.get(reverse("instance-role", args=[row.pk])).content.decode()
     assert "It only decodes" in html
-    assert "Make one decode first" in html
+    assert "Change another instance to decode first" in html
     assert html.count("disabled") == 1
 
 
 def test_a_role_is_set_audited_and_told_to_the_gateways(operator, row, told):
     html = post(operator, row, "decode").content.decode()
-    assert "The role of engine-x is decode" in html
+    assert "The role of engine-x is now decode" in html
     row.refresh_from_db()
     assert row.role == "decode"
     decision = Decision.objects.get(kind="instance_role_set")
@@ -48,7 +48,7 @@ def test_a_role_is_set_audited_and_told_to_the_gateways(operator, row, told):
 
 def test_what_is_impossible_is_refused_with_its_reason(operator, row, told):
     html = post(operator, row, "prefill").content.decode()
-    assert "Nothing was done. No instance of" in html
+    assert "has no decode instance" in html
     assert Instance.objects.get(pk=row.pk).role == "collocated"
     assert told == []
 
@@ -56,7 +56,7 @@ def test_what_is_impossible_is_refused_with_its_reason(operator, row, told):
 def test_the_second_of_two_operators_changes_nothing(operator, row):
     post(operator, row, "decode")
     html = post(operator, row, "collocated", version=row.version).content.decode()
-    assert "was changed meanwhile" in html
+    assert "was changed by someone else" in html
     assert Instance.objects.get(pk=row.pk).role == "decode"
 
 

@@ -63,7 +63,7 @@ def test_the_next_part_has_what_happened_meanwhile(operator, live_store):
     row.save()
     live_store.fleets = [now_fleet(instances=[instance(running=7)])]
     after = operator.get(reverse("instance-live", args=[row.pk])).json()["html"]
-    assert ("Take the drain back" in before, "Take the drain back" in after) == (False, True)
+    assert ("Cancel drain" in before, "Cancel drain" in after) == (False, True)
     assert "7<small>of" in after
     assert f'name="version" value="{row.version}"' in after
 

@@ -117,7 +117,7 @@ def test_a_scale_out_that_is_forgotten_breaks_no_page(viewer, live_store):
         params={"scale_out": asked}, created_at=THEN,
     )  # fmt: skip
     html = viewer.get(address(row)).content.decode()
-    assert "Number 999999 is no longer on record" in html
+    assert "Decision 999999 is no longer stored" in html
     assert "/audit/999999/" not in html
     served = decide("scale_out_served", "warm", inputs={"instance": "old-1", "scale_out": 999_999})
     assert "/audit/999999/" not in viewer.get(address(served)).content.decode()

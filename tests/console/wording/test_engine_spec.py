@@ -51,7 +51,7 @@ def test_no_option_of_our_own_engine_is_taken_for_a_secret():
 def test_it_is_on_the_page_of_the_instance_alone(viewer, live_store):
     row = factories.instance(spec={"scheduler": "slackline", "folder": "/models/<b>"})
     html = viewer.get(reverse("instance", args=[row.pk])).content.decode()
-    assert "What its engine was started with" in html
+    assert "Engine settings" in html
     assert "/models/&lt;b&gt;" in html
     assert "/models/" not in viewer.get(reverse("fleet")).content.decode()
     assert "/models/&lt;b&gt;" in viewer.get(reverse("instance-live", args=[row.pk])).json()["html"]
@@ -59,5 +59,5 @@ def test_it_is_on_the_page_of_the_instance_alone(viewer, live_store):
 
 def test_where_nothing_is_set_the_page_says_so(viewer, live_store):
     ours, theirs = factories.instance(), factories.instance(provisioner="static")
-    assert "on its defaults" in viewer.get(reverse("instance", args=[ours.pk])).content.decode()
-    assert "Somebody else started it" in viewer.get(reverse("instance", args=[theirs.pk])).content.decode()
+    assert "uses its defaults" in viewer.get(reverse("instance", args=[ours.pk])).content.decode()
+    assert "not started by Slackline" in viewer.get(reverse("instance", args=[theirs.pk])).content.decode()
