@@ -27,9 +27,10 @@ latency profiles and virtual time. Kairos runs the same engine schedulers in an 
 paper's description, or if the paper gives nothing to compare with.
 
 """
-MARKS = {True: "yes", False: "**no**", None: "-"}
+MARKS = {True: "yes", False: "no", None: "not judged"}
 SUMMARY = ("paper", "figure", "reached", "not judged", "first claim", "paper's", "ours")
-CLAIMS = ("figure", "claim", "paper's", "ours", "reached", "setting", "seeds")
+CLAIMS = ("figure", "claim", "paper's", "ours", "reached", "setting", "seeds", "reason")
+CLAIMS_NAMED = 2  # of those that one reason explains
 LONGEST_NAME = 60  # characters of a table's file name
 TITLES = {"flowprefill": "FlowPrefill", "concord": "Concord"}  # papers whose stored results have another spelling
 
@@ -85,11 +86,9 @@ def _page(section: Section, folder: Path) -> str:
         _run(section.meta) if section.meta else "",
     ]
     parts += ["## Results\n\n", _markdown(("figure", "reached", "not judged"), rows), "\n"]
+    parts += [f"![{plot.title}]({plot.name}.svg)\n\n" for plot in section.plots]
     parts += _reasons(section.claims)
-    parts += ["## Tables\n\n", _tables(section, folder), "\n"]
-    if section.plots:
-        parts.append("## Plots\n\n")
-        parts += [f"![{plot.title}]({plot.name}.svg)\n\n" for plot in section.plots]
+    parts += ["## Tables\n\n", _tables(section, folder)]
     return "".join(parts).rstrip() + "\n"
 
 
@@ -101,14 +100,25 @@ def _run(meta: Mapping[str, Any]) -> str:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
-    given = [f"- {claim.figure}, {claim.claim}: {claim.reason}\n" for claim in claims if claim.reason]
-    return ["## Differences from the paper\n\n", *dict.fromkeys(given), "\n"] if given else []
+    """Each reason once, with the claims that it explains; every claim's own is in the table of all claims."""
+    given: dict[tuple[str, str], list[str]] = {}
+    for claim in claims:
+        if claim.reason:
+            given.setdefault((claim.figure, claim.reason), []).append(claim.claim)
+    lines = [f"- **{figure}**, {_some(names)}: {reason}\n" for (figure, reason), names in given.items()]
+    return ["## Differences from the paper\n\n", *lines, "\n"] if lines else []
+
+
+def _some(names: Sequence[str]) -> str:
+    first = list(dict.fromkeys(names))[:CLAIMS_NAMED]
+    more = len(names) - len(first)
+    return "; ".join(f'"{name}"' for name in first) + (f" and {more} more" if more else "")
 
 
 def _tables(section: Section, folder: Path) -> str:
     """Writes every claim and every table as CSV; returns the list of links."""
     rows = [
-        [c.figure, c.claim, c.theirs, c.ours, MARKS[c.reached].strip("*"), c.setting, " ".join(map(str, c.seeds))]
+        [c.figure, c.claim, c.theirs, c.ours, MARKS[c.reached], c.setting, " ".join(map(str, c.seeds)), c.reason]
         for c in section.claims
     ]
     place = folder / "tables" / _name(section.paper)

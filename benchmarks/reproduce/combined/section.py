@@ -25,24 +25,24 @@ from controller.simulator import Demand, InstanceSettings, Simulation, Simulatio
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
-TEXT = """`slackline` as a whole: dispatcher and migrator of that name in front, and inside the engines what one started
-with `--scheduler slackline` runs, with the options that `controller/policies/by_stage.py` gives it and no others.
+TEXT = """`slackline` as a whole: dispatcher and migrator of that name in the gateway, and in the engines the scheduler
+that `--scheduler slackline` starts, with the options of `controller/policies/by_stage.py` and no others.
 **Collocated** engines run their own scheduler with the deadline as priority, or CALM (packed by bandwidth, 96 sequences
-a step) where classes with end-to-end deadlines or workflows are served; **prefill** engines are preemptive (S-EDF,
-SLO-aware batching, operator boundaries); **decode** engines run `kairos_decode`, its table begun with the engine's
-profile. The dispatcher holds nothing back from an engine whose policy chooses by value among all it has (`selects`).
+a step) if classes with end-to-end deadlines or workflows are served; **prefill** engines are preemptive (S-EDF,
+SLO-aware batching, operator boundaries); **decode** engines run `kairos_decode`, its table started from the
+engine's profile. An engine whose policy selects by value (`selects`) gets every request at once.
 
 Each row is a load of the paper's home workload in the setting of its own section. "Paper's own" is the best that the
 paper has for it: HyperFlexis' and FlowPrefill's policies as printed; of Kairos the better at that load of *as read* and
 *as printed*; of Concord the better at that load of packed and whole slots, each at the best of the section's sweep.
 Both run the same arrivals, seed by seed; "at least as good" is: the mean of the differences is not below zero by more
 than its standard error. Rows of Figures 5 to 7 are that section's own figures, where the spread over seeds is not kept:
-there nothing is allowed for noise. HyperFlexis with prefill and decode apart (Fig. 4) is measured here again, since its
-section runs vLLM's batching in all engines and the set does not.
+there is no tolerance for noise. Disaggregated HyperFlexis (Fig. 4) is measured again here, since its section runs
+vLLM's batching in all engines and the set does not.
 
-Kairos' setting is simulated whole here, with `decode_by: longest` (a step takes as long as its longest sequence needs)
-as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and migrator
-believe a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
+Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
+needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and migrator
+use a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
 """
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never holds a prefill up, as in FlowPrefill's section
 

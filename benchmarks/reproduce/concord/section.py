@@ -34,7 +34,7 @@ HEADLINE = 4.0  # programs/s: where the baselines stand to each other as in the 
 SEEDS = (1, 2, 3)
 HOUR_S = 3600.0
 DESCRIBED = (AUTELLIX.name,)
-BUILT = "no verdict: Autellix is built from its description in Concord's text and from excerpts of its paper"
+BUILT = "not judged: Autellix is built from its description in Concord's text and from excerpts of its paper"
 HEAD = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests) a seed"
 ONE_SEED = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 requests), one seed"
 HOUR = f"{HEADLINE:g} programs/s on one engine, one hour, one seed"
@@ -327,18 +327,18 @@ four models on 16 A100s). A program is a request; one in three is compound, of 3
 programs make some 11,000 LLM requests; the hour has {round(HEADLINE * HOUR_S):,} programs. The curves over load
 (Figures 6.3 to 6.5) have 700 programs a rate (some 3,200 requests), Figures 6.8 to 6.10, burstiness and predictor error
 600 (some 2,700; more where requests are short or engines several), one seed each: fewer than the 10,000 requests and
-five runs wanted, because the whole took 18 minutes of a core as it is. Lengths are those of
+five runs of the paper, because all of it already takes 18 minutes of a core. Lengths are those of
 Table 6.1; stages, calls a stage and tools are chosen (controller/simulator/workloads/concord_mix.py).
 Arrivals: {arrivals}.
 Those gaps have a coefficient of variation of 1.09, hardly burstier than Poisson; the table on burstiness has 2 and 4.
 Headline at {HEADLINE:g} programs/s, {HEADLINE / knee:.2f} times the rate up to which LTR keeps 90 % of its goodput per
 program; means over seeds {", ".join(map(str, seeds))} (the paper: five), other figures one seed. The paper gives no
-load: at this one the baselines stand to each other much as there, LTR earning {stand:.1f} times what Autellix does (5.3
-to 6.1 over 1.3 to 1.7: about 3.8). What analysers predict is a noise model
+load: at this one the baselines compare with each other much as there, LTR earning {stand:.1f} times what Autellix does
+(5.3 to 6.1 over 1.3 to 1.7: about 3.8). What analysers predict is a noise model
 (length error 0.5, bounds that hold nine times in ten, graph error 0.3), the oracle has none; how long stages take
 under load is learned from the programs that ended in time, for both. LTR's ranking errs by a Kendall tau of about
 0.6. All requests are sent to the engine at once, and it alone orders them. No system drops any; CALM serves late ones
-while they hold up nobody. Unfinished ones are cut 120 s after the last arrival, past every deadline. Preempted
+while they delay no other. Unfinished ones are cut 120 s after the last arrival, past every deadline. Preempted
 sequences keep their KV while there is room, for every system that preempts.
-`Concord (CALM)` packs by bandwidth (`rectangles`), `whole slots` is Algorithm 4.1. Every system at the best of its own
-settings, found with another seed: {chosen}."""
+`Concord (CALM)` packs by bandwidth (`rectangles`), `whole slots` is Algorithm 4.1. Every system runs at the best of
+its own settings, found with another seed: {chosen}."""

@@ -24,24 +24,23 @@ take 32 sequences (those of `make bench-vllm`; the paper gives no number, a tabl
 step with vLLM's batching (`vllm_v1`), no prefix cache; weights load in the seconds of its Table 2.
 
 Workloads are its Table 1: {per_task} requests a task, Poisson, each task at an equal share of the rate, seeds {seeds};
-a client says its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same
+a client states its output length as `max_tokens`. Loads are multiples of the rate at which round robin on the same
 instances attains 90 %. Requests never give up: a late answer is a miss, not an error. Cost is provisioned instance time
 (eq. 3) in units of 50 ms, from the start of the run to its last answer; latency is over answered requests.
 
 *hyperflexis (as printed)* is Alg. 1 with its silent branches filled; *slackline* is the default policy set. Round robin
-stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. It stands in every
-figure; it has none of Fig. 8's intervals (a line to compare with), and with one task alone (Fig. 7) it *is* round
-robin. SCORPIO is read from its public scheduler: *behind round robin* as the paper put it (sec. 7.4: one on each
-worker, which sees its own queue alone; answers paced by credits; put off rather than refused, since its latencies and
-costs lie above all others' in the paper, as they only can where all is answered), and twice stronger than that, with
-one queue for both workers: *as published* (it refuses) and *at its best* of all settings, chosen for each mix by the
-sweep below. ALADDIN and the annealer are built from abstracts, summaries and HyperFlexis' description, since their
-papers could be read here in excerpts only and no code of their authors was found: "-" in the column *reached*. They too
-run at the best of their sweep.
+stands for Llumnix with round robin; *engine priority by class* is what an engine offers today. It appears in every
+figure; with one task alone (Fig. 7) it is the same as round robin. SCORPIO follows its public scheduler in three forms:
+*behind round robin* as in the paper (sec. 7.4: one on each worker, with its own queue; answers paced by credits;
+requests deferred rather than refused, since its latencies and costs in the paper are possible only if all are
+answered), and two stronger ones with one queue for both workers: *as published* (it refuses) and *at its best* of all
+settings, chosen for each mix by the sweep. ALADDIN and the annealer are built from abstracts, summaries and
+HyperFlexis' description, since their papers were available in excerpts only and no code of their authors was found:
+their claims are not judged. They too run at the best of their sweep.
 
-Sizes that are smaller than the figures': SCORPIO's sweep and the scaler's thresholds are of {swept} alone, the table of
-sequences an engine of one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper has
-Qwen32B in Fig. 8 and does not name Fig. 6's).
+Smaller than in the figures: SCORPIO's sweep and the scaler's thresholds use {swept} alone, the table of
+sequences per engine uses one model. Models: Fig. 3 and Table 2 three, Fig. 4, 5 and 7 two, Fig. 6 and 8 one (the paper
+has Qwen32B in Fig. 8 and does not name Fig. 6's).
 """
 
 

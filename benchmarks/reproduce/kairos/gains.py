@@ -76,7 +76,7 @@ def gains(curves: Curves, key: str) -> dict[float, float]:
 
 def claims(curves: Curves, at: Mapping[str, float], seeds: Sequence[int]) -> list[Claim]:
     """Judged at the paper's normalised load (`at`, see `equal_loads`); the largest gain at any load is a row without a
-    verdict."""
+    result."""
     made = []
     for key, (theirs, qps) in GAINS.items():
         by_rate = gains(curves, key)

@@ -181,14 +181,13 @@ million tokens) was set so that *DistServe* comes near the paper's DistServe; a 
 
 *As read* is `kairos_urgency` and `kairos_decode` reserving a step of the active set; *as printed* is
 `kairos_urgency_printed` reserving a solo step. All requests are of one class, so an engine's own priority by class, or
-by deadline, is first come, first served: the baseline of today *is* DistServe's order here. S-EDF is shown as the
-strongest other order at hand.
+by deadline, is first come, first served: today's baseline is the same as DistServe's order here. S-EDF is shown as the
+strongest other order.
 
 The paper's largest gains are at QPS 3.0 (Figure 6: 2.0), which is {over:.2f} ({under:.2f}) times the load at which its
-DistServe holds 90 % of TTFTs. A verdict is given at that multiple of our DistServe's own 90 % TTFT point; the same QPS
-and the largest gain at any load stand beside it. Everything else on this page runs in the simulator
-(`controller/simulator`); Kairos runs in an event loop of its own around the engine schedulers that serve, since the
-simulator's latency model has no step that costs what its longest sequence costs.
+DistServe holds 90 % of TTFTs. Claims are judged at that multiple of our DistServe's own 90 % TTFT point; the same QPS
+and the largest gain at any load are shown beside it. This paper runs in an event loop of its own around the engine
+schedulers that serve, since its decode step takes as long as its longest sequence needs.
 """
 
 
