@@ -41,8 +41,8 @@ there is no tolerance for noise. Disaggregated HyperFlexis (Fig. 4) is measured 
 vLLM's batching in all engines and the set does not.
 
 Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
-needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and migrator
-use a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
+needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
+migrator use a profile fitted (eq. 1 and 2, as the profiler does) to the steps of another seed's run on that device.
 """
 BIG_KV, MANY = 1 << 26, 4096  # a decode instance that never holds a prefill up, as in FlowPrefill's section
 
