@@ -1,7 +1,7 @@
-"""The admin site: the audit and the request records to search and export, all else of ours to look at.
+"""The admin site: the audit log and the request records to search and export, and all other tables to view.
 
-Nothing of ours is edited here: changes go through the console and the control API, whose services audit them. People
-are: their changes are audited too (`admin/people.py`).
+Only people are edited here, which is audited (`admin/people.py`). All other changes go through the console and the
+control API, whose services audit them.
 """
 
 from controller.admin import configuration, experiments, history, links, people

@@ -1,4 +1,4 @@
-"""Read-only tables, pages that never count a large table, and the audit of what the admin site itself changes."""
+"""Read-only tables, pages that never count a large table, and the audit of changes made in the admin site."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-ROWS_PAGED = 5_000  # beyond that: filter, or export
+ROWS_PAGED = 5_000  # for more, filter or export
 
 
 class BoundedPaginator(Paginator):
-    """Counts and pages the first ROWS_PAGED rows only, so that no page reads a whole table."""
+    """Counts and shows the first ROWS_PAGED rows only, so that no page reads a whole table."""
 
     object_list: QuerySet[Any]
 
@@ -24,7 +24,7 @@ class BoundedPaginator(Paginator):
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):
-    """All staff may look; nobody adds, changes or deletes."""
+    """All staff can view; nobody can add, change or delete."""
 
     list_per_page = 50
     list_max_show_all = 200

@@ -1,4 +1,4 @@
-"""Configuration and fleet, to look at."""
+"""Configuration and fleet, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments and traces, to look at."""
+"""Experiments and traces, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV of everything a filtered list holds, streamed page by page: memory stays flat however many rows there are."""
+"""A filtered list as CSV, streamed page by page, so that memory does not grow with the number of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controller.selectors.exports import csv_lines
 
 
 class ExportAdmin(ReadOnlyAdmin):
-    """Adds `export/` to a list, with the list's own filters. `newest_by`: the time column; ties go by primary key."""
+    """Adds `export/` to a list, with the filters of the list. `newest_by`: the time column; ties go by primary key."""
 
     change_list_template = "admin/controller/change_list_export.html"
     newest_by: str
@@ -26,7 +26,7 @@ class ExportAdmin(ReadOnlyAdmin):
         return [path("export/", self.admin_site.admin_view(self.export), name=name), *super().get_urls()]
 
     def export(self, request: HttpRequest) -> StreamingHttpResponse:
-        if "\x00" in "".join(map(str, request.GET.values())):  # it would be found while the answer is on its way
+        if "\x00" in "".join(map(str, request.GET.values())):  # otherwise it would fail after the answer has begun
             raise BadRequest("A filter holds a NUL character.")
         try:
             rows = self.get_changelist_instance(request).get_queryset(request)

@@ -1,4 +1,4 @@
-"""Filters of the large tables: by value (choices read off an index) and by time."""
+"""Filters of the large tables: by value (choices come from an index) and by time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def by_value(table: type[Model], field: str, title_text: str) -> type[admin.Simp
 
 def within(field: str) -> type[admin.SimpleListFilter]:
     class Within(admin.SimpleListFilter):
-        """A window that ends now. Any other: `?<field>__gte=2026-01-31T00:00Z&<field>__lt=...` in the address."""
+        """A window that ends now. For any other: `?<field>__gte=2026-01-31T00:00Z&<field>__lt=...` in the address."""
 
         title = "time"
         parameter_name = "within"

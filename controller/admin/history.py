@@ -1,4 +1,4 @@
-"""The audit and the request records: read-only, filterable by kind, actor, subject and time, exportable."""
+"""The audit log and the request records: read-only, with filters by kind, actor, subject and time, and export."""
 
 from __future__ import annotations
 

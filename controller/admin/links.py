@@ -1,4 +1,4 @@
-"""Links between instances and KV transfers, to look at."""
+"""Links between instances and KV transfers, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People and their roles are edited here, by superusers; each change leaves a Decision like any other."""
+"""Superusers edit people and their roles here; each change is recorded as a Decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ admin.site.site_header = admin.site.site_title = "Slackline"
 
 @admin.register(Group)
 class RoleAdmin(ReadOnlyAdmin):
-    """The three roles are fixed; who has which is said with the person."""
+    """The three roles are fixed; a person's role is set on the person."""
 
     list_display = ("name",)
     exclude = ("permissions",)
@@ -29,7 +29,7 @@ class RoleAdmin(ReadOnlyAdmin):
 
 @admin.register(User)
 class PersonAdmin(UserAdmin):
-    """Django's own, with an audit record in the transaction of each change. Never with a password in it."""
+    """Django's user admin, with an audit record in the transaction of each change, which never contains a password."""
 
     list_display = ("username", "email", "is_active", "is_superuser", "last_login")
     fieldsets = (

@@ -1,4 +1,4 @@
-"""Tables of the control plane, one family a file. Services write them, selectors read them."""
+"""Tables of the control plane, one family in each file. Services write them, selectors read them."""
 
 from controller.models.actions import Action, Transfer
 from controller.models.config import ConfigVersion

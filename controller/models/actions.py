@@ -1,4 +1,4 @@
-"""What is being done to instances over more than one moment: the truth behind the queue `actions`."""
+"""Actions on instances that take longer than one request; the Celery queue `actions` only announces them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from controller.models.fleet import Instance, Link
 
 
 class Action(models.Model):
-    """One order. A worker holds it by `lease_until` while it looks; a lease that ran out is anybody's.
+    """One order. A worker holds it until `lease_until` while it works on it; any worker may take an expired lease.
 
-    `params`: what was ordered (`sources`, if its caller chose them; `plan`, what was chosen for it). `tries`: how often
-    the engine was told. `attempts`: what was tried (source, seconds, bytes, error). `decision`: the one at its end.
+    `params`: the order (`sources`, if its caller chose them; `plan`, the chosen ones). `tries`: how often it was sent
+    to the engine. `attempts`: what was tried (source, seconds, bytes, error). `decision`: the Decision at its end.
     """
 
     class Kind(models.TextChoices):
@@ -76,10 +76,10 @@ class Action(models.Model):
 
 
 class Transfer(models.Model):
-    """One attempt to bring weights to an instance: from where, over which link, how much, how fast, why not.
+    """One attempt of a weight load: source, link, bytes, seconds, and the error if it failed.
 
-    `source`: the engine they came from, "" where they did not come from an engine's memory. The KV of requests has
-    rows of its own, in partitions (`KvTransfer`).
+    `source`: the engine that gave the weights; "" if they did not come from an engine's memory. KV transfers have
+    their own table (`KvTransfer`).
     """
 
     class State(models.TextChoices):
@@ -116,5 +116,5 @@ class Transfer(models.Model):
 
     @property
     def bytes_s(self) -> float | None:
-        """Bytes a second; None where nothing moved."""
+        """Bytes/s; None if nothing was transferred."""
         return self.bytes / self.seconds if self.bytes and self.seconds > 0 else None

@@ -1,4 +1,4 @@
-"""What editable rows share."""
+"""What editable tables share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = RegexValidator(
 
 
 def above_zero(value: float) -> None:
-    """Validator. NaN and infinity too are refused: PostgreSQL would store them, and sort NaN above everything."""
+    """Validator. Rejects NaN and infinity as well, which PostgreSQL would store, with NaN above every number."""
     if not (math.isfinite(value) and value > 0):
         raise ValidationError("Must be a number above 0.")
 
@@ -30,7 +30,8 @@ def share(value: float) -> None:
 
 
 class Versioned(models.Model):
-    """`version` rises with each change: an update names the version it saw, and a second saver sees the conflict."""
+    """`version` rises with each change. An update names the version that it is based on, so a concurrent one
+    conflicts."""
 
     version = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -41,7 +42,7 @@ class Versioned(models.Model):
 
 
 def positive(field: str, *, name: str, optional: bool = False) -> models.CheckConstraint:
-    """CHECK that a number is above zero (or null where `optional`)."""
+    """A CHECK constraint that a number is above zero (or null, if `optional`)."""
     condition = models.Q(**{f"{field}__gt": 0})
     if optional:
         condition |= models.Q(**{f"{field}__isnull": True})

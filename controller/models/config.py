@@ -1,4 +1,4 @@
-"""The number that tells gateways to read their configuration again."""
+"""The version that tells gateways to read their configuration again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class ConfigVersion(models.Model):
-    """One row (id 1), raised in the transaction of every change a gateway must see."""
+    """One row (id 1), raised in the transaction of every change that gateways must see."""
 
     version = models.BigIntegerField(default=1)
     updated_at = models.DateTimeField(auto_now=True)

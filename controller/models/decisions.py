@@ -1,4 +1,4 @@
-"""The audit (append-only)."""
+"""The audit log (append-only)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from django.db.models import Q
 
 
 class Decision(models.Model):
-    """Who decided what, when, on which figures. A trigger refuses UPDATE and DELETE.
+    """Who decided what, when, and on which figures. A trigger rejects UPDATE and DELETE.
 
-    `subject_type` and `subject` name the row it is about ("slo_class", "interactive"); `reason` is machine-readable;
-    `inputs` are the figures (a person's change: `before` and `after`), `rejected` the alternatives and why not them.
+    `subject_type` and `subject` name the row it is about ("slo_class", "interactive"). `reason` is a code. `inputs` are
+    the figures (of a person's change: `before` and `after`), `rejected` the alternatives with the reason against each.
     """
 
     class ActorType(models.TextChoices):
@@ -31,7 +31,7 @@ class Decision(models.Model):
     rejected = models.JSONField(default=dict)
     request_id = models.CharField(max_length=64, blank=True)
     idempotency_key = models.CharField(max_length=200, null=True, unique=True)
-    is_new = True  # not a column: False when a recorded decision was found under the same key
+    is_new = True  # not a column; False if a decision with the same idempotency key was found
 
     class Meta:
         db_table = "decision"

@@ -1,4 +1,4 @@
-"""Experiments: what was asked of the simulator, each of its runs, and the traces that were handed in."""
+"""Experiments: their configuration, each of their runs, and registered traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.models.base import NAME, Versioned
 
 
 class Trace(models.Model):
-    """A registered request trace: CSV in the columns of services.traces, kept compressed. Never changed."""
+    """A registered request trace: CSV with the columns of services.traces, compressed. It never changes."""
 
     slug = models.CharField(max_length=80, unique=True, validators=[NAME])
     name = models.CharField(max_length=120)
@@ -38,8 +38,8 @@ class Trace(models.Model):
 class Experiment(Versioned):
     """One comparison. `spec` is the simulator's JSON with fleets and profiles resolved, so that it can be run again.
 
-    A worker holds it by `lease_token` until `lease_until`; whoever writes without the token writes nothing. `progress`
-    is a share 0..1, `spent_s` wall seconds of work over all attempts, `notes` what was sampled or estimated.
+    A worker holds it by `lease_token` until `lease_until`; a write without the token changes nothing. `progress`: share
+    from 0 to 1; `spent_s`: wall seconds over all attempts; `notes`: what was sampled or estimated.
     """
 
     class Kind(models.TextChoices):
@@ -105,12 +105,12 @@ class Experiment(Versioned):
 
     @property
     def labels(self) -> list[str]:
-        """Of what is compared, in the order asked."""
+        """Labels of the compared policies, in the configured order."""
         return [label_of(each) for each in self.spec.get("policies", [])]
 
 
 class ExperimentRun(models.Model):
-    """One policy at one rate with one seed. `report` once it ended: what is there is not run again."""
+    """One policy at one rate with one seed. `report` is set when it ends; such a run is not repeated."""
 
     experiment = models.ForeignKey(Experiment, on_delete=models.CASCADE, related_name="runs")
     number = models.PositiveSmallIntegerField()
@@ -131,7 +131,7 @@ class ExperimentRun(models.Model):
 
 
 def label_of(policy: Any) -> str:
-    """Of one entry of a spec's `policies`: its label, else the policy set's name."""
+    """The label of an entry of a spec's `policies`, else the name of its policy set."""
     if isinstance(policy, str):
         return policy
     return str(policy.get("label") or policy.get("name") or "")

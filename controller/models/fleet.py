@@ -1,4 +1,4 @@
-"""Models that are served, where they can run, and the instances that serve them."""
+"""Models that are served, the hosts and devices they can run on, and the instances that serve them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KvRole(models.TextChoices):
 
 
 class ServedModel(Versioned):
-    """A model under its public name. Without a tokenizer prompt tokens are estimated from characters."""
+    """A model under its public name. Without a tokenizer, prompt tokens are estimated from characters."""
 
     name = models.CharField(max_length=120, unique=True, validators=[NAME])
     aliases = models.JSONField(default=list, blank=True)
@@ -45,7 +45,7 @@ class ServedModel(Versioned):
 
 
 class LatencyProfile(models.Model):
-    """Coefficients of HyperFlexis eq. 1-2 (core.types.LatencyCoefficients as an object) with their fit."""
+    """Coefficients of HyperFlexis eq. 1-2 (core.types.LatencyCoefficients as a JSON object) with their fit."""
 
     model = models.ForeignKey(ServedModel, on_delete=models.CASCADE, related_name="latency_profiles")
     device_kind = models.CharField(max_length=64)
@@ -138,9 +138,9 @@ class Link(Versioned):
 
 
 class Weights(models.TextChoices):
-    """Where an instance stands with its model's weights. `absent`: warm, its process is up and waits for them.
+    """The state of an instance's weights. `absent`: a warm spare, whose process is up and waits for them.
 
-    `leaving`: it falls asleep; nothing new is sent there. `asleep`, `waking`: nothing is sent there at all.
+    `leaving`: it falls asleep, and nothing new is sent there. `asleep`, `waking`: nothing is sent there at all.
     """
 
     PRESENT = "present", "Present"
@@ -151,7 +151,7 @@ class Weights(models.TextChoices):
     WAKING = "waking", "Waking up"
 
 
-# As pages name the state of a process that is ready, by its weights.
+# The state of a ready process by its weights, as pages name it.
 SHOWN = {
     Weights.ABSENT: "warm",
     Weights.LOADING: "loading",
@@ -163,7 +163,8 @@ SHOWN = {
 
 class InstanceQuerySet(models.QuerySet["Instance"]):
     def live(self) -> InstanceQuerySet:
-        """Wanted, or still there. One stopped before it was seen may be starting: it is here until it is known gone."""
+        """Instances that should run or still do. One that was stopped before it was seen may be starting, so it is
+        included until it is known to be gone."""
         return self.exclude(desired_state=Instance.Desired.STOPPED, observed_state__in=Instance.GONE)
 
     def serving(self) -> InstanceQuerySet:
@@ -171,20 +172,21 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
         return self.filter(Instance.serves())
 
     def warm(self) -> InstanceQuerySet:
-        """Wanted, and without weights until a scale-out takes them."""
+        """Warm spares: they should run, and have no weights until a scale-out takes them."""
         return self.filter(desired_state=Instance.Desired.RUNNING, weights=Weights.ABSENT).exclude(
             observed_state__in=Instance.GONE
         )
 
 
 class Instance(Versioned):
-    """A serving engine. `desired_state` is the wish, `observed_state` what its provisioner last saw.
+    """An engine as the control plane manages it. `desired_state`: what should run; `observed_state`: what its
+    provisioner last saw.
 
-    `generation` rises with each change of the wish, `observed_generation` follows when it has been acted upon.
-    `spec` is what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens ...), or what one
-    must know of a server that somebody else started (`kv_role`). `started_role` is what its engine was told at its
-    start ("" until then): it stays when the role is changed, and a process that is started again is told it again.
-    `seqs_unsaid`: an endpoint was registered without a number of sequences, and `max_num_seqs` only stands in for it.
+    `generation` rises with each change of the desired state; `observed_generation` follows once that was acted on.
+    `spec`: what the provisioner needs to start it (profile, seed, max_model_len, kv_capacity_tokens and so on), or
+    facts about a server that somebody else started (`kv_role`). `started_role`: the role that its engine was started in
+    ("" if never). It stays when the role changes, and a process that is started again gets it again. `seqs_unsaid`: an
+    endpoint was registered without a number of sequences, and `max_num_seqs` is a default in its place.
     """
 
     class Desired(models.TextChoices):
@@ -202,7 +204,7 @@ class Instance(Versioned):
         STOPPED = "stopped", "Stopped"
 
     GONE = (Observed.STOPPED, Observed.FAILED)
-    SETTINGS_REFUSED = "given up: its settings are refused"  # how the error of such a one begins
+    SETTINGS_REFUSED = "given up: its settings are refused"  # how the error on its row begins
 
     id = models.CharField(primary_key=True, max_length=64, validators=[NAME])
     model = models.ForeignKey(ServedModel, on_delete=models.PROTECT, related_name="instances")
@@ -273,8 +275,8 @@ class Instance(Versioned):
     def serves(cls) -> models.Q:
         """What a gateway may send to, or lets finish.
 
-        One whose weights are on their way is among them: the gateway sees it asleep, and sends as soon as it wakes. One
-        that wakes is not: a vLLM may be awake with weights that are not whole yet.
+        An instance that loads weights is among them: the gateway sees it asleep, and sends requests as soon as it is
+        awake. An instance that wakes up is not, since a vLLM may be awake before its weights are whole.
         """
         return models.Q(
             ~models.Q(url=""),
@@ -285,41 +287,41 @@ class Instance(Versioned):
 
     @property
     def ranks(self) -> int:
-        """Processes of a reference engine that hold a part of a real model each. An emulated one is whole, whatever
-        `tp` its latencies are of, and what other engines do with theirs is their own business."""
+        """Tensor-parallel processes of a reference engine, each with a part of a real model. An emulated engine has
+        one, whatever `tp` its latencies are for. The ranks of other engines do not matter here."""
         return self.tp if self.backend == "reference" and self.spec.get("executor") == "torch" else 1
 
     @property
     def settings_refused(self) -> bool:
-        """Another one like it would fail as well."""
+        """Whether its engine refused its settings, so that another one like it would fail as well."""
         return self.error.startswith(self.SETTINGS_REFUSED)
 
     @property
     def said_seqs(self) -> int | None:
-        """Sequences at once, as somebody said; None: what the engine says of itself counts. A process of a version that
-        knows no `seqs_unsaid` may have written another number."""
+        """Concurrent sequences as configured; None: the number that the engine reports applies. A process of a version
+        without `seqs_unsaid` may have stored another number."""
         return None if self.seqs_unsaid and self.max_num_seqs == DEFAULT_MAX_NUM_SEQS else self.max_num_seqs
 
     @property
     def role_at_start(self) -> str:
-        """What chose the engine's scheduler, where its start left that to the role."""
+        """The role that chose the engine's scheduler, if its start left that to the role."""
         return self.started_role or self.role
 
     @property
     def kv_role(self) -> str:
-        """What a vLLM server was started with, as whoever registered it said; "": not known."""
+        """The `kv_role` that a vLLM server was started with, according to its registration; "": unknown."""
         return str(self.spec.get("kv_role", "")) if self.backend == "vllm" else ""
 
     @property
     def shown_state(self) -> str:
-        """As pages name it: a process that is ready and has no weights is warm, asleep, or on its way."""
+        """The state as pages name it: a ready process without weights is warm, asleep, loading or waking up."""
         if self.observed_state != self.Observed.READY:
             return self.observed_state
         return SHOWN.get(Weights(self.weights), self.observed_state)
 
 
 class InstanceDevice(models.Model):
-    """Which devices an instance holds. `released_at` null: still held, and then by one instance alone."""
+    """A device that an instance holds. `released_at` null: it still does, and no other instance holds the device."""
 
     instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="holdings")
     device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="holdings")
@@ -339,7 +341,7 @@ class InstanceDevice(models.Model):
 
 
 class InstanceInterval(models.Model):
-    """Provisioned time in one role: the cost of HyperFlexis eq. 3 is its length times the unit cost."""
+    """Provisioned time in one role. Its length times the unit cost is the cost of HyperFlexis eq. 3."""
 
     instance = models.ForeignKey(Instance, on_delete=models.CASCADE, related_name="intervals")
     role = models.CharField(max_length=16, choices=Role.choices)

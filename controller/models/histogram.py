@@ -1,11 +1,11 @@
-"""Buckets of the latency histograms that the minute roll-up keeps. Their bounds are part of the stored data."""
+"""Buckets of the latency histograms in the roll-up by minute. Their bounds are part of the stored data."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-# Upper bounds in seconds, four a decade-and-a-bit: a quantile read from them is off by at most a quarter.
+# Upper bounds in seconds, so close that a quantile read from them is off by at most a quarter.
 BOUNDS_S: tuple[float, ...] = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0,
     1.4, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0,
@@ -22,9 +22,8 @@ def bucket(seconds: float) -> int:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Seconds below which `share` (0..1) of the counted lie, interpolated in its bucket; None when nothing is counted.
-
-    In the unbounded bucket the answer is its lower bound.
+    """The number of seconds below which `share` (0 to 1) of the counts lie, interpolated in its bucket; None without
+    counts. In the unbounded bucket it is the lower bound.
     """
     total = sum(counts)
     if total == 0:

@@ -1,4 +1,4 @@
-"""Links between instances as they are now and were, and every KV transfer over them."""
+"""Links between instances, current and past, and every KV transfer over them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REACHED_CHOICES = [(state, state.capitalize()) for state in REACHED]
 
 
 class InstanceLink(models.Model):
-    """The connection over which `target` pulls KV from `source`, as its engine reports it (once a second at most).
+    """The connection over which `target` pulls KV from `source`, as its engine reports it (at most once a second).
 
-    Names, no foreign keys: history. `link`: the described one between their hosts, where there is one. Counts are since
-    it was made; `closed_at`: when either end had left, or was to have no such link any more.
+    It has names instead of foreign keys, since it is history. `link`: the described link between their hosts, if any.
+    Counts are since it was opened; `closed_at`: when either end had left, or the link was no longer needed.
     """
 
     source = models.CharField(max_length=64)
@@ -60,12 +60,12 @@ class InstanceLink(models.Model):
 
 
 class KvTransfer(models.Model):
-    """One attempt to bring a request's KV from its prefill to a decode instance. Written with the request's record.
+    """One attempt to transfer a request's KV from its prefill to a decode instance. Stored with the request's record.
 
-    `state`: the last of `REACHED` that it reached. `outcome`: `done`, `failed` (by an engine or the way), `undone` (by
-    us: `reason` says which time-out or what else). `seconds`: of the transfer alone where the decode engine measured it
-    (`measured_by` "engine"), else from the placement to its end as the gateway saw it. `overlap_s`: of those, how long
-    the decode engine computed for others. Null: nobody measured it. A partition a day, by `started_at`.
+    `state`: the last of `REACHED` that it reached. `outcome`: `done`, `failed` (by an engine or the network), `undone`
+    (rolled back by us, for the `reason`, such as a timeout). `seconds`: of the transfer alone if the decode engine
+    measured it (`measured_by` "engine"), else from the placement to its end as the gateway saw it. `overlap_s`: how
+    much of that the decode engine computed for others. Null: not measured. One partition a day, by `started_at`.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -91,7 +91,7 @@ class KvTransfer(models.Model):
         db_table = "kv_transfer"
         ordering = ["-started_at", "-id"]
         indexes = [
-            models.Index(fields=["id"], name="kv_transfer_id"),  # the table's primary key begins with the time
+            models.Index(fields=["id"], name="kv_transfer_id"),  # since the table's primary key begins with the time
             models.Index(fields=["request"], name="kv_transfer_request"),
             models.Index(fields=["source", "started_at"], name="kv_transfer_source"),
             models.Index(fields=["target", "started_at"], name="kv_transfer_target"),
@@ -103,6 +103,6 @@ class KvTransfer(models.Model):
 
     @property
     def bytes_s(self) -> float | None:
-        """Bytes a second of one that arrived and was measured."""
+        """Bytes/s of a transfer that arrived and was measured."""
         measured = self.outcome == "done" and self.measured_by == "engine"
         return self.bytes / self.seconds if measured and self.bytes and self.seconds > 0 else None

@@ -1,7 +1,7 @@
-"""Finished requests (a partition a day) and their roll-up by minute.
+"""Finished requests (one partition a day) and their roll-up by minute.
 
-PostgreSQL wants the partition key in the primary key: the table's is (arrived_at, id), made by the migration's SQL. For
-Django `id` alone is the key, because the admin and foreign keys know no composite ones.
+PostgreSQL needs the partition key in the primary key, so the SQL of the migration makes it (arrived_at, id). For Django
+the key is `id` alone, because the admin and foreign keys do not support composite keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ OUTCOMES = [(outcome.value, outcome.value) for outcome in Outcome]
 
 
 class RequestRecord(models.Model):
-    """core.records.RequestRecord as stored, columns in the order of its FIELDS. Names, no foreign keys: history."""
+    """core.records.RequestRecord as stored, with columns in the order of its FIELDS. It has names instead of foreign
+    keys, since it is history."""
 
     id = models.CharField(primary_key=True, max_length=64)
     arrived_at = models.DateTimeField()
@@ -80,9 +81,9 @@ COUNTED = (
 
 
 class AttainmentMinute(models.Model):
-    """Counts of the requests that arrived in one minute. `finished` holds the misses and not the cancelled.
+    """Counts of the requests that arrived in one minute. `finished` includes misses and excludes cancelled requests.
 
-    The histograms count TTFT, TPOT and E2E over models.histogram's bounds, for quantiles over any number of minutes.
+    The histograms count TTFT, TPOT and E2E by the bounds of models.histogram, for quantiles over any number of minutes.
     """
 
     minute = models.DateTimeField()
@@ -108,7 +109,7 @@ class AttainmentMinute(models.Model):
         db_table = "attainment_minute"
         ordering = ["-minute", "tenant", "slo_class", "model"]
         constraints = [
-            # The counts lie in the index: sums over a day read it alone, not the rows with their histograms.
+            # The index covers the counts, so that sums over a day do not read the rows with their histograms.
             models.UniqueConstraint(
                 fields=["minute", "tenant", "slo_class", "model"], include=COUNTED, name="attainment_minute_unique"
             )

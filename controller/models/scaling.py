@@ -1,4 +1,4 @@
-"""How many instances a model may have, and what the scaler remembers between two ticks (HyperFlexis Alg. 3)."""
+"""How many instances a model may have, and the state of the scaler between two ticks (HyperFlexis Alg. 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.models.fleet import Role, ServedModel
 
 
 class ScalingPolicy(Versioned):
-    """Thresholds compare with the load metric, where 1.0 means "as much as fits". Times in seconds."""
+    """Thresholds are compared with the load, where 1.0 means that the fleet is exactly full. Times in seconds."""
 
     model = models.ForeignKey(ServedModel, on_delete=models.CASCADE, related_name="scaling_policies")
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.COLLOCATED)
@@ -21,8 +21,8 @@ class ScalingPolicy(Versioned):
     sustain_s = models.FloatField("load must stay low for", default=15.0)
     cooldown_s = models.FloatField("pause after an action", default=10.0)
     interval_s = models.FloatField("time between two looks", default=1.0)
-    warm = models.PositiveIntegerField("warm instances kept beside", null=True, blank=True)  # none: as devices allow
-    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop
+    warm = models.PositiveIntegerField("warm instances kept beside", null=True, blank=True)  # null: as devices allow
+    sleep_level = models.PositiveSmallIntegerField("scale in by sleep", default=0, db_default=0)  # 0: stop instead
     enabled = models.BooleanField(default=True)
 
     class Meta:
@@ -48,7 +48,7 @@ class ScalingPolicy(Versioned):
 
 
 class ScalerState(models.Model):
-    """A task has no memory: what the decider wants to know next time, stored with its Decision."""
+    """The state that the scaler needs at its next tick, since a task has no memory. Stored with its Decision."""
 
     policy = models.OneToOneField(ScalingPolicy, on_delete=models.CASCADE, primary_key=True, related_name="state")
     state = models.JSONField(default=dict)
@@ -63,15 +63,15 @@ class ScalerState(models.Model):
 
 
 class ScalingSample(models.Model):
-    """What the scaler saw and made of it, every few seconds: the line behind its decisions. Trimmed after days."""
+    """What the scaler saw every few seconds: the line behind its decisions. Deleted after some days."""
 
     policy = models.ForeignKey(ScalingPolicy, on_delete=models.CASCADE, related_name="samples")
     at = models.DateTimeField()
-    load = models.FloatField(null=True)  # none: no current telemetry, or arrivals while nothing is served
+    load = models.FloatField(null=True)  # null: stale telemetry, or requests arrive while none is served
     ready = models.PositiveIntegerField()
     starting = models.PositiveIntegerField()
     draining = models.PositiveIntegerField()
-    mind = models.CharField(max_length=32)  # of the scaler: "steady", or why it does not do what it wants
+    mind = models.CharField(max_length=32)  # of the scaler: "steady", or why it does not act although it would
     low_for_s = models.FloatField(default=0.0)
     cooldown_left_s = models.FloatField(default=0.0)
 

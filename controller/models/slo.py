@@ -1,4 +1,4 @@
-"""What was promised to whom: SLO classes, and the mapping from priorities to SLOs (HyperFlexis sec. 5.2)."""
+"""SLO classes, and the mapping from priorities to targets (HyperFlexis sec. 5.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller.models.base import NAME, Versioned, above_zero, positive, share
 
 
 class SLOClass(Versioned):
-    """Seconds. `tenant` null: for all tenants; a tenant's own class of the same name wins."""
+    """Targets in seconds. `tenant` null: for all tenants; a tenant's own class of the same name takes precedence."""
 
     tenant = models.ForeignKey(
         "controller.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="slo_classes"
@@ -48,7 +48,8 @@ class SLOClass(Versioned):
 
 
 class PriorityMapping(Versioned):
-    """`levels`: core.snapshot.LevelBounds as JSON objects, level 0 the most urgent. At most one mapping a tenant."""
+    """`levels`: core.snapshot.LevelBounds as JSON objects; level 0 is the most urgent. At most one mapping for each
+    tenant."""
 
     tenant = models.ForeignKey(
         "controller.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="priority_mappings"

@@ -1,4 +1,4 @@
-"""Who sends requests, and with which keys."""
+"""Tenants, which send requests, and their API keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TenantQuerySet(models.QuerySet["Tenant"]):
 
 
 class Tenant(Versioned):
-    """`name` is what records and decisions carry, so it never changes. Quotas: null means unlimited."""
+    """Records and decisions refer to `name`, so it never changes. Quotas: null means unlimited."""
 
     class State(models.TextChoices):
         ACTIVE = "active", "Active"
@@ -60,7 +60,7 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
 
 
 class ApiKey(models.Model):
-    """The secret is never stored: `sha256` is the hex digest of the whole key, `prefix` what people see of it."""
+    """The secret is not stored. `sha256`: hex digest of the whole key; `prefix`: the part that people see."""
 
     class Scope(models.TextChoices):
         INFERENCE = "inference", "Send requests"

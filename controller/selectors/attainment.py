@@ -1,7 +1,7 @@
-"""Was each class served as promised? Hours and days, from the minute roll-up.
+"""Attainment of classes over hours and days, from the roll-up by minute.
 
-"Attained" is TTFT and TPOT (and the deadline where one was promised) met. Refused, expired, failed and cut requests are
-misses; cancelled ones are counted apart.
+A request attained its targets if TTFT and TPOT are met, and the deadline if it has one. Refused, expired, failed and
+cut requests are misses; cancelled ones are counted separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """One group over one window. A field not grouped by is None. Latencies in seconds, by share (0.5, 0.95, 0.99)."""
+    """One group over one window. Fields that are not grouped by are None. Latencies in seconds, by share (0.5, 0.95,
+    0.99)."""
 
     tenant: str | None
     slo_class: str | None
@@ -69,7 +70,8 @@ def attainment(
     slo_class: str | None = None,
     quantiles: bool = True,
 ) -> list[Attainment]:
-    """From the roll-up, whole minutes of [since, until), by arrival. One query, and one for each latency."""
+    """Attainment by arrival in the whole minutes of [since, until), from the roll-up. One query, and one per
+    latency."""
     groups = _groups(by)
     rows = _rolled(since, until, tenant, slo_class)
     sums = rows.values(*groups).annotate(**{f"sum_{name}": Sum(name) for name in COUNTS}).order_by(*groups)
@@ -96,7 +98,7 @@ def attainment_series(
     tenant: str | None = None,
     slo_class: str | None = None,
 ) -> list[Attainment]:
-    """Counts for each bucket (a whole number of minutes, counted from `since`) in order of time. One query."""
+    """Counts by bucket (a whole number of minutes, from `since` on) in order of time. One query."""
     if bucket < timedelta(minutes=1) or bucket % timedelta(minutes=1):
         raise ValueError("bucket: a whole number of minutes, at least one")
     groups = _groups(by)

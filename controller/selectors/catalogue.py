@@ -1,4 +1,4 @@
-"""Configured objects as lists: a caller's rows, related names joined. `of` is a tenant's id, None for everybody's."""
+"""Lists of configured objects, with the names of related ones. `of`: id of the tenant that may see them; None: all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from controller.models import (
 )
 from controller.models.tenants import secret_digest
 
-LATELY = timedelta(days=1)  # of the transfers that speak for a link
+LATELY = timedelta(days=1)  # transfers of this time are summed up for a link
 
 
 def tenants(*, of: int | None = None) -> QuerySet[Tenant]:
@@ -45,7 +45,7 @@ def tenants(*, of: int | None = None) -> QuerySet[Tenant]:
 
 
 def api_keys(*, of: int | None = None, usable: bool | None = None) -> QuerySet[ApiKey]:
-    """`usable`: only those neither revoked nor expired (True), or only the others (False)."""
+    """`usable`: only keys that are neither revoked nor expired (True), or only the others (False)."""
     rows = ApiKey.objects.select_related("tenant")
     if usable is not None:
         good = ApiKey.objects.usable(timezone.now()).values("pk")
@@ -54,7 +54,7 @@ def api_keys(*, of: int | None = None, usable: bool | None = None) -> QuerySet[A
 
 
 def key_of_secret(*, secret: str, now: datetime) -> ApiKey | None:
-    """The key whose whole secret this is, unless it is revoked, expired or its tenant suspended."""
+    """The key with this secret, unless it is revoked or expired, or its tenant is suspended."""
     rows = ApiKey.objects.usable(now).select_related("tenant")
     return rows.filter(sha256=secret_digest(secret), tenant__state=Tenant.State.ACTIVE).first()
 
@@ -84,7 +84,8 @@ def devices() -> QuerySet[Device]:
 
 
 def links() -> QuerySet[Link]:
-    """With what its transfers of the last day say: `moved`, `failed`, `measured_bytes_s` and `last_error`."""
+    """Links between hosts with a summary of their transfers of the last day: `moved`, `failed`, `measured_bytes_s` and
+    `last_error`."""
     lately = Transfer.objects.filter(link=OuterRef("pk"), recorded_at__gt=timezone.now() - LATELY)
     done = lately.filter(state=Transfer.State.DONE, seconds__gt=0, bytes__gt=0).order_by("-id")
     failed = lately.filter(state=Transfer.State.FAILED).order_by("-id")
@@ -107,7 +108,7 @@ def _count(rows: QuerySet[Transfer]) -> Coalesce:
 
 
 def instances(*, live: bool | None = None) -> QuerySet[Instance]:
-    """`live`: only those wanted or still there (True), or only the others (False)."""
+    """`live`: only those that should run or still do (True), or only the others (False)."""
     rows = Instance.objects.select_related("model", "host")
     if live is not None:
         there = Instance.objects.live().values("pk")
@@ -124,14 +125,14 @@ def scaling_policies() -> QuerySet[ScalingPolicy]:
 
 
 def targets() -> dict[tuple[str | None, str], float]:
-    """The share that each class wants, by its tenant's name (None: shared) and its own."""
+    """The target attainment of each class, by tenant name (None: shared) and class name."""
     return {
         (owner, name): share for owner, name, share in SLOClass.objects.values_list("tenant__name", "name", "target")
     }
 
 
 def values() -> dict[tuple[str | None, str], float]:
-    """What one request of each class is worth, by its tenant's name (None: shared) and its own."""
+    """The value of one request of each class, by tenant name (None: shared) and class name."""
     return {
         (owner, name): worth for owner, name, worth in SLOClass.objects.values_list("tenant__name", "name", "value")
     }

@@ -1,4 +1,4 @@
-"""Which recorded decisions bear on a class: those an operator reads to see why its requests missed."""
+"""The recorded decisions that affect a class: those that show an operator why its requests missed their targets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from controller.models import AttainmentMinute, Decision, Instance
 from controller.models.fleet import Role
 from controller.slo.classes import is_level_label
 
-LEAD = timedelta(hours=1)  # before the newest miss: what led to it
+LEAD = timedelta(hours=1)  # before the newest miss, for what led to it
 RECENT = timedelta(days=1)
 MINUTE = timedelta(minutes=1)
-LASTING = ("scale_hold", "scale_in", "scale_out", "role_change")  # what says how the scaler then stood
+LASTING = (
+    "scale_hold",
+    "scale_in",
+    "scale_out",
+    "role_change",
+)  # hold until their scaler's next one
 POLICY_CHANGES = ("scaling_policy_created", "scaling_policy_updated", "scaling_policy_removed")
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests of a tenant and class (None: of all), as counted in one span: `keys` are "tenant/class"."""
+    """Requests of a tenant and class (None: all), as counted in one span. `keys`: "tenant/class"."""
 
     tenant: str | None
     slo_class: str | None
@@ -30,7 +35,8 @@ class Traffic:
 
 
 def traffic(*, tenant: str | None, slo_class: str | None, since: datetime | None, until: datetime) -> Traffic:
-    """Which models served them, from the roll-up: at most the first day from `since` and the last before `until`."""
+    """The models that served them, from the roll-up of at most the first day after `since` and the last before
+    `until`."""
     seen = Q(minute__gt=until - RECENT - MINUTE)
     if since is not None:
         begun = Q(minute__gt=since - MINUTE)
@@ -56,7 +62,7 @@ def _minutes(tenant: str | None, slo_class: str | None) -> QuerySet[AttainmentMi
 
 
 def bearing_on(whom: Traffic) -> Q:
-    """Refusals and expiries among them, scaling and instances of their models, changes of what they were promised."""
+    """Decisions on refusals and expiries among them, on scaling and instances of their models, and on their targets."""
     about = Q(kind="refusals", inputs__by_class__has_any_keys=list(whom.keys))
     about |= Q(subject_type="scaling_policy", subject__in=_subjects(whom.models))
     mine = Instance.objects.filter(model__name__in=whom.models).values("pk")
@@ -73,13 +79,13 @@ def bearing_on(whom: Traffic) -> Q:
 
 
 def in_force(models: Sequence[str], at: datetime) -> list[Decision]:
-    """The last decision of each scaler of these models before a moment: it held until the next one. One query."""
+    """The last decision of each scaler of these models before a moment, which held until the next one. One query."""
     looks = lasting(models, at)
     return sorted(looks[0].union(*looks[1:], all=True), key=lambda each: each.at) if looks else []
 
 
 def lasting(models: Sequence[str], at: datetime) -> list[QuerySet[Decision]]:
-    """The same as a look into the index for each scaler, to be joined with other rows."""
+    """The same as one index lookup for each scaler, to be joined with other rows."""
     rows = Decision.objects.filter(subject_type="scaling_policy", kind__in=LASTING, at__lt=at).order_by("-at", "-id")
     return [rows.filter(subject=subject)[:1] for subject in _subjects(models)]
 

@@ -1,4 +1,4 @@
-"""The audit: newest first, by kind, actor, subject and time."""
+"""The audit log: newest first, by kind, actor, subject and time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def search(
     bearing: Q | None = None,
     after: tuple[datetime, int] | None = None,
 ) -> QuerySet[Decision]:
-    """Slice it. `after`: (at, id) of the last row of the page before. `text`: part of kind, actor, subject, reason.
-    `bearing`: see `causes`."""
+    """A query set to slice. `after`: (at, id) of the last row of the previous page. `text`: part of kind, actor,
+    subject or reason. `bearing`: see `causes`."""
     exact = {
         "kind": kind,
         "actor": actor,
@@ -55,5 +55,5 @@ def newest(limit: int = 50) -> list[Decision]:
 
 
 def kinds() -> list[str]:
-    """The kinds on record, for a filter."""
+    """All kinds of recorded decisions, for a filter."""
     return distinct(Decision, "kind")

@@ -1,4 +1,4 @@
-"""The values an indexed column holds, by skipping along the index: never a read of the whole table."""
+"""The distinct values of an indexed column, by skipping along the index instead of reading the whole table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CHOICES_MAX = 50
 
 
 def distinct(table: type[Model], field: str, limit: int = CHOICES_MAX) -> list[str]:
-    """The first values in order; one short query each, and one more."""
+    """The first values in order. One short query for each, and one more."""
     rows = table._default_manager.order_by(field).values_list(field, flat=True)
     found: list[str] = []
     value = rows.first()

@@ -1,7 +1,7 @@
-"""An edit of an SLO class or a priority mapping that is not saved yet: whose targets it would change, and to what.
+"""An unsaved edit of an SLO class or a priority mapping: which requests' targets it would change, and to what.
 
-The same rule twice: as SQL over the request records (`judged`), and for one recorded request (`targets`), from which a
-replay is made. Only targets that came from what is edited change; a target that a request named itself stays.
+The rule exists in two forms: as SQL over the request records (`judged`), and for one recorded request (`targets`),
+which replays use. Only targets that came from the edited object change; a target that a request set itself stays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FROM_CLASS = ("class", "tenant_default")
 
 
 class Recorded(Protocol):
-    """What an edit looks at in a recorded request. `source` and `figures` are those of its "slo" decision."""
+    """What an edit needs of a recorded request. `source` and `figures`: of its "slo" decision."""
 
     @property
     def tenant(self) -> str: ...
@@ -55,7 +55,7 @@ class Recorded(Protocol):
 
 
 class SLODecision(Func):
-    """The step of a record's decisions that says where its targets came from."""
+    """The decision of a record that names the source of its targets."""
 
     template = """jsonb_path_query_first(%(expressions)s, '$[*] ? (@.kind == "slo")')"""
     output_field = JSONField()
@@ -63,7 +63,7 @@ class SLODecision(Func):
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Whose requests: of one tenant, or (None) of all but those with an object of their own."""
+    """The tenants that an edit concerns: one, or (None) all without an object of their own."""
 
     tenant: str | None = None
     others: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class ClassEdit:
-    """New targets of one class, seconds."""
+    """New targets of one class, in seconds."""
 
     name: str
     owners: Owners
@@ -85,11 +85,11 @@ class ClassEdit:
     tpot_s: float
     deadline_s: float | None
     waiting_time_s: float
-    value: float | None = None  # None: as it is
-    may_defer: bool | None = None  # None: as it was
+    value: float | None = None  # None: unchanged
+    may_defer: bool | None = None  # None: unchanged
 
     def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
-        """Those whose targets the edit changes."""
+        """The requests whose targets the edit changes."""
         mine = records.filter(self.owners.q(), slo_class=self.name).annotate(slo=SLODecision("decisions"))
         return mine.filter(slo__reason__in=FROM_CLASS)
 
@@ -102,11 +102,11 @@ class ClassEdit:
         return Targets(self.ttft_s, self.tpot_s, self.deadline_s, self.waiting_time_s)
 
     def worth(self, request: Recorded, usual: float) -> float:
-        """The value of serving it in time; `usual` is what its class says now."""
+        """The value of attaining its targets. `usual`: that of its class now."""
         return self.value if self.value is not None and self._touches(request) else usual
 
     def defers(self, request: Recorded) -> bool:
-        """Is it served late rather than refused? A target of its own changes nothing of that."""
+        """Whether it is served late rather than refused. Its own targets do not change that."""
         named = request.slo_class == self.name and self.owners.have(request.tenant)
         return self.may_defer if named and self.may_defer is not None else request.may_defer
 
@@ -119,16 +119,16 @@ class ClassEdit:
 class MappingEdit:
     """New levels of a priority mapping.
 
-    TTFT: what the history of that moment said (it is on record with each request), kept within the new bounds; without
-    history the new first value. TPOT: what was applied, moved into the new bounds. The lower bound is the level's own,
-    as while a more urgent request waits.
+    TTFT: the value from the history of that moment, which is recorded with each request, clamped to the new bounds;
+    without history the new first value. TPOT: the applied value, clamped to the new bounds. The lower bound is that of
+    the level itself, as while a more urgent request waits.
     """
 
     owners: Owners
     levels: tuple[LevelBounds, ...]
 
     deadline_s: float | None = None
-    waiting_time_s: float | None = None  # as applied: twice the TTFT, five seconds at least
+    waiting_time_s: float | None = None  # as applied: twice the TTFT, at least five seconds
 
     def rows(self, records: QuerySet[RequestRecord]) -> QuerySet[RequestRecord]:
         mine = records.filter(self.owners.q(), priority__isnull=False).annotate(slo=SLODecision("decisions"))
@@ -166,11 +166,11 @@ class MappingEdit:
         return Targets(ttft, tpot, None, max(5.0, 2 * ttft))
 
     def worth(self, request: Recorded, usual: float) -> float:
-        """A mapping says nothing of it."""
+        """A mapping does not change the value."""
         return usual
 
     def defers(self, request: Recorded) -> bool:
-        """Nor of this."""
+        """A mapping does not change whether a request may be deferred."""
         return request.may_defer
 
 
@@ -192,11 +192,11 @@ def edit_of_json(raw: Mapping[str, Any]) -> Edit:
 
 
 def judged(edit: Edit, records: QuerySet[RequestRecord]) -> list[dict[str, Any]]:
-    """The records re-judged, by tenant and class, in one query of the database.
+    """Attainment of the recorded requests under the old and the new targets, by tenant and class. One query.
 
-    Counts of what is not cancelled: `requests`, `was` and `would` attained, `ttft` and `would_ttft`, `tpot` and
-    `would_tpot` (met before and after), `lost` (attained only before), `won` (only after). What was refused, expired,
-    failed or cut is a miss before and after: only a simulation can tell what would have become of it.
+    Counts without cancelled requests: `requests`, `was` and `would` attained, `ttft` and `would_ttft`, `tpot` and
+    `would_tpot` (met before and after), `lost` (attained only before), `won` (only after). Refused, expired, failed and
+    cut requests are misses before and after, since only a simulation can tell how they would have ended.
     """
     ttft, tpot = edit.expressions()
     rows = edit.rows(records).exclude(outcome=Outcome.CANCELLED.value).annotate(new_ttft=ttft, new_tpot=tpot)

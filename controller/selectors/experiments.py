@@ -1,4 +1,4 @@
-"""Experiments to read: lists, one with its runs, its figures as a table for CSV."""
+"""Experiments as lists, one experiment with its runs, and its figures as a table for CSV."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def traces() -> QuerySet[Trace]:
 
 
 def moving(since: datetime) -> list[Experiment]:
-    """What is queued, runs, or ended after `since`: what live pages show."""
+    """Experiments that are queued, run, or ended after `since`, for live pages."""
     open_ones = Experiment.objects.filter(state__in=Experiment.OPEN)
     ended = Experiment.objects.filter(ended_at__gte=since)
     return list((open_ones | ended).defer(*LONG).order_by(*ORDER)[:200])
@@ -58,7 +58,8 @@ HEADER = (
 
 
 def table(row: Experiment) -> Iterable[Sequence[Any]]:
-    """The result as rows under HEADER: one an entry for all classes (medians over seeds), then one a class."""
+    """The result as rows under HEADER: for each entry one row over all classes (medians over seeds), then one for each
+    class."""
     for entry in (row.result or {}).get("entries", []):
         first = entry["first_seed"]
         low, high = entry["attainment_spread"]
@@ -82,7 +83,7 @@ def _latencies(figures: Mapping[str, Any]) -> list[Any]:
 
 
 def as_csv(row: Experiment) -> str:
-    """The table as a file. Labels and class names are people's own: a spreadsheet must not run them as formulas."""
+    """The table as CSV. People choose labels and class names, so a spreadsheet must not run them as formulas."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(HEADER)

@@ -1,4 +1,4 @@
-"""Everything a filtered list holds, as CSV or JSON, streamed page by page: memory stays flat whatever the size."""
+"""A filtered list as CSV or JSON, streamed page by page, so that memory does not grow with its size."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 
 CHUNK = 1_000
-# A spreadsheet runs what begins like this as a formula.
+# A spreadsheet runs cells that begin like this as formulas.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 Row = Mapping[str, Any]
 
 
 def csv_lines(rows: QuerySet[Any], newest_by: str, fields: Sequence[str]) -> AsyncIterator[str]:
-    """`newest_by`: the time column rows are ordered by, ties by primary key. A head, then a line a row."""
+    """A header, then one line for each row. `newest_by`: the time column that orders rows; ties go by primary key."""
     return _csv(_pages(rows, newest_by, fields), fields)
 
 
@@ -47,7 +47,7 @@ def _page(
         rows = rows.filter(Q(**{f"{newest_by}__lte": at}), Q(**{f"{newest_by}__lt": at}) | Q(pk__lt=pk))
     found = list(rows.order_by(f"-{newest_by}", "-pk").values_list(newest_by, "pk", *fields)[:CHUNK])
     if not connection.in_atomic_block:
-        connection.close()  # the stream may last; the connection need not
+        connection.close()  # the stream may take long and does not need the connection
     last = found[-1][:2] if found else None
     return [dict(zip(fields, values[2:], strict=True)) for values in found], last
 
@@ -59,7 +59,7 @@ async def _csv(pages: AsyncIterator[list[Row]], fields: Sequence[str]) -> AsyncI
 
 
 async def _json(pages: AsyncIterator[list[Row]]) -> AsyncIterator[str]:
-    """One array, a row a line, so that it reads both whole and line by line."""
+    """One array with a row on each line, so that it can be read as a whole and line by line."""
     yield "[\n"
     first = True
     async for page in pages:

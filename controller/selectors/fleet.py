@@ -1,4 +1,4 @@
-"""What instances cost, by the intervals for which they were provisioned."""
+"""The cost of instances, from the intervals for which they were provisioned."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def cost(*, since: datetime, until: datetime) -> float:
 
 
 class CostRate(NamedTuple):
-    """What is provisioned now: `per_s` cost units a second, so many `instances`."""
+    """What is provisioned now: cost units/s and number of instances."""
 
     per_s: float
     instances: int
 
 
 def cost_rate() -> CostRate:
-    """The unit costs of all open intervals: what the fleet costs for as long as it stays as it is."""
+    """The cost of the fleet as long as it does not change: the unit costs of all open intervals."""
     row = InstanceInterval.objects.filter(ended_at__isnull=True).aggregate(per_s=Sum("unit_cost"), count=Count("pk"))
     return CostRate(row["per_s"] or 0.0, row["count"])

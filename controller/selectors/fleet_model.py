@@ -1,4 +1,4 @@
-"""The fleet as the simulator takes it: today's instances with their fitted latency, one more or less of them."""
+"""The current fleet as input of the simulator: instances with their fitted latency, and optionally more or fewer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from controller.models import Instance, ServedModel
 from controller.policies.by_stage import BY_STAGE, SCHEDULERS, engine_part
 from controller.selectors.latency_fits import Fits, active_fits
 
-# How an engine of this kind batches, as its own defaults say (workers.engine.config, vLLM's V1 scheduler).
+# How each kind of engine batches by default (workers.engine.config; vLLM's V1 scheduler).
 BATCHING: Mapping[str, str] = {"reference": "chunked_prefill", "vllm": "vllm_v1"}
 USUAL_BATCHING = "vllm_v1"
 STEP_TOKENS = 2048
-TOLD = ("scheduling_policy", "block_size", "max_num_batched_tokens")  # options the simulator calls the same
+TOLD = ("scheduling_policy", "block_size", "max_num_batched_tokens")  # options with the same names in the simulator
 MOST_CHANGED = 64
 MOST_INSTANCES = 256
 
 
 class NobodyServes(ConfigError):
-    """There is no fleet of today; whoever offers another one says so."""
+    """No instance serves now. Callers that offer another fleet catch this."""
 
 
 def default_model() -> str | None:
@@ -34,10 +34,10 @@ def default_model() -> str | None:
 
 
 def fleet_today(model: str, change: int = 0, field: str = "instances", role: str | None = None) -> list[dict[str, Any]]:
-    """Groups of equal instances as the simulator's JSON. `change`: so many more like the last one of `role`, or fewer
-    of them; without it the role that most instances have.
+    """Groups of equal instances as the simulator's JSON. `change`: add so many like the last one of `role`, or remove
+    so many of them. Without `role`, the role that most instances have.
 
-    Raises ConfigError naming `field`: nothing serves, none of a role would be left, or an instance was never profiled.
+    Raises ConfigError naming `field`: no instance serves, none of a role would be left, or one has no latency profile.
     """
     rows = list(Instance.objects.serving().select_related("model").filter(model__name=model).order_by("id"))
     if not rows:
@@ -54,7 +54,7 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
 
 
 def in_role(name: str, role: str, field: str = "instances") -> dict[str, Any]:
-    """One instance of today as a group of its own, in a role that it had once. Raises ConfigError as `fleet_today`."""
+    """One current instance as its own group, in a role that it had before. Raises ConfigError as `fleet_today`."""
     row = Instance.objects.select_related("model").get(pk=name)
     row.role = role
     return {**_instance(row, active_fits([row.model_id]), field), "count": 1}
@@ -66,7 +66,7 @@ def check_change(change: int, field: str) -> None:
 
 
 def _resized(rows: Sequence[Instance], change: int, field: str, role: str | None) -> list[Instance]:
-    """Those of a role beside each other, since what is alike is one group."""
+    """Instances of a role are adjacent, since equal ones form one group."""
     by_role = {name: [row for row in rows if row.role == name] for name in sorted({row.role for row in rows})}
     role = role or max(by_role, key=lambda name: len(by_role[name]))
     if role not in by_role:
@@ -89,7 +89,7 @@ def grouped(instances: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def size_of(instances: Any) -> int:
-    """Instances of a simulator's JSON."""
+    """The number of instances in a simulator's JSON."""
     groups = instances if isinstance(instances, list) else [instances]
     return sum(group.get("count", 1) for group in groups if isinstance(group, Mapping))
 
@@ -120,7 +120,7 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
         found |= _of_its_start(row, told, found, field)
     if kv_tokens:
         found["kv_tokens"] = kv_tokens
-    elif longest > 200_000:  # more than the simulator's own default holds
+    elif longest > 200_000:  # more than the default of the simulator holds
         found["kv_tokens"] = 2 * longest
     if row.role != "collocated":
         found["role"] = row.role
@@ -128,7 +128,7 @@ def _instance(row: Instance, fits: Fits, field: str) -> dict[str, Any]:
 
 
 def _kv_tokens(spec: Mapping[str, Any]) -> int | None:
-    """None: it was not told."""
+    """The KV capacity it was started with; None: not specified."""
     blocks = whole_number(spec, "kv_blocks")
     if blocks is not None:
         return blocks * (whole_number(spec, "block_size") or BLOCK_SIZE)
@@ -136,7 +136,7 @@ def _kv_tokens(spec: Mapping[str, Any]) -> int | None:
 
 
 def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """What the engine was told to run, as the simulator names it. Raises ConfigError where that has no such engine."""
+    """The engine's scheduler by its name in the simulator. Raises ConfigError if the simulator has no such engine."""
     name = told.get("scheduler") or "continuous"
     if name not in SCHEDULERS:
         raise ConfigError(
@@ -156,7 +156,7 @@ def _scheduler(row: Instance, told: Mapping[str, Any], field: str) -> dict[str, 
 
 
 def _of_its_start(row: Instance, told: Mapping[str, Any], found: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The scheduler that the role of its start chose, spelt out: the simulator would choose by the role of now."""
+    """The scheduler that the started role chose, written out, since the simulator would choose by the current role."""
     part = engine_part(Role(row.role_at_start), told.get("deadlines") is True)
     if part.engine_kind != SCHEDULERS["continuous"]:
         _check_takes_kv(row, f"{BY_STAGE} as it started ({row.role_at_start})", field)
@@ -165,7 +165,7 @@ def _of_its_start(row: Instance, told: Mapping[str, Any], found: Mapping[str, An
     return {
         "engine_kind": part.engine_kind,
         "batching": part.batching,
-        "deadlines": False,  # `batching` says what it chose
+        "deadlines": False,  # `batching` has the result
         **({"batching_settings": settings} if settings else {}),
     }
 

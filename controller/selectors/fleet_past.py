@@ -1,5 +1,5 @@
-"""The fleet as it was in a window, as the simulator takes it: as many instances as the scaler counted, when it did, and
-today's instances in the roles that they had then where it did not."""
+"""The fleet of a past window as input of the simulator: as many instances as the scaler counted at each time, and, of
+roles that it did not count, the current instances that had the role then."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ TURNED_TOO = "The others are today's, in the roles that they had then."
 COUNTED_ELSE_TURNED = (
     "As many instances as the scaler counted, where it did; else today's, in the roles that they had then."
 )
-DATED_S = 1.0  # a look has the time at which its tick began: it may have seen a turn so much later
+DATED_S = 1.0  # a sample has the time at which its tick began, and may include a role change this much later
 
 
 class FleetThen(NamedTuple):
-    """`groups`: the simulator's JSON, `from_s` and `until_s` after the window's start. `note`: what it is, in words."""
+    """`groups`: the simulator's JSON, with `from_s` and `until_s` in seconds after the start of the window. `note`: a
+    description of the fleet."""
 
     groups: list[dict[str, Any]]
     note: str
@@ -43,7 +44,7 @@ class Turn(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One instance: seconds after the start, `until_s` None for one that stayed."""
+    """The presence of one instance, in seconds after the start; `until_s` None: it stayed."""
 
     from_s: float
     until_s: float | None
@@ -52,11 +53,11 @@ class Span(NamedTuple):
 def fleet_then(
     model: str, since: datetime, until: datetime, change: int = 0, field: str = "instances", role: str | None = None
 ) -> FleetThen:
-    """Each role whose instances a scaling policy counted in the window has as many as it counted, alike the first of
-    today; others have those of today that had the role then. Today's fleet where that is not known.
+    """Roles that a scaling policy counted in the window have as many instances as it counted, like the first current
+    one. Other roles have the current instances that had the role then. If that is unknown, it is the current fleet.
 
-    `change`: so many more of `role` at every moment, or fewer, but one at least; without it the role that most
-    instances have. Raises ConfigError as `fleet_today`.
+    `change`: add so many of `role` at every moment, or remove so many, but at least one stays. Without `role`, the role
+    that most instances have. Raises ConfigError as `fleet_today`.
     """
     check_change(change, field)
     found = _on_record(model, since, until, change, field, role)
@@ -66,10 +67,10 @@ def fleet_then(
 def _on_record(
     model: str, since: datetime, until: datetime, change: int, field: str, role: str | None
 ) -> FleetThen | None:
-    """None: too little is known, or what is known is no fleet that could have served."""
+    """None if too little is known, or if what is known is no fleet that could have served."""
     today, turns = _by_role(fleet_today(model)), _turns(model, since)
     changed = role or max(today, key=lambda name: size_of(today[name]))
-    former = {turn.old: turn.instance for turn in turns if turn.old not in today}  # the last to give the role up
+    former = {turn.old: turn.instance for turn in turns if turn.old not in today}  # the last one that gave the role up
     counted = {name: known for name, known in _counts(model, since, until).items() if name in {*today, *former}}
     turned = _by_turns(today, turns, (until - since).total_seconds())
     counts = {**counted, **{name: _merged(counted.get(name, []), steps) for name, steps in turned.items()}}
@@ -78,7 +79,7 @@ def _on_record(
     if change:
         counts[changed] = [(at, max(1, count + change) if count else 0) for at, count in counts[changed]]
     spans = {name: list(spans_of(known)) for name, known in counts.items()}
-    try:  # only who is needed: another may have had a role that cannot be simulated
+    try:  # only instances that are needed, since others may have had a role that cannot be simulated
         gone = {name: [in_role(instance, name, field)] for name, instance in former.items() if spans[name]}
     except ConfigError:
         return None
@@ -88,14 +89,14 @@ def _on_record(
     if not 1 <= size_of(found) <= MOST_INSTANCES:
         return None
     roles = _by_role(found)
-    if (Role.PREFILL in roles) != (Role.DECODE in roles):  # whoever was the other half is gone today
+    if (Role.PREFILL in roles) != (Role.DECODE in roles):  # the instances of the other stage no longer exist
         return None
     return FleetThen(found, _note(counted, turned))
 
 
 def _merged(looks: Sequence[tuple[float, int]], steps: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """What was counted of a role, or turned, whichever came last: a count holds only until an instance turns, since
-    the policy may have been made at a turn or switched off at one. `steps`: as `_by_turns`."""
+    """The last count of a role or role change, whichever is later. A count holds only until a role change, since the
+    policy may have been created or switched off at one. `steps`: as in `_by_turns`."""
     first, *turns = steps
     moments = [at for at, _ in turns]
     sure = [each for each in looks if not _just_before(each[0], moments)]
@@ -109,8 +110,8 @@ def _just_before(at: float, moments: Sequence[float]) -> bool:
 
 
 def spans_of(counts: Sequence[tuple[float, int]]) -> Iterator[Span]:
-    """From (seconds, instances) in order of time; before the first there were as many as at it. The newest goes
-    first."""
+    """Spans from (seconds, instances) in order of time. Before the first entry there were as many as at it. The newest
+    instance leaves first."""
     here: list[float] = []
     for number, (at, count) in enumerate(counts):
         while len(here) < count:
@@ -123,7 +124,7 @@ def spans_of(counts: Sequence[tuple[float, int]]) -> Iterator[Span]:
 
 
 def _counts(model: str, since: datetime, until: datetime) -> dict[str, list[tuple[float, int]]]:
-    """By role, in order of time. Of a look without telemetry the number is not known."""
+    """Counts by role, in order of time. The number is unknown for samples without telemetry."""
     rows = ScalingSample.objects.filter(policy__model__name=model, at__gte=since, at__lt=until)
     rows = rows.exclude(Q(load__isnull=True) & Q(ready=0)).order_by("at")
     found: dict[str, list[tuple[float, int]]] = {}
@@ -133,7 +134,8 @@ def _counts(model: str, since: datetime, until: datetime) -> dict[str, list[tupl
 
 
 def _turns(model: str, since: datetime) -> list[Turn]:
-    """Since then, of the instances that serve today: also those after a window, whose roles in it are not today's."""
+    """Role changes since then of the instances that serve now. Changes after the window count too, since the roles in
+    it differ from the current ones."""
     mine = InstanceInterval.objects.filter(instance__in=Instance.objects.serving().filter(model__name=model))
     rows = mine.filter(Q(ended_at__isnull=True) | Q(ended_at__gte=since)).order_by("instance_id", "started_at")
     found = []
@@ -146,7 +148,7 @@ def _turns(model: str, since: datetime) -> list[Turn]:
 def _by_turns(
     today: Mapping[str, list[dict[str, Any]]], turns: Sequence[Turn], window_s: float
 ) -> dict[str, list[tuple[float, int]]]:
-    """How many of today's instances had each role that one of them took or gave up, as `_counts`."""
+    """How many of the current instances had each role that one of them took or gave up, in the form of `_counts`."""
     found: dict[str, list[tuple[float, int]]] = {}
     for role in sorted({name for turn in turns for name in (turn.old, turn.new)}):
         steps = [(turn.at, (turn.new == role) - (turn.old == role)) for turn in turns]
@@ -162,7 +164,7 @@ def _by_turns(
 def _note(counted: Mapping[str, Sequence[tuple[float, int]]], turned: Mapping[str, Sequence[object]]) -> str:
     if not counted:
         return TURNED
-    if any(len(turned.get(name, ())) > 1 for name in counted):  # their sum is no number of instances
+    if any(len(turned.get(name, ())) > 1 for name in counted):  # then their sum is not a number of instances
         return COUNTED_ELSE_TURNED
     note = f"As many instances as the scaler counted then: {_range(counted.values())}."
     return note if set(turned) <= set(counted) else f"{note} {TURNED_TOO}"
@@ -184,7 +186,7 @@ def _during(group: dict[str, Any], spans: Iterable[Span]) -> list[dict[str, Any]
 
 
 def _range(by_role: Iterable[Sequence[tuple[float, int]]]) -> str:
-    """At least and at most, the roles' added up."""
+    """The least and the most instances at once, summed over roles."""
     numbers = [[count for _, count in counts] for counts in by_role]
     low, high = sum(map(min, numbers)), sum(map(max, numbers))
     return str(high) if low == high else f"{low} to {high}"

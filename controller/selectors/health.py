@@ -1,4 +1,4 @@
-"""Is PostgreSQL there, migrated, and ready for tomorrow's records?"""
+"""Whether PostgreSQL is up, migrated, and ready for tomorrow's records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.selectors.snapshot import config_version
 
 @dataclass(frozen=True, slots=True)
 class DatabaseHealth:
-    """`error` says what is wrong in one line, "" when all is well."""
+    """`error`: the problem in one line; "": healthy."""
 
     reachable: bool
     partitions_ok: bool = False
@@ -26,7 +26,7 @@ class DatabaseHealth:
 
 
 def database_health() -> DatabaseHealth:
-    """Three queries; never raises for a database that is away, hangs or is not migrated."""
+    """Three queries. Never raises if the database is down, hangs or is not migrated."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")

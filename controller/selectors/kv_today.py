@@ -1,7 +1,7 @@
-"""How KV moves between prefill and decode instances now, as engines measured it: a simulation's links.
+"""KV transfers between prefill and decode instances as engines measured them lately: the links of a simulation.
 
-Only reference engines measure, and they give out KV while they compute (`overlap`). How long such a transfer took says
-more of its prefill than of the link, so what the links themselves are measured at counts first.
+Only reference engines measure transfers, and they send KV while they compute (`overlap`). The duration of such a
+transfer says more about its prefill than about the link, so the measured bandwidth of links is used first.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from controller.models import InstanceLink
 from controller.selectors.links import kv_transfers
 
 WINDOW = timedelta(days=1)
-NEWEST = 200  # transfers that are looked at
+NEWEST = 200  # transfers that are read
 GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class KvToday:
-    """Medians over the newest transfers that arrived: bytes a token of a prompt, layers; and `gb_s`, 1e9 bytes a second
-    of one of `links` now or, where none is measured, of one transfer."""
+    """Medians over the newest transfers that arrived: bytes per prompt token, and layers. `gb_s`: 1e9 bytes/s of one of
+    `links` now or, if none is measured, of one transfer."""
 
     gb_s: float
     bytes_per_token: int
@@ -42,7 +42,7 @@ class KvToday:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """A simulation's links."""
+        """The `links` settings of a simulation."""
         return {"bandwidth_gb_s": self.gb_s, "overlap": True, "layers": self.layers}
 
 
@@ -50,7 +50,7 @@ NOT_MEASURED = "No KV transfer is on record: links and KV sizes are the simulato
 
 
 def kv_today(model: str, now: datetime) -> KvToday | None:
-    """None: no engine measured a transfer of this model lately. Two queries."""
+    """None if no engine measured a transfer of this model lately. Two queries."""
     rows = kv_transfers(model=model, outcome="done", since=now - WINDOW)
     measured = rows.filter(measured_by="engine", bytes__gt=0, seconds__gt=0, tokens__gt=0)
     figures = measured.values_list("bytes", "seconds", "tokens", "layers")[:NEWEST]
@@ -66,7 +66,7 @@ def kv_today(model: str, now: datetime) -> KvToday | None:
 
 
 def apart(instances: Any) -> bool:
-    """Some only prefill, others only decode, in a simulator's JSON."""
+    """Whether a simulator's JSON has prefill and decode instances."""
     groups = instances if isinstance(instances, list) else [instances]
     roles = (group.get("role") for group in groups if isinstance(group, Mapping))
     return any(role in ("prefill", "decode") for role in roles)

@@ -1,4 +1,4 @@
-"""Links between instances, and the KV transfers over them: what pages and the control API show."""
+"""Links between instances and the KV transfers over them, for pages and the control API."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ORDER = ("-started_at", "-id")
 
 
 def instance_links(*, open: bool | None = True, instance: str | None = None) -> QuerySet[InstanceLink]:
-    """By source and target. `open`: only those that are kept now (True), or only the others (False). `instance`: at
-    either end."""
+    """Links by source and target. `open`: only current links (True), or only closed ones (False). `instance`: at either
+    end."""
     rows = InstanceLink.objects.select_related("link__source", "link__target").order_by("source", "target", "-id")
     if open is not None:
         rows = rows.filter(closed_at__isnull=open)
@@ -26,7 +26,7 @@ def instance_links(*, open: bool | None = True, instance: str | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class LinkCounts:
-    """Of the links kept now."""
+    """Counts of the current links."""
 
     connecting: int
     up: int
@@ -58,7 +58,7 @@ def kv_transfers(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> QuerySet[KvTransfer]:
-    """Newest first; slice it. `instance`: at either end. None: not asked."""
+    """A query set to slice, newest first. `instance`: at either end. None: no filter."""
     exact = {
         "request": request,
         "source": source,

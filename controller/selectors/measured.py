@@ -1,4 +1,4 @@
-"""What an instance really took, beside what its fitted latency model says."""
+"""Measured latencies of an instance, to compare with its fitted latency model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COLUMNS = ("prompt_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "pre
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one request says of an engine: its tokens, seconds from being sent there to the end of its prefill, seconds
-    a token. None: another engine's part, or not seen."""
+    """One request as a measurement of an engine: its tokens, seconds from sending it to the end of its prefill, and
+    seconds per token. None: another engine did that part, or it was not measured."""
 
     prompt_tokens: int
     output_tokens: int
@@ -28,22 +28,22 @@ class Measured:
 
 
 class _PrefilledAt(Func):
-    """When the last prefill on an instance of that role had ended, as text: seconds after arrival."""
+    """The end of the last prefill on an instance of that role, in seconds after arrival, as text."""
 
     template = """(jsonb_path_query_array(%(expressions)s, '$[*] ? (@.kind == "prefill").at') ->> -1)"""
 
 
 def profile_of(instance: Instance) -> LatencyProfile | None:
-    """The active fit for its model, kind of device, parallelism and role, or the collocated one."""
+    """The active fit for its model, device kind, parallelism and role, or the collocated one."""
     return active_fits([instance.model_id]).of(instance)
 
 
 def measurements(instance_id: str, limit: int = POINTS) -> list[Measured]:
-    """Of its newest served requests, by the indexes on either instance and time. One query.
+    """Measurements from its newest served requests, by the indexes on either instance and time. One query.
 
-    Where two engines shared a request, prefill is the one's and decode the other's: the first token's time holds the
-    KV cache's way and belongs to neither. A prefill apart is measured for answers in one piece too: its instance has
-    said when it was through.
+    If two engines shared a request, each is measured on its own part; the first token includes the KV transfer, so it
+    counts for neither. A disaggregated prefill is measured for answers in one piece too, since its instance reports its
+    end.
     """
     served = RequestRecord.objects.filter(outcome="ok").order_by("-arrived_at")
     answered = served.filter(instance=instance_id, ttft_s__isnull=False)
@@ -72,12 +72,12 @@ def _point(
 
 
 def prefill_line(profile: LatencyProfile, lengths: list[int]) -> list[float]:
-    """Seconds of one prompt alone on an idle engine."""
+    """Seconds for one prompt alone on an idle engine."""
     model = LatencyModel(LatencyCoefficients(**profile.coefficients))
     return [model.prefill([length]) for length in lengths]
 
 
 def decode_line(profile: LatencyProfile, contexts: list[int], batch: int) -> list[float]:
-    """Seconds a token in a batch of `batch` sequences of the same context."""
+    """Seconds per token in a batch of `batch` sequences with the same context length."""
     model = LatencyModel(LatencyCoefficients(**profile.coefficients))
     return [model.decode(batch, batch * context) for context in contexts]

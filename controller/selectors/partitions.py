@@ -1,4 +1,4 @@
-"""Which days have a partition of a table that is cut by day."""
+"""The days that have a partition of a table that is partitioned by day."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHERE parent.relname = %s ORDER BY 1
 
 
 def partitions(table: str = RECORDS) -> list[date]:
-    """In order."""
+    """The days in order."""
     with connection.cursor() as cursor:
         cursor.execute(_LIST, [table])
         names = [row[0].removeprefix(f"{table}_") for row in cursor.fetchall()]

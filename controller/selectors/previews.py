@@ -1,4 +1,4 @@
-"""What an edit that is not saved yet would have done to the last hour: re-judged in the database."""
+"""What an unsaved edit would have changed in the last hour, computed in the database."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from controller.models import PriorityMapping, RequestRecord, SLOClass
 from controller.selectors.edits import Edit, judged, owners_of
 
 WINDOW = timedelta(hours=1)
-JUDGED_MAX = 200_000  # the newest: a page must answer in a second
+JUDGED_MAX = 200_000  # the newest requests, so that a page answers within a second
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`rows` by tenant and class, `total` over them. `since`: where the judged traffic begins; `cut`: not the hour."""
+    """`rows`: by tenant and class; `total`: their sum. `since`: start of the traffic; `cut`: it is less than the
+    hour."""
 
     rows: list[dict[str, Any]]
     total: dict[str, Any]
@@ -24,7 +25,7 @@ class Judged:
 
 
 def last_hour(edit: Edit, now: datetime) -> Judged:
-    """One query for the figures, one that looks how far back JUDGED_MAX requests reach."""
+    """One query for the figures, and one for how far back JUDGED_MAX requests reach."""
     hour = RequestRecord.objects.filter(arrived_at__gte=now - WINDOW, arrived_at__lt=now)
     edge = hour.order_by("-arrived_at").values_list("arrived_at", flat=True)[JUDGED_MAX : JUDGED_MAX + 1].first()
     rows = judged(edit, hour if edge is None else hour.filter(arrived_at__gt=edge))
@@ -34,14 +35,14 @@ def last_hour(edit: Edit, now: datetime) -> Judged:
 
 
 def _shares(row: dict[str, Any]) -> dict[str, Any]:
-    """Shares beside the counts, None without a request."""
+    """The shares of the counts; None without a request."""
     requests = row.get("requests", 0)
     names = ("was", "would", "ttft", "would_ttft", "tpot", "would_tpot")
     return {**row, **{f"{name}_share": row[name] / requests if requests else None for name in names if name in row}}
 
 
 def class_owners(row: SLOClass) -> Any:
-    """Of a common class: all tenants but those that have one of the same name."""
+    """The tenants that a shared class applies to: all without a class of the same name."""
     others = SLOClass.objects.filter(name=row.name, tenant__isnull=False).values_list("tenant__name", flat=True)
     return owners_of(row.tenant.name if row.tenant else None, [name for name in others if name])
 

@@ -1,4 +1,4 @@
-"""Who removed a row that is gone: the audit keeps what people did for ever."""
+"""Who removed a row: the audit log keeps decisions of people for ever."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from controller.models import Decision
 
-# What takes others along when it is removed (their foreign key, by the name that the audit has).
+# Objects whose removal also removes others (the foreign key of those, by its name in the audit log).
 OWNERS = {"slo_class": "tenant", "priority_mapping": "tenant", "api_key": "tenant", "scaling_policy": "model"}
 OWNER_KINDS = {"tenant": "tenant", "model": "served_model"}
 
 
 class Removal(NamedTuple):
-    """`decision` removed it, or (`went_with`) its tenant or model. `before`: its values as far as they are known."""
+    """`decision` removed it or (`went_with`) its tenant or model. `before`: its last known values."""
 
     decision: Decision
     name: str
@@ -21,7 +21,7 @@ class Removal(NamedTuple):
 
 
 def removal(kind: str, pk: int) -> Removal | None:
-    """None where nobody is known to have removed a row of that number."""
+    """None if no removal of a row with that id is recorded."""
     own = _newest(f"{kind}_removed", pk)
     if own is not None:
         return Removal(own, own.subject, dict(own.inputs.get("before") or {}))

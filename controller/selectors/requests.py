@@ -1,4 +1,4 @@
-"""Finished requests: search, and one request. Never a count and never an OFFSET: the table has millions of rows."""
+"""Finished requests: search, and one request. No counts and no OFFSET, since the table has millions of rows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def search(
     until: datetime | None = None,
     after: tuple[datetime, str] | None = None,
 ) -> QuerySet[RequestRecord]:
-    """Newest first; slice it. `instance` decoded or prefilled them. `after`: (arrived_at, id) of the last row of the
-    page before. None: not asked."""
+    """A query set to slice, newest first. `instance`: it decoded or prefilled them. `after`: (arrived_at, id) of the
+    last row of the previous page. None: no filter."""
     exact = {
         "id": id,
         "tenant": tenant,
@@ -52,22 +52,22 @@ def search(
 
 
 def served_by(instance: str) -> Q:
-    """It decoded them, or computed their KV for another one: two indexes."""
+    """Requests that it decoded or whose KV it computed for another instance, by two indexes."""
     return Q(instance=instance) | Q(prefill_instance=instance)
 
 
 def _prefilled_any(instance: str) -> bool:
-    """One look into a small index. Without it every search for an instance would pay for two that most do not need."""
+    """One lookup in a small index. It spares most searches for an instance the second, larger index."""
     return RequestRecord.objects.filter(prefill_instance=instance).exclude(prefill_instance="").exists()
 
 
 def until_model(model: str) -> datetime | None:
-    """No request of this model arrived at or after this moment; None: none at all. From the roll-up: no index has
-    models, and the newest rows of one that is no longer served lie behind millions of others."""
+    """No request of this model arrived at or after this moment; None: no request at all. From the roll-up, since no
+    index has models, and the newest rows of a model that is no longer served lie behind millions of others."""
     newest = AttainmentMinute.objects.filter(model=model).aggregate(newest=Max("minute"))["newest"]
     return None if newest is None else newest + MINUTE
 
 
 def request_record(*, id: str, tenant: str | None = None) -> RequestRecord | None:
-    """By its id over all partitions; `tenant` narrows to one tenant's."""
+    """One record by its id, over all partitions. `tenant`: only if it belongs to this tenant."""
     return search(id=id, tenant=tenant).first()

@@ -1,6 +1,6 @@
-"""Which role a person has: viewer reads, operator acts, admin also owns people and keys.
+"""The role of a person: viewers read, operators act, admins also manage people and keys.
 
-Roles are Django groups of these names (lower case), each including the ones below it; a superuser is an admin.
+Roles are Django groups with these names in lower case. Each includes the ones below it. A superuser is an admin.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Role(IntEnum):
 
 
 def role_of(user: Any) -> Role:
-    """The highest role. One query, remembered on the user object, which lives for one request.
+    """The highest role of a user. One query, cached on the user object, which lives for one request.
 
-    Whoever is no person of ours (nobody signed in, a tenant's key) has none.
+    Without a signed-in person (anonymous, or a tenant's key) it is NONE.
     """
     if not isinstance(user, User) or not user.is_active:
         return Role.NONE

@@ -1,4 +1,4 @@
-"""The scaler's line and record: what it saw, what it did, and how long a started instance took to serve."""
+"""The history of the scaler: what it saw, what it did, and how long started instances took to serve."""
 
 from __future__ import annotations
 
@@ -20,43 +20,44 @@ SERVED_WITHIN = timedelta(hours=1)
 LOADS = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE)
 WEIGHTS_FROM = {"engine": "another engine", "host": "a host copy", "disk": "disk"}
 OF_THE_SCALER = Q(kind__startswith="scale_") | Q(kind="role_change")
-SAMPLE_NEAR = timedelta(seconds=30)  # a sample further away says nothing about a moment
+SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One instance from wish to service, seconds after the wish; None: not yet, or never.
+    """One instance from the request to start it until it serves, in seconds after that request; None: not yet, or
+    never.
 
-    Of one that was warm or asleep the wish is the scale-out that took it, and it is ready once its weights are there,
-    by its own word where it gave one. Of one that was launched from a seed the wish is the command
-    (`services/launches`). Otherwise ready is when it was first seen so, which may be after the first token that it
-    gave: then it was ready by that.
+    For a warm spare or a sleeper the request is the scale-out that took it, and it is ready once its weights are there,
+    as it reports itself if it does. For one that was launched from a seed the request is the launch command
+    (`services/launches`). Otherwise it is ready when it was first seen ready, or at its first token if that was
+    earlier.
     """
 
     id: str
-    source: str  # who provides it: process, static, kubernetes; whether it was warm, asleep or launched from a seed
+    source: str  # its provisioner, and whether it was warm, asleep or launched from a seed
     wished_at: datetime
     ready_s: float | None
     served_s: float | None  # first token of its first request, if that came within SERVED_WITHIN
-    weights: str = ""  # engine, host or disk, where an action brought them
+    weights: str = ""  # engine, host or disk, if an action loaded them
     load_s: float | None = None
-    cold: bool = False  # a process of its own, started for this wish
-    idle_s: float = 0.0  # of `served_s`: it was ready, and the request that it served first had not come
-    state: str = ""  # as pages name it, now
+    cold: bool = False  # a new process was started for it
+    idle_s: float = 0.0  # of `served_s`: it was ready and waited for its first request
+    state: str = ""  # now, as pages name it
     error: str = ""
 
     @property
     def way(self) -> str:
-        """What its time depends on: who provides it, how it began, and where its weights came from."""
+        """What its time depends on: its provisioner, how it began, and where its weights came from."""
         began = f"{self.source}, cold" if self.cold else self.source
         return f"{began}, weights from {WEIGHTS_FROM[self.weights]}" if self.weights in WEIGHTS_FROM else began
 
 
 @dataclass(frozen=True, slots=True)
 class WayTimes:
-    """Medians over the starts of one way, seconds after the wish; `served` of `count` have given a first token.
+    """Medians over the starts of one way, in seconds after the request; `served` of `count` have given a first token.
 
-    In `served_s` the wait for a request does not count, which says nothing of the start: `idle` of them had to wait.
+    `served_s` is without the wait for a first request, since that says nothing about the start; `idle` of them waited.
     """
 
     way: str
@@ -76,7 +77,7 @@ class First(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Instances of a fleet by what they are to the scaler."""
+    """Instances of a stage by their state to the scaler."""
 
     ready: int = 0
     starting: int = 0
@@ -84,7 +85,7 @@ class Counts(NamedTuple):
 
 
 def policies(*, model: str | None = None) -> list[ScalingPolicy]:
-    """With the scaler's memory, by model and role."""
+    """Policies with the state of their scaler, by model and role."""
     rows = ScalingPolicy.objects.select_related("model", "state").order_by("model__name", "role")
     return list(rows if model is None else rows.filter(model__name=model))
 
@@ -94,7 +95,7 @@ def state_of(policy: ScalingPolicy) -> ScalerState | None:
 
 
 def samples(*, since: datetime, until: datetime) -> dict[int, list[ScalingSample]]:
-    """By policy, oldest first. One query."""
+    """Samples by policy, oldest first. One query."""
     found: dict[int, list[ScalingSample]] = {}
     for row in ScalingSample.objects.filter(at__gte=since, at__lt=until).order_by("policy_id", "at"):
         found.setdefault(row.policy_id, []).append(row)
@@ -102,7 +103,7 @@ def samples(*, since: datetime, until: datetime) -> dict[int, list[ScalingSample
 
 
 def samples_at(*, at: datetime, model: str | None = None) -> dict[int, ScalingSample]:
-    """By policy, the last one at or before a moment, where it is near enough to speak for it. One query."""
+    """By policy, the last sample at or before a moment, if it is within SAMPLE_NEAR. One query."""
     rows = ScalingSample.objects.filter(at__lte=at, at__gt=at - SAMPLE_NEAR).order_by("policy_id", "-at")
     if model is not None:
         rows = rows.filter(policy__model__name=model)
@@ -110,20 +111,21 @@ def samples_at(*, at: datetime, model: str | None = None) -> dict[int, ScalingSa
 
 
 def as_of(policies: Sequence[ScalingPolicy], at: datetime) -> list[ScalingPolicy]:
-    """The same policies with the values that they had at a moment, read back from the changes since. One query."""
+    """The same policies with the values that they had at a moment, from the changes recorded since. One query."""
     touched = [policy.pk for policy in policies if policy.updated_at > at]
     if not touched:
         return list(policies)
     since = Decision.objects.filter(kind="scaling_policy_updated", at__gt=at, outcome__id__in=touched)
     found = {policy.pk: copy(policy) for policy in policies}
     for changed, values in since.order_by("-at", "-id").values_list("outcome__id", "inputs__before"):
-        for name, value in values.items():  # the oldest change since then is the last to speak
+        for name, value in values.items():  # the oldest change since then is applied last
             setattr(found[changed], name, value)
     return list(found.values())
 
 
 def instances_now() -> dict[tuple[int, str], Counts]:
-    """By model and role, as the scaler would count them (`controller.scale.observation`); none of it: no entry."""
+    """By model and role, as the scaler would count them (`controller.scale.observation`); no entry without
+    instances."""
     rows = Instance.objects.live().exclude(desired_state=Instance.Desired.STOPPED)
     there = rows.exclude(observed_state__in=[Instance.Observed.UNREACHABLE, *Instance.GONE])
     groups = there.values_list("model_id", "role", "desired_state", "observed_state", "weights")
@@ -137,7 +139,7 @@ def instances_now() -> dict[tuple[int, str], Counts]:
 
 
 def _state(desired: str, observed: str, weights: str) -> str:
-    """ready | starting | draining; "" of one that is warm or asleep, which is no part of the fleet."""
+    """ready | starting | draining; "" for a warm spare or a sleeper, which is no capacity."""
     if weights in (Weights.ABSENT, Weights.LEAVING, Weights.ASLEEP):
         return ""
     if desired == Instance.Desired.DRAINING:
@@ -162,7 +164,7 @@ def events(
 def events_around(*, at: datetime, since: datetime, until: datetime, limit: int) -> list[Decision]:
     """The `limit` decisions of the scaler in [since, until) that are nearest to a moment, oldest first. One query.
 
-    However many came later: what somebody asks about is among them.
+    It contains that moment's decisions however many came later.
     """
     rows = Decision.objects.filter(OF_THE_SCALER, subject_type="scaling_policy", at__gte=since, at__lt=until)
     before = rows.filter(at__lte=at).order_by("-at", "-id")[:limit]
@@ -172,14 +174,14 @@ def events_around(*, at: datetime, since: datetime, until: datetime, limit: int)
 
 
 def starts(limit: int = STARTS_SHOWN) -> list[Start]:
-    """The newest instances, newest first. Two queries: what is known of them, and the first token of each."""
+    """The newest starts, newest first. Two queries: what is known of them, and the first token of each."""
     return _starts(list(_told().order_by("-created_at")[:limit]))
 
 
 def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int = STARTS_SHOWN) -> list[Start]:
-    """The wishes in [since, until) nearest to a moment, oldest first. Two queries.
+    """The starts in [since, until) that are nearest to a moment, oldest first. Two queries.
 
-    An instance that was taken again since then is told as it was taken at that time.
+    An instance that a later scale-out took again appears as it was taken at that time.
     """
     span = {"created_at__gte": since, "created_at__lt": until}
     ordered = Action.objects.filter(kind__in=(*LOADS, Action.Kind.FIRST_SERVED), **span).values("instance")
@@ -189,7 +191,7 @@ def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int 
 
 
 def _told(**actions: datetime) -> QuerySet[Instance]:
-    """Instances with what their newest orders say. `actions`: what else those orders have to fulfil."""
+    """Instances with the results of their newest actions. `actions`: further filters for those actions."""
     of_it = Action.objects.filter(instance=OuterRef("pk"), **actions).order_by("-id")
     loads = of_it.filter(kind__in=LOADS, params__has_key="scale_out", state=Action.State.DONE)
     watched = of_it.filter(kind=Action.Kind.FIRST_SERVED)
@@ -226,7 +228,7 @@ def _start(row: Any, first: First | None) -> Start:
     asked, wished = row.scale_out or {}, _wished(row)
     ready = row.loaded_at or row.ready_at
     served = None
-    if asked.get("woken"):  # what it served before it slept does not count
+    if asked.get("woken"):  # requests that it served before it slept do not count
         served = (row.watched or {}).get("first_served_s")
     elif first is not None:
         served = max(0.0, (first.token_at - wished).total_seconds())
@@ -247,10 +249,10 @@ def _start(row: Any, first: First | None) -> Start:
 
 
 def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
-    """When a client first got a token, or a whole answer, of each instance's, decoded or prefilled there, by id.
+    """By instance, when a client first got a token, or a whole answer, of a request decoded or prefilled there.
 
-    One query of short ones with the ids and times written out: an instance without requests is then known to have none,
-    where a look with its id as a parameter reads whole partitions in search of one.
+    One union of short queries with ids and times written out. That way the planner knows that an instance has no
+    requests, where a query with its id as a parameter reads whole partitions in search of one.
     """
     looks = [look for id, at in wished.items() for look in _looks(id, at)]
     if not looks:
@@ -264,20 +266,21 @@ def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
 def _looks(id: str, wished: datetime) -> list[QuerySet[Any, Any]]:
     window = {"arrived_at__gte": wished - LONGEST_WAIT, "arrived_at__lt": wished + SERVED_WITHIN}
     near = RequestRecord.objects.filter(ANSWERED, **window).annotate(whose=Value(id, CharField()), first_at=FIRST_AT)
-    since = near.filter(first_at__gte=wished)  # an earlier one is of a life before this wish
+    since = near.filter(first_at__gte=wished)  # an earlier one belongs to a time before this request
     mine = (since.filter(instance=id), since.filter(prefill_instance=id).exclude(prefill_instance=""))
     return [_earliest(rows) for rows in mine]
 
 
 def _earliest(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
-    """Only those that arrived before the first arrival had its answer can have theirs earlier: an hour is not read."""
+    """The earliest answer. Only requests that arrived before the first arrival got its answer can have theirs earlier,
+    so not the whole hour is read."""
     first_arrival = rows.order_by("arrived_at").values("first_at")[:1]
     near = rows.filter(arrived_at__lte=Subquery(first_arrival))
     return near.order_by("first_at").values_list("whose", "first_at", "arrived_at")[:1]
 
 
 def times_by_way(started: Sequence[Start]) -> list[WayTimes]:
-    """By way, sorted by its name."""
+    """Medians by way, sorted by its name."""
     found = []
     for way in sorted({each.way for each in started}):
         mine = [each for each in started if each.way == way]

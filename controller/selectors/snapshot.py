@@ -1,4 +1,4 @@
-"""What a gateway serves from, and the number that says whether it changed."""
+"""The configuration that a gateway serves from, and the version that tells whether it changed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from controller.selectors.latency_fits import Fits, active_fits
 
 
 def config_version() -> int:
-    """One row by its key; 0 before the first migration's row exists."""
+    """One row by its key; 0 before that row exists."""
     return ConfigVersion.objects.filter(pk=1).values_list("version", flat=True).first() or 0
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Eight queries. The version is read first: what changes meanwhile makes the next poll read again."""
+    """Eight queries. The version is read first, so that a change in the meantime makes the next poll read again."""
     version = config_version()
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
@@ -62,9 +62,9 @@ def gateway_snapshot() -> GatewaySnapshot:
 
 
 def _instances() -> list[Any]:
-    """What serves (`now_serves`) and what is on its way, read at one moment: of one that became ready between two
-    queries neither would tell, and who waits for it would be refused. `switches_role`: its engine is being told of
-    another one, and must be empty first."""
+    """Instances that serve (`now_serves`) and instances on their way, in one query: one that became ready between two
+    queries would be in neither, and requests that wait for it would be refused. `switches_role`: its engine is being
+    switched to another role, and must be empty first."""
     orders = Action.objects.filter(instance=OuterRef("pk"), kind=Action.Kind.ROLE_SWITCH, state__in=Action.OPEN)
     serves = Instance.serves()
     return list(
@@ -75,7 +75,7 @@ def _instances() -> list[Any]:
 
 
 def _on_its_way() -> Q:
-    """Wanted, not ready yet, and started or woken by somebody; a warm one waits for an order of its own."""
+    """Whether it should run, is not ready yet, and was started or woken. A warm spare waits for an action."""
     starts = Q(observed_state__in=[Instance.Observed.PENDING, Instance.Observed.STARTING])
     wakes = Q(observed_state=Instance.Observed.READY, weights=Weights.WAKING)
     wanted = Q(desired_state=Instance.Desired.RUNNING) & ~Q(role=Role.DECODE.value)

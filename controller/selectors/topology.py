@@ -1,4 +1,5 @@
-"""Hosts, their devices and links, and which instance holds what. Four queries, whatever the size of the fleet."""
+"""Hosts, their devices and links, and which instance holds which device. Four queries, whatever the size of the
+fleet."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from controller.models.fleet import Weights
 
 
 class WarmOn(NamedTuple):
-    """`pools`: warm instances by model and role. `devices` that they hold, and those that are `free`; one that was
-    stopped and is not gone yet still holds its own, and is in no pool."""
+    """`pools`: warm spares by model and role. `devices`: how many they hold. `free`: how many no instance holds. A
+    stopped instance holds its devices until it is gone, and is in no pool."""
 
     pools: Counter[tuple[int, str]]
     devices: int
@@ -24,7 +25,7 @@ class WarmOn(NamedTuple):
 
 @dataclass(slots=True)
 class Place:
-    """A host (None: instances whose host is not known), its devices with who holds them, and its instances."""
+    """A host (None: for instances without a known host), its devices with their holders, and its instances."""
 
     host: Host | None
     devices: list[tuple[Device, str | None]] = field(default_factory=list)
@@ -36,7 +37,7 @@ class Place:
 
 
 def places() -> list[Place]:
-    """Hosts by name, then those without one. Instances wanted or still there, by model, role and id."""
+    """Hosts by name, then instances without a host. Instances that should run or still do, by model, role and id."""
     found = {host.pk: Place(host) for host in Host.objects.order_by("name")}
     holders: dict[int, str] = dict(
         InstanceDevice.objects.filter(released_at__isnull=True).values_list("device_id", "instance_id")
@@ -50,27 +51,27 @@ def places() -> list[Place]:
 
 
 def usable_devices(host: Host, kind: str) -> QuerySet[Device]:
-    """Those of the host that an instance of this kind runs on; without a kind any."""
+    """The host's devices that an instance of this device kind runs on; "": any."""
     rows = Device.objects.filter(host=host).order_by("index")
     return rows.filter(kind=kind) if kind else rows
 
 
 def free_among(devices: Sequence[Device]) -> list[Device]:
-    """Those that no instance holds."""
+    """The devices that no instance holds."""
     holdings = InstanceDevice.objects.filter(device__in=devices, released_at__isnull=True)
     held = set(holdings.values_list("device_id", flat=True))
     return [device for device in devices if device.pk not in held]
 
 
 def room_for(pattern: Instance) -> int | None:
-    """How many more instances like this one its host has free devices for. None: its host lists none for it, so that
+    """For how many more instances like this one its host has free devices. None: its host lists no devices for it, so
     nothing bounds them."""
     usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
     return len(free_among(usable)) // pattern.tp if usable else None
 
 
 def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
-    """On the devices that instances like this one run on, those without weights of these models and roles."""
+    """Warm spares of these models and roles on the devices that instances like this one run on."""
     usable = list(usable_devices(pattern.host, pattern.device_kind)) if pattern.host else []
     held = InstanceDevice.objects.filter(device__in=usable, released_at__isnull=True)
     warm = list(held.filter(instance__weights=Weights.ABSENT).select_related("instance"))
@@ -80,7 +81,7 @@ def warm_on(pattern: Instance, kinds: Collection[tuple[int, str]]) -> WarmOn:
 
 
 def links() -> dict[str, list[Link]]:
-    """By the name of their source."""
+    """Links by the name of their source host."""
     by_source: dict[str, list[Link]] = defaultdict(list)
     for link in Link.objects.select_related("source", "target").order_by("source__name", "target__name", "medium"):
         by_source[link.source.name].append(link)

@@ -1,8 +1,8 @@
-"""Recorded traffic as a workload: what arrived, how long it was and what it was promised, from the request records.
+"""Recorded traffic as a workload: arrivals, lengths and targets, from the request records.
 
-What a record cannot tell is estimated and said: a request that never got its answer (refused, expired, failed, cut)
-would have been as long as the median answer of its class. Requests that their clients gave up before a token came are
-left out. Prompts are not stored, so prefixes are not shared in a replay.
+A request that never got its answer (refused, expired, failed, cut) is given the median answer length of its class, and
+marked as estimated. Requests that their clients cancelled before the first token are left out. Prompts are not stored,
+so prefixes are not shared in a replay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.models import AttainmentMinute, RequestRecord
 from controller.selectors.edits import SLODecision
 
 REQUESTS_MAX = 50_000  # of one replay
-USUAL_OUTPUT = 128  # tokens, where a class has no answer on record
+USUAL_OUTPUT = 128  # tokens, if no answer of the class is on record
 UNANSWERED = (Outcome.REFUSED, Outcome.EXPIRED, Outcome.FAILED, Outcome.CUT)
 COLUMNS = (
     "arrived_at", "tenant", "slo_class", "priority", "outcome", "prompt_tokens", "output_tokens", "target_ttft_s",
@@ -32,7 +32,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests that arrived in [since, until) for one model; None: of every tenant, of every class."""
+    """Requests that arrived in [since, until) for one model. `tenant`, `slo_class` None: all."""
 
     since: datetime
     until: datetime
@@ -47,7 +47,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What of a window is replayed: [since, until), `requests` there, `of` in the whole window (by whole minutes)."""
+    """The part of a window that is replayed: [since, until), with `requests` of the `of` in the whole window (by whole
+    minutes)."""
 
     since: datetime
     until: datetime
@@ -61,7 +62,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One recorded request. `at` is seconds after the first one; `estimated`: its answer's length is."""
+    """One recorded request. `at`: seconds after the first one; `estimated`: the length of its answer is estimated."""
 
     arrived_at: datetime
     at: float
@@ -73,16 +74,16 @@ class Arrival:
     targets: Targets
     workflow: str
     estimated: bool
-    source: str = ""  # of the targets: class, priority, explicit ... (fetched for previews alone)
+    source: str = ""  # of the targets: class, priority, explicit and so on; only read for previews
     figures: Mapping[str, Any] = field(default_factory=dict)
     may_defer: bool = False
-    attained: bool | None = None  # as recorded; None: its client gave up
+    attained: bool | None = None  # as recorded; None: its client cancelled it
 
 
 def busiest(window: Window, limit: int = REQUESTS_MAX) -> Stretch:
-    """The whole window where it holds at most `limit` requests, else its densest stretch of whole minutes.
+    """The whole window if it has at most `limit` requests, else its densest stretch of whole minutes.
 
-    Thinning would change the load and with it every figure; a stretch is traffic as it was.
+    Sampling requests would change the load and with it every figure; a stretch keeps the traffic as it was.
     """
     counts = _by_minute(window)
     total = sum(count for _, count in counts)
@@ -101,9 +102,9 @@ def _by_minute(window: Window) -> list[tuple[datetime, int]]:
 
 
 def _densest(counts: Sequence[tuple[datetime, int]], limit: int) -> tuple[int, int, int]:
-    """Places of the first and last minute of the run of at most `limit` requests that holds the most a second.
+    """Indexes of the first and last minute of the stretch of at most `limit` requests with the highest rate.
 
-    Of runs that hold at least nine tenths of the limit the shortest; one minute alone may hold more than the limit.
+    Among stretches with at least nine tenths of the limit the shortest is taken. A single minute may exceed the limit.
     """
     best: tuple[float, int, int, int] | None = None
     first, held = 0, 0
@@ -121,7 +122,8 @@ def _densest(counts: Sequence[tuple[datetime, int]], limit: int) -> tuple[int, i
 
 
 def arrivals(window: Window, limit: int = REQUESTS_MAX, newest: bool = False, sources: bool = False) -> list[Arrival]:
-    """At most `limit` of the window in order of arrival: the first of it, or the newest. `sources`: of targets too."""
+    """At most `limit` requests of the window in order of arrival: its first ones, or the newest. `sources`: with those
+    of targets."""
     rows = rows_of(window).order_by(*(("-arrived_at", "-id") if newest else ("arrived_at", "id")))
     if sources:
         rows = rows.annotate(slo=SLODecision("decisions"))
@@ -132,7 +134,7 @@ def arrivals(window: Window, limit: int = REQUESTS_MAX, newest: bool = False, so
 
 
 def rows_of(window: Window) -> QuerySet[RequestRecord]:
-    """Without what an engine rejected and what its client gave up before anything came."""
+    """Records without those that an engine rejected, and without those that were cancelled before the first token."""
     rows = RequestRecord.objects.filter(
         arrived_at__gte=window.since, arrived_at__lt=window.until, prompt_tokens__gt=0, **window.matches()
     )
@@ -189,7 +191,7 @@ def _usual_outputs(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
 
 
 def busiest_model(since: datetime, until: datetime) -> str | None:
-    """The model most requests of the window asked for."""
+    """The model with the most requests in the window."""
     rows = AttainmentMinute.objects.filter(minute__gte=since.replace(second=0, microsecond=0), minute__lt=until)
     found = rows.values("model").annotate(count=Sum("finished")).order_by("-count", "model").first()
     return found["model"] if found else None

@@ -1,4 +1,4 @@
-"""What each tenant used and got, from the minute roll-up, and its keys."""
+"""Usage and attainment by tenant, from the roll-up by minute, and the tenant's keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINUTE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The busiest minute of a window, against the quotas: requests and tokens (prompt and output) in one minute."""
+    """The busiest minute of a window, to compare with quotas: requests, and tokens of prompts and outputs."""
 
     requests: int
     tokens: int
@@ -37,7 +37,7 @@ def usage_by_tenant(*, since: datetime, until: datetime) -> dict[str, Attainment
 
 
 def peaks(*, since: datetime, until: datetime, tenant: str | None = None) -> dict[str, Peak]:
-    """By tenant. Refused requests are in it: this is what was asked for, and may lie above a quota."""
+    """Peaks by tenant. Refused requests count, since this is the demand, which may exceed a quota."""
     found: dict[str, Peak] = defaultdict(lambda: Peak(0, 0))
     for row in attainment_series(since=since, until=until, bucket=MINUTE, by=("tenant",), tenant=tenant):
         known = found[row.tenant or ""]
@@ -48,5 +48,5 @@ def peaks(*, since: datetime, until: datetime, tenant: str | None = None) -> dic
 
 
 def keys_of(tenant: Tenant) -> QuerySet[ApiKey]:
-    """Usable ones first, newest first in each kind."""
+    """Usable keys first, then the others, each newest first."""
     return ApiKey.objects.filter(tenant=tenant).order_by("-revoked_at", "-created_at")

@@ -1,4 +1,4 @@
-"""How many instances stand by without weights, and why a policy has fewer of them than it wants."""
+"""How many warm spares each policy has, and why it has fewer than it should."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NO_DEVICE, NOTHING_TO_START = "no_device", "nothing_to_start"
 
 
 class WarmPool(NamedTuple):
-    """`ready`: may be taken now; `starting`: their processes are not up yet; `held_by`: why there are not more, ""
-    where nothing is known to stand in the way."""
+    """`ready`: can be used now; `starting`: the process is not up yet; `held_by`: why there are not more, "" if nothing
+    is known to prevent it."""
 
     ready: int = 0
     starting: int = 0
@@ -23,7 +23,8 @@ class WarmPool(NamedTuple):
 
 
 def warm_pools(policies: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[int, WarmPool]:
-    """By policy. One query, and three more where one has too few. `patterns`: what the next instances are made like."""
+    """Warm pools by policy. One query, and three more if one has too few. `patterns`: what new instances are made
+    like."""
     counted: dict[tuple[int, str], WarmPool] = {}
     groups = Instance.objects.warm().values_list("model_id", "role", "observed_state")
     for model, role, observed, count in groups.annotate(count=Count("pk")).order_by():
@@ -58,14 +59,15 @@ def _held(short: Sequence[ScalingPolicy], patterns: QuerySet[Instance]) -> dict[
 
 
 def _room(pattern: Instance, free: Mapping[str, int]) -> bool:
-    """A host that lists no device of the kind bounds nothing (`topology.room_for`)."""
+    """Whether there is room for one more. A host that lists no device of the kind has no bound
+    (`topology.room_for`)."""
     kinds = [pattern.device_kind] if pattern.device_kind else list(free)
     usable = [free[kind] for kind in kinds if kind in free]
     return not usable or sum(usable) >= pattern.tp
 
 
 def _free(hosts: Iterable[int | None]) -> dict[int, dict[str, int]]:
-    """Devices that nobody holds, by host and kind; 0 where all of a kind are held."""
+    """Free devices by host and kind; 0 if instances hold all of a kind."""
     devices = list(Device.objects.filter(host__in={host for host in hosts if host is not None}))
     held = set(
         InstanceDevice.objects.filter(device__in=devices, released_at__isnull=True).values_list("device_id", flat=True)

@@ -1,4 +1,5 @@
-"""Which engines hold a model's weights and over which links: the input of the source planner; and first tokens."""
+"""Which engines hold a model's weights, and over which links they can be reached: the input of the source plan. Also
+the first token of an instance."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from controller.models.fleet import Weights
 from controller.scale.weight_sources import Holder, Path, SourcePlan, plan_sources
 from controller.selectors.requests import served_by
 
-LONGEST_WAIT = timedelta(minutes=15)  # of a request in the queue
-# Whose client got something, and seconds after its arrival when: an answer in one piece has no first token of its own.
+LONGEST_WAIT = timedelta(minutes=15)  # that a request can spend in the queue
+# Requests whose client got something, and after how many seconds; an answer in one piece has no separate first token.
 ANSWERED = Q(ttft_s__isnull=False) | Q(outcome="ok", e2e_s__isnull=False)
 FIRST_AFTER = ExpressionWrapper(Coalesce("ttft_s", "e2e_s") * Value(timedelta(seconds=1)), DurationField())
 # When a client got the first token of a request, or its answer in one piece.
 FIRST_AT = ExpressionWrapper(F("arrived_at") + FIRST_AFTER, DateTimeField())
-THIS_MACHINE = "(this machine)"  # of process instances without a host: one supervisor makes them all, on one
+THIS_MACHINE = "(this machine)"  # the host of process instances without one, which all run on the supervisor's machine
 
 
 def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: bool = False) -> SourcePlan:
-    """Where `row` may get its weights from now. `utilisation` by instance, as gateways publish it. Four queries.
+    """Where `row` can load its weights from now. `utilisation`: by instance, as gateways publish it. Four queries.
 
-    One that sleeps at level 1 kept the copy to come back from.
+    A sleeper at level 1 has its own copy in host memory.
     """
     sending = _sending()
     down = set(
@@ -60,16 +61,16 @@ def weight_plan(row: Instance, utilisation: Mapping[str, float], *, host_copy: b
 
 
 def first_token_at(row: Instance, since: datetime) -> datetime | None:
-    """When a client got the first token since then of a request that the instance decoded or prefilled, or its answer
-    in one piece; None: none has ended."""
-    began = since - LONGEST_WAIT  # the table's partitions are days
+    """When a client first got a token since then, or an answer in one piece, of a request that the instance decoded or
+    prefilled; None: no such request has ended."""
+    began = since - LONGEST_WAIT  # bounds the day partitions that are read
     rows = RequestRecord.objects.filter(ANSWERED, served_by(row.pk), arrived_at__gte=began)
     at: datetime | None = rows.annotate(first=FIRST_AT).filter(first__gte=since).aggregate(at=Min("first"))["at"]
     return at
 
 
 def _sending() -> Counter[str]:
-    """Transfers under way, by the url of the engine that sends: of what each target was told, what it tries now."""
+    """Transfers in progress by the URL of the sending engine: of each target the source that it tries now."""
     loads = Action.objects.filter(kind=Action.Kind.WEIGHTS_LOAD, state=Action.State.RUNNING)
     found: Counter[str] = Counter()
     for told, trying in loads.values_list("params__told", "params__trying"):
