@@ -61,7 +61,7 @@ test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
 
-lint: $(DEV) ## ruff, ruff format, mypy (strict on the pure half)
+lint: $(DEV) ## ruff, ruff format, mypy over all of the product (strict on the pure half)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy

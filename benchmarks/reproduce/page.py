@@ -79,7 +79,7 @@ def _reached(claims: Sequence[Claim]) -> str:
 
 def _page(section: Section, folder: Path) -> str:
     """One paper: setting, run, results by figure, reasons for differences, plots, and links to its tables."""
-    rows = [[figure, *_counts(found)] for (_, figure), found in _by_figure(section.claims)]
+    rows = [(figure, *_counts(found)) for (_, figure), found in _by_figure(section.claims)]
     parts = [
         f"# {_title(section.paper)}\n\n",
         f"{section.settings_text.strip()}\n\n",

@@ -47,7 +47,7 @@ def _classes(run: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _by_class(run: Mapping[str, Any], level: float) -> Any:
-    from plotly import graph_objects as go  # type: ignore[import-untyped]
+    from plotly import graph_objects as go
 
     classes = {"all": run, **_classes(run)}
     figure = go.Figure()
