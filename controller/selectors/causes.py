@@ -15,12 +15,7 @@ from controller.slo.classes import is_level_label
 LEAD = timedelta(hours=1)  # before the newest miss, for what led to it
 RECENT = timedelta(days=1)
 MINUTE = timedelta(minutes=1)
-LASTING = (
-    "scale_hold",
-    "scale_in",
-    "scale_out",
-    "role_change",
-)  # hold until their scaler's next one
+LASTING = ("scale_hold", "scale_in", "scale_out", "role_change")  # each holds until its scaler's next one
 POLICY_CHANGES = ("scaling_policy_created", "scaling_policy_updated", "scaling_policy_removed")
 
 
