@@ -170,11 +170,11 @@ def scaling_load(
         if mine:
             traces.append(_marks(kind, mine, upper, top))
     lines: list[dict[str, Any]] = [
-        {"y": upper, "color": "bad", "text": f"out above {upper:g}"},
-        {"y": lower, "color": "accent", "text": f"in below {lower:g}"},
+        {"y": upper, "color": "bad", "text": f"scale out above {upper:g}"},
+        {"y": lower, "color": "accent", "text": f"scale in below {lower:g}"},
     ]
     if moment is not None:
-        lines.append({"x": moment, "color": "ink-2", "text": "asked"})
+        lines.append({"x": moment, "color": "ink-2", "text": "chosen time"})
     layout = {
         "y_title": "load" if top == highest else f"load, cut at {top:.3g}",
         "y2_title": "instances",

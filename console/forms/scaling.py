@@ -1,4 +1,4 @@
-"""The form of a scaling policy. Loads: 1.0 is a fleet exactly full. Every error names its field."""
+"""The form of a scaling policy. A load of 1.0 is full capacity. Every error belongs to a field."""
 
 from __future__ import annotations
 
@@ -30,42 +30,46 @@ class PauseField(forms.FloatField):
 
 
 class ScalingForm(forms.Form):
-    """Model and role are fixed once the policy exists."""
+    """Model and role cannot change once the policy exists."""
 
     model = forms.ModelChoiceField(queryset=ServedModel.objects.all())
     role = forms.ChoiceField(choices=Role.choices)
-    enabled = forms.BooleanField(required=False, initial=True, label="Switched on")
+    enabled = forms.BooleanField(required=False, initial=True, label="Enabled")
     min_instances = forms.IntegerField(
-        min_value=0, max_value=INSTANCES_MAX, initial=1, label="At least", help_text="Instances, whatever the load."
+        min_value=0, max_value=INSTANCES_MAX, initial=1, label="Minimum instances", help_text="Kept at any load."
     )
     max_instances = forms.IntegerField(
-        min_value=1, max_value=INSTANCES_MAX, initial=4, label="At most", help_text="Instances, whatever the load."
+        min_value=1, max_value=INSTANCES_MAX, initial=4, label="Maximum instances", help_text="Never exceeded."
     )
     upper = LoadField(
         initial=0.8,
         label="Scale out above",
-        help_text="Load: the largest of utilisation, wait over its SLO, and arrivals over what the fleet can finish.",
+        help_text="Load: the highest of utilization, waiting time over its target, and arrival rate over capacity.",
     )
-    lower = LoadField(initial=0.3, label="Scale in below", help_text="Load; below the threshold for scaling out.")
-    sustain_s = PauseField(initial=15.0, label="Low for", help_text="Load must stay low for so long.")
-    cooldown_s = PauseField(initial=10.0, label="Pause after a change", help_text="Until it can have had an effect.")
-    interval_s = PauseField(1.0, 60.0, initial=1.0, label="Time between two looks")
+    lower = LoadField(initial=0.3, label="Scale in below", help_text="Load. Must be less than the scale-out threshold.")
+    sustain_s = PauseField(
+        initial=15.0, label="Scale in after", help_text="How long the load must stay below the threshold."
+    )
+    cooldown_s = PauseField(
+        initial=10.0, label="Cooldown", help_text="No further change until this time after the last one."
+    )
+    interval_s = PauseField(1.0, 60.0, initial=1.0, label="Evaluation interval")
     warm = forms.IntegerField(
         min_value=0,
         max_value=INSTANCES_MAX,
         required=False,
-        label="Warm beside",
-        help_text="Instances whose process is up, without weights: a scale-out takes them first. They cost. Empty: as "
-        "many as free devices allow.",
+        label="Warm spares",
+        help_text="Instances kept running without weights, used first to scale out. They count toward cost. Leave "
+        "empty for as many as free devices allow.",
     )
     sleep_level = forms.TypedChoiceField(
-        choices=[(0, "Stop it"), (1, "Sleep, weights in host memory"), (2, "Sleep, weights given up")],
+        choices=[(0, "Stop"), (1, "Sleep, keep weights in host memory"), (2, "Sleep, discard weights")],
         coerce=int,
         required=False,
         empty_value=0,  # type: ignore[arg-type]  # its stub knows text alone
         initial=0,
-        label="Scale in by",
-        help_text="One that sleeps keeps its process and is woken before a new one is started.",
+        label="Scale-in action",
+        help_text="A sleeping instance keeps its process and is woken before a new one is started.",
     )
     version = forms.IntegerField(min_value=1, required=False, widget=forms.HiddenInput)
 
@@ -86,18 +90,18 @@ class ScalingForm(forms.Form):
         data = super().clean() or self.cleaned_data
         low, high = data.get("min_instances"), data.get("max_instances")
         if low is not None and high is not None and low > high:
-            self.add_error("max_instances", "Fewer than the least number of instances.")
+            self.add_error("max_instances", "The maximum must not be less than the minimum.")
         lower, upper = data.get("lower"), data.get("upper")
         if lower is not None and upper is not None and lower >= upper:
-            self.add_error("lower", "Must lie below the threshold for scaling out.")
+            self.add_error("lower", "Must be less than the scale-out threshold.")
         if "model" in data and "role" in data:
             self._check_role_is_free(data["model"], data["role"])
         return data
 
     def _check_role_is_free(self, model: ServedModel, role: str) -> None:
-        """The database says so too, but of no single field."""
+        """The database checks this too, but its error belongs to no field."""
         if ScalingPolicy.objects.filter(model=model, role=role).exists():
-            self.add_error("role", f"There is a policy of {model.name} in this role already.")
+            self.add_error("role", f"{model.name} already has a policy for this role.")
 
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in self.cleaned_data.items() if name != "version"}

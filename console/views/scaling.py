@@ -1,4 +1,4 @@
-"""Scaling: the load of each policy against its thresholds, what was done and why not more, and the policy editor."""
+"""Scaling: load of each policy against its thresholds, decisions and their reasons, and the policy form."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from controller.wording.scaling import warm_in_words, why
 from controller.wording.sentences import figures_line, sentence
 
 WINDOW = timedelta(hours=1)
-AROUND = WINDOW / 2  # a moment that somebody asks about
+AROUND = WINDOW / 2  # before and after a chosen time
 SECOND = timedelta(seconds=1)
 EVENTS = 40  # in the table
 MARKS = 400  # on the charts
-PATIENCE_S = 20.0  # the scaler leaves a sample each five seconds, or each look where its looks are further apart
+PATIENCE_S = 20.0  # the scaler stores a sample every five seconds, or at each evaluation if those are less frequent
 SAMPLE_PERIODS = 3
 POLLED: dict[bool, Kept[Part]] = {may: Kept(SHARED_S) for may in (False, True)}
 
 
 class Moment(Form):
-    """When somebody wondered."""
+    """The time to show; empty for now."""
 
-    at = TimeField(label="At (UTC)")
+    at = TimeField(label="Time (UTC)")
 
 
 @require_GET
 @allows(Role.VIEWER)
 def scaling_page(request: HttpRequest) -> HttpResponse:
-    """Now, and as it moves; or what was around a moment, as it was (`?at=`)."""
+    """The current state with live updates, or the state around a time in the past (`?at=`)."""
     form = Moment(request.GET)
     at = form.cleaned_data["at"] if form.is_valid() else None
     context = {"form": form, **scaling_context(timezone.now(), at)}
@@ -69,7 +69,7 @@ def scaling_page(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def scaling_live(request: HttpRequest) -> JsonResponse:
-    """What moves on the page of now; the same for all who may change a policy, and for all who may not."""
+    """The live part of the page: one version for users who can edit policies, one for all others."""
     can_act = role_of(request.user) >= Role.OPERATOR
     return POLLED[can_act].get(lambda: scaling_part(can_act)).answer(charts_due(request))
 
@@ -103,17 +103,17 @@ def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
         "first_after": next((event.pk for event in shown_events if at and event.at > at), None),
         "starts": started,
         "ways": scaling.times_by_way(started),
-        "as_of": looked(policies, seen, now),
+        "as_of": last_evaluation(policies, seen, now),
     }
 
 
 def to_its_end(at: datetime) -> datetime:
-    """A moment that was said to the second is all of that second: the look that scaled lies within it."""
+    """The end of a second that was entered without a fraction, so that evaluations within that second are included."""
     return at if at.microsecond else at + SECOND - timedelta(microseconds=1)
 
 
 def done_and_started(at: datetime | None, since: datetime, until: datetime) -> tuple[list[Decision], list[Start]]:
-    """Now: the newest first. Around a moment: what is nearest to it on both sides, in the order of time."""
+    """Decisions and starts. Now: newest first. Around a time: the nearest on both sides, in order of time."""
     if at is None:
         return scaling.events(limit=MARKS), scaling.starts()
     events = scaling.events_around(at=at, since=since, until=until, limit=MARKS)
@@ -121,27 +121,29 @@ def done_and_started(at: datetime | None, since: datetime, until: datetime) -> t
 
 
 def nearest(events: Sequence[Decision], at: datetime | None) -> Sequence[Decision]:
-    """What the table has room for, in the order that it came in."""
+    """The events that fit the table, in the given order."""
     if at is None:
         return events[:EVENTS]
     near = sorted(events, key=lambda each: abs(each.at - at))[:EVENTS]
     return sorted(near, key=lambda each: (each.at, each.pk))
 
 
-def looked(policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[ScalingSample]], now: datetime) -> AsOf:
-    """When the scaler was last seen to look at that fleet which it left alone the longest."""
+def last_evaluation(
+    policies: Sequence[ScalingPolicy], seen: Mapping[int, Sequence[ScalingSample]], now: datetime
+) -> AsOf:
+    """The last evaluation of the policy that has waited longest for one."""
     watched = [policy for policy in policies if policy.enabled]
     if not watched:
         return AsOf(now.timestamp(), PATIENCE_S)
     longest_s = max(map(patience_s, watched))
-    # One that was made or switched on just now could not be looked at any earlier.
+    # A policy that was just created or enabled could not have been evaluated earlier.
     last = [
         max([policy.updated_at.timestamp(), *(sample.at.timestamp() for sample in seen.get(policy.pk, ())[-1:])])
         for policy in watched
     ]
     silent = now.timestamp() - min(last) > longest_s
     unseen = silent and not all(seen.get(policy.pk) for policy in watched)
-    text = "The scaler has not looked for an hour" if unseen else "The scaler does not look" if silent else ""
+    text = "The scaler has not run for an hour" if unseen else "The scaler is not running" if silent else ""
     return AsOf(None if unseen else min(last), longest_s, text)
 
 
@@ -152,7 +154,7 @@ def card(
     until: datetime,
     at: datetime | None,
 ) -> dict[str, Any]:
-    """One policy with its line; `policy` as it was at the moment that was asked about, if one was."""
+    """One policy with its chart; `policy` as it was at the chosen time, if any."""
     subject = f"{policy.model.name}/{policy.role}"
     mine = [event for event in events if event.subject == subject]
     return {
@@ -172,7 +174,7 @@ def card(
 
 
 def patience_s(policy: ScalingPolicy) -> float:
-    """Samples further apart than this have a time between them in which nobody looked."""
+    """The longest gap between two samples while the scaler evaluates the policy."""
     return max(PATIENCE_S, SAMPLE_PERIODS * policy.interval_s)
 
 
@@ -183,15 +185,15 @@ def as_asked(policy: ScalingPolicy, then: ScalingSample | None) -> dict[str, Any
 def as_now(
     policy: ScalingPolicy, seen: Sequence[ScalingSample], there: Mapping[tuple[int, str], Counts], now: datetime
 ) -> dict[str, Any]:
-    """What is so now. What the scaler saw last is that only while it looks; how many instances there are is known."""
+    """Current state. Load is known only while the scaler evaluates the policy; instance counts always are."""
     last = seen[-1] if seen else None
-    looks = policy.enabled and last is not None and (now - last.at).total_seconds() <= patience_s(policy)
+    evaluated = policy.enabled and last is not None and (now - last.at).total_seconds() <= patience_s(policy)
     return {
         "last": last,
-        "looks": looks,
+        "evaluated": evaluated,
         "counts": there.get((policy.model_id, policy.role), Counts()),
-        "load": last.load if last is not None and looks else None,
-        "why": why(policy, last) if last is not None and looks else "",
+        "load": last.load if last is not None and evaluated else None,
+        "why": why(policy, last) if last is not None and evaluated else "",
     }
 
 
@@ -206,7 +208,7 @@ def scaling_new(request: HttpRequest) -> HttpResponse:
             show_errors(form, error)
         else:
             messages.success(
-                request, f"The policy of {row.model.name}, {row.role} is there; the scaler looks each second."
+                request, f"Scaling policy of {row.model.name}, {row.role} created. It is evaluated every second."
             )
             return redirect("scaling")
     return render(request, "console/scaling_form.html", {"form": form}, status=422 if form.errors else 200)
@@ -231,7 +233,12 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
             conflict = differences(form, row, form.CHANGEABLE)
         else:
             same = stored.version == version
-            messages.success(request, "Nothing was different." if same else f"Saved: {stored}. The next look uses it.")
+            messages.success(
+                request,
+                "No changes."
+                if same
+                else f"Scaling policy of {row.model.name}, {row.role} updated. The next evaluation uses it.",
+            )
             return redirect("scaling")
     elif request.method == "GET":
         form.initial.update(restored(request, row))
@@ -241,6 +248,6 @@ def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
 
 
 def restored(request: HttpRequest, row: ScalingPolicy) -> dict[str, Any]:
-    """Values before a recorded change of it, to undo it. They are shown, not saved."""
+    """Values before a recorded change, to revert it: shown, not saved."""
     before = before_of(request, "scaling_policy", row)
     return {name: before[name] for name in ScalingForm.CHANGEABLE if name in before}

@@ -105,7 +105,7 @@ def scaler_lock(policy_id: int) -> bool:
 
 def _check(row: ScalingPolicy) -> None:
     if row.interval_s < SHORTEST_INTERVAL_S:
-        message = f"interval_s must be at least {SHORTEST_INTERVAL_S:g} s, which is how often policies are looked at"
+        message = f"Must be at least {SHORTEST_INTERVAL_S:g} s, the shortest interval at which policies are evaluated."
         raise ValidationError({"interval_s": message})
     try:
         scaling_config(row)

@@ -69,7 +69,7 @@ def test_from_a_missing_class_to_the_decisions_that_explain_it(visit, overload, 
     click(rows.get_by_role("link", name=CANNOT).first)
     expect(page.get_by_role("link", name="Scaling at that moment")).to_be_visible()
     click(page.get_by_role("link", name="Change this policy"))
-    expect(page.get_by_label("At most")).to_have_value("1")
+    expect(page.get_by_label("Maximum instances")).to_have_value("1")
     assert click.made == 3
 
 
@@ -88,7 +88,7 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     expect(around.get_by_role("link", name=CANNOT).first).to_be_visible()
     request_page = page.url
     click(why.get_by_role("link", name=f"Change this policy of {MODEL}"))
-    page.get_by_label("At most").fill("2")
+    page.get_by_label("Maximum instances").fill("2")
     click(page.get_by_role("button", name="Save"))
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     assert click.made == 4

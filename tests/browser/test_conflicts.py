@@ -14,7 +14,7 @@ EDITED = [
     ("/classes/{class}/", "Title", "Told by the first", "Told by the second"),
     ("/mappings/{mapping}/", "Requests in the window", "991", "992"),
     ("/tenants/{tenant}/change/", "Title", "Demo one", "Demo two"),
-    ("/scaling/{policy}/", "Pause after a change", "11.0", "12.0"),
+    ("/scaling/{policy}/", "Cooldown", "11.0", "12.0"),
 ]
 
 

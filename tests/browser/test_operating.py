@@ -72,13 +72,13 @@ def test_an_instance_is_found_in_the_fleet(visit, lane):
 def test_a_scaling_policy_is_changed_undone_and_says_why_it_does_not_scale(visit):
     page = visit("operator", "/scaling/")
     expect(page.locator(".why-now").first).to_contain_text("load")
-    page.get_by_role("link", name="Change demo/collocated").click()
+    page.get_by_role("link", name="Edit demo/collocated").click()
     page.get_by_label("Scale out above").fill("0.85")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
-    card = page.get_by_role("region", name="demo, ").filter(has_text="Out above")
+    card = page.get_by_role("region", name="demo, ").filter(has_text="Scale out above")
     expect(card.first).to_contain_text("0.85")
-    page.get_by_role("link", name="of demo/collocated, its history").click()
+    page.get_by_role("link", name="History of demo/collocated").click()
     expect(page.locator("ins").first).to_contain_text("0.85")
     page.get_by_role("link", name=re.compile("^Revert")).first.click()
     expect(page.get_by_label("Scale out above")).to_have_value("0.8")
@@ -91,16 +91,16 @@ def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane,
     page = visit("operator", "/scaling/")
     page.get_by_role("link", name="New policy").click()
     page.get_by_label("Model").select_option(label=lane)
-    page.get_by_label("Switched on").uncheck()
-    page.get_by_label("At most").fill("0")
-    page.get_by_role("button", name="Make the policy").click()
+    page.get_by_label("Enabled").uncheck()
+    page.get_by_label("Maximum instances").fill("0")
+    page.get_by_role("button", name="Create policy").click()
     expect(page.locator("#id_max_instances_error")).to_be_visible()
-    page.get_by_label("At most").fill("2")
-    page.get_by_role("button", name="Make the policy").click()
-    expect(page.get_by_role("status").filter(has_text=f"The policy of {lane}")).to_be_visible()
-    page.get_by_role("link", name=f"Change {lane}/collocated").click()
-    expect(page.get_by_label("Switched on")).not_to_be_checked()
-    page.get_by_label("At most").fill("3")
+    page.get_by_label("Maximum instances").fill("2")
+    page.get_by_role("button", name="Create policy").click()
+    expect(page.get_by_role("status").filter(has_text=f"Scaling policy of {lane}")).to_be_visible()
+    page.get_by_role("link", name=f"Edit {lane}/collocated").click()
+    expect(page.get_by_label("Enabled")).not_to_be_checked()
+    page.get_by_label("Maximum instances").fill("3")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
     (stored,) = caller.get("scaling-policies", model=lane)["items"]
@@ -112,23 +112,25 @@ def test_each_way_to_scale_in_is_saved_and_shown_again(visit, caller):
     caller.post("models", {"name": "sleeper", "context_tokens": 8192})
     page = visit("operator", "/scaling/new/")
     page.get_by_label("Model").select_option(label="sleeper")
-    page.get_by_label("At least").fill("0")
+    page.get_by_label("Minimum instances").fill("0")
     ways = (
-        ("Sleep, weights in host memory", 1, "sleep, level 1"),
-        ("Sleep, weights given up", 2, "sleep, level 2"),
-        ("Stop it", 0, "stop"),
+        ("Sleep, keep weights in host memory", 1, "sleep, level 1"),
+        ("Sleep, discard weights", 2, "sleep, level 2"),
+        ("Stop", 0, "stop"),
     )
     for number, (label, level, shown) in enumerate(ways):
-        page.get_by_label("Scale in by").select_option(label=label)
-        page.get_by_role("button", name="Save" if number else "Make the policy").click()
-        expect(page.get_by_role("status").filter(has_text=re.compile("sleeper|Saved")).first).to_be_visible()
+        page.get_by_label("Scale-in action").select_option(label=label)
+        page.get_by_role("button", name="Save" if number else "Create policy").click()
+        expect(page.get_by_role("status").filter(has_text=re.compile("sleeper")).first).to_be_visible()
         (stored,) = caller.get("scaling-policies", model="sleeper")["items"]
         assert stored["sleep_level"] == level
         card = page.get_by_role("region", name="sleeper, ").first
-        expect(card.locator("div").filter(has=page.get_by_text("Scale in by", exact=True)).last).to_contain_text(shown)
-        page.get_by_role("link", name="Change sleeper/collocated").click()
-        expect(page.get_by_label("Scale in by")).to_have_value(str(level))
-        expect(page.get_by_label("Scale in by").locator("option:checked")).to_have_text(label)
+        expect(card.locator("div").filter(has=page.get_by_text("Scale-in action", exact=True)).last).to_contain_text(
+            shown
+        )
+        page.get_by_role("link", name="Edit sleeper/collocated").click()
+        expect(page.get_by_label("Scale-in action")).to_have_value(str(level))
+        expect(page.get_by_label("Scale-in action").locator("option:checked")).to_have_text(label)
 
 
 def test_markup_in_every_name_stays_text(visit, stack):

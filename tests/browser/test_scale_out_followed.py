@@ -41,16 +41,16 @@ def warm_and_ready(caller: Caller) -> bool:
     return any(each["weights"] == "absent" for each in rows)
 
 
-def steps(page: Page, name: str = "From wish to first token") -> Locator:
+def steps(page: Page, name: str = "Startup") -> Locator:
     return page.get_by_role("region", name=name).first.locator("tbody th")
 
 
 def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     (name,) = scaled_out["outcome"]["started"]
     page = visit("viewer", f"/scaling/?at={scaled_out['at'][:19]}")
-    events = page.get_by_role("region", name="What the scaler did around").first
-    expect(events.get_by_text("asked about")).to_be_visible()
-    expect(page.get_by_role("region", name="From wish to service around").first.get_by_text(name)).to_be_visible()
+    events = page.get_by_role("region", name="Scaling decisions around").first
+    expect(events.get_by_text("the chosen time")).to_be_visible()
+    expect(page.get_by_role("region", name="Instance startup around").first.get_by_text(name)).to_be_visible()
     events.get_by_role("link", name=f"scaled {MODEL}/collocated out").first.click()
     expect(steps(page, f"Startup of {name}")).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
     page.get_by_role("link", name=f"Instance {name}").click()

@@ -122,12 +122,12 @@ def test_an_hour_that_the_clocks_skip_is_said_to_be_none(visit: Visit):
 def test_scaling_is_asked_about_a_moment_in_ones_own_time(visit: Visit, zone: str):
     page = visit("viewer", "/scaling/", timezone_id=zone)
     at = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
-    page.get_by_label("At (your time)").fill(at.astimezone(ZoneInfo(zone)).strftime(SECOND))
-    page.get_by_role("button", name="Why did it not scale then?").click()
+    page.get_by_label("Time (your time)").fill(at.astimezone(ZoneInfo(zone)).strftime(SECOND))
+    page.get_by_role("button", name="Show this time").click()
     page.wait_for_url("**at=*")
     assert sent(page, "at") == at.strftime(SECOND)
     assert shown(page, "at") == at.astimezone(ZoneInfo(zone)).strftime(SECOND)
-    said = page.get_by_role("heading", name="What the scaler did around").locator("time")
+    said = page.get_by_role("heading", name="Scaling decisions around").locator("time")
     assert said.get_attribute("datetime") == f"{at.strftime(SECOND)}.000Z"
 
 

@@ -92,10 +92,10 @@ def test_a_scaler_that_does_not_look_is_said_with_its_age(viewer, live_store):
     policy = factories.scaling_policy()
     assert viewer.get(reverse("scaling-live")).json()["reason"] == "", "nobody could look at what was made just now"
     ScalingPolicy.objects.update(updated_at=timezone.now() - timedelta(hours=2))
-    assert "has not looked" in viewer.get(reverse("scaling-live")).json()["reason"]
+    assert "has not run" in viewer.get(reverse("scaling-live")).json()["reason"]
     sample(policy, 60)
     said = viewer.get(reverse("scaling-live")).json()
-    assert said["reason"] == "The scaler does not look"
+    assert said["reason"] == "The scaler is not running"
     assert said["age_s"] >= 60
     sample(policy, 2)
     said = viewer.get(reverse("scaling-live")).json()

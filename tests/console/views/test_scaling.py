@@ -99,17 +99,17 @@ def test_a_policy_that_is_off_shows_nothing_of_its_last_look_as_now(viewer, live
         factories.instance(policy.model, desired_state="stopped", observed_state="stopped")
     sample(policy, 3, load=0.04, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
-    assert (shown["Ready, starting, draining"], shown["Load now"]) == ("0, 0, 0", "– nobody looks")
-    assert shown["said"].startswith("The policy is switched off: nobody looks at its load. The last look, ")
-    assert shown["said"].endswith("saw a load of 0.04 and 2 ready, 0 starting, 0 draining.")
+    assert (shown["Ready, starting, draining"], shown["Load now"]) == ("0, 0, 0", "– not evaluated")
+    assert shown["said"].startswith("This policy is disabled and not evaluated. Last evaluated ")
+    assert shown["said"].endswith(": load 0.04, 2 ready, 0 starting, 0 draining.")
 
 
 def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(viewer, live_store):
     policy = factories.scaling_policy()
     sample(policy, 60, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
-    assert shown["Load now"] == "– nobody looks"
-    assert shown["said"].startswith("The scaler does not look: its load is not known now.")
+    assert shown["Load now"] == "– not evaluated"
+    assert shown["said"].startswith("The scaler is not evaluating this policy, so its current load is unknown.")
     sample(policy, 1, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert shown["Load now"] == "0.50"
@@ -182,27 +182,27 @@ def test_how_many_are_kept_warm_may_be_left_to_the_devices(operator, live_store)
     assert b"as free devices allow" in operator.get(reverse("scaling")).content
 
 
-def warm_beside(viewer):
-    return shown_of(viewer.get(reverse("scaling")).content.decode())["Warm beside"]
+def warm_spares(viewer):
+    return shown_of(viewer.get(reverse("scaling")).content.decode())["Warm spares"]
 
 
 def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_store):
     policy, host = factories.scaling_policy(warm=1), factories.host()
-    assert warm_beside(viewer) == "0 of 1: there is no instance to make it like"
+    assert warm_spares(viewer) == "0 of 1: there is no instance to make it like"
     serving = factories.instance(policy.model, host=host, device_kind="gpu")
-    assert warm_beside(viewer) == "0 of 1", "nobody knows of devices there: nothing stands in the way"
+    assert warm_spares(viewer) == "0 of 1", "nobody knows of devices there: nothing stands in the way"
     first, second = (
         Device.objects.create(host=host, index=index, kind="gpu", memory_bytes=2**30) for index in range(2)
     )
     Device.objects.create(host=host, index=2, kind="cpu", memory_bytes=2**30)
     InstanceDevice.objects.create(instance=serving, device=first)
-    assert warm_beside(viewer) == "0 of 1", "one is free: it is about to start"
+    assert warm_spares(viewer) == "0 of 1", "one is free: it is about to start"
     InstanceDevice.objects.create(instance=factories.instance(), device=second)
-    assert warm_beside(viewer) == "0 of 1: no device is free"
+    assert warm_spares(viewer) == "0 of 1: no device is free"
     warm = factories.instance(policy.model, weights="absent", observed_state="starting")
-    assert warm_beside(viewer) == "0 of 1, 1 starting"
+    assert warm_spares(viewer) == "0 of 1, 1 starting"
     Instance.objects.filter(pk=warm.pk).update(observed_state="ready")
-    assert warm_beside(viewer) == "1 of 1"
+    assert warm_spares(viewer) == "1 of 1"
 
 
 @pytest.mark.parametrize(
@@ -215,13 +215,13 @@ def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_st
 )
 def test_a_pool_that_is_not_wanted_or_not_kept_up_says_so(viewer, live_store, fields, said):
     factories.scaling_policy(**fields)
-    assert warm_beside(viewer) == said
+    assert warm_spares(viewer) == said
 
 
 def test_of_a_moment_only_the_wish_for_a_pool_is_known(viewer, live_store):
     factories.scaling_policy(warm=1)
     html = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
-    assert html.split("<dt>Warm beside</dt><dd>")[1].split("</dd>")[0] == "1 wanted"
+    assert html.split("<dt>Warm spares</dt><dd>")[1].split("</dd>")[0] == "1 wanted"
 
 
 def test_policies_without_a_pool_cost_no_more_queries_with_more_of_them(
@@ -261,7 +261,7 @@ def test_a_second_policy_of_a_role_is_marked_in_the_words_of_the_form(operator, 
     answer = operator.post(reverse("scaling-new"), fields(model=model.pk, role="prefill"))
     assert answer.status_code == 422
     html = answer.content.decode()
-    assert "There is a policy of demo in this role already." in html.split('id="id_role_error"')[1].split("</ul>")[0]
+    assert "demo already has a policy for this role." in html.split('id="id_role_error"')[1].split("</ul>")[0]
     assert "Correct the marked fields" in html
     assert operator.post(reverse("scaling-new"), fields(model=model.pk, role="decode")).status_code == 302
 
@@ -287,8 +287,8 @@ def test_a_change_of_a_policy_has_its_history_and_a_way_back(operator, live_stor
     answer = operator.get(reverse("scaling-history", args=[policy.pk]))
     (change,) = answer.context["changes"]
     assert (change["decision"], [each.name for each in change["fields"]]) == (changed, ["upper"])
-    assert change["undo"] in answer.content.decode()
-    form = operator.get(change["undo"]).context["form"]
+    assert change["revert_url"] in answer.content.decode()
+    form = operator.get(change["revert_url"]).context["form"]
     assert form["upper"].value() == 0.8, "shown, and saved only when somebody says so"
     policy.refresh_from_db()
     assert policy.upper == 0.9

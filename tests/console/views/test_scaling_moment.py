@@ -110,8 +110,8 @@ def test_what_was_asked_about_is_listed_however_much_came_later(viewer, live_sto
     assert {asked.pk, *(each.pk for each in before)} <= {each.pk for each in shown}
     html = answer.content.decode()
     rows = html.split('id="events-title"')[1]
-    assert rows.index("asked about") < rows.index(reverse("decision", args=[asked.pk]))
-    assert rows.index("asked about") > rows.index(reverse("decision", args=[before[0].pk]))
+    assert rows.index("the chosen time") < rows.index(reverse("decision", args=[asked.pk]))
+    assert rows.index("the chosen time") > rows.index(reverse("decision", args=[before[0].pk]))
 
 
 def test_the_wishes_of_that_time_are_shown_not_those_of_now(viewer, live_store):
@@ -124,9 +124,9 @@ def test_the_wishes_of_that_time_are_shown_not_those_of_now(viewer, live_store):
         Instance.objects.filter(pk=name).update(created_at=ago)
     answer = viewer.get(reverse("scaling"), {"at": then.strftime("%Y-%m-%dT%H:%M:%S")})
     assert [each.id for each in answer.context["starts"]] == ["that-time", "later-by-ten"]
-    assert "the 2 wishes nearest to then" in answer.content.decode()
+    assert "the 2 starts closest to this time" in answer.content.decode()
     empty = viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content.decode()
-    assert "No instance was asked for around then." in empty
+    assert "No instances started around this time" in empty
 
 
 def test_an_instance_taken_at_that_time_is_a_wish_of_it_though_it_is_older_and_was_taken_again(viewer, live_store):

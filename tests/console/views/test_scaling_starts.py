@@ -51,8 +51,8 @@ def test_the_wait_for_a_request_moves_no_median(viewer, live_store):
     assert way.served_s == pytest.approx(3.0, abs=0.2)
     assert (way.served, way.idle) == (2, 1)
     html = answer.content.decode()
-    assert "of it without a request" in html
-    assert "1 waited for one, which does not count" in html
+    assert "without requests" in html
+    assert "excludes 1 that waited for a request" in html
 
 
 def test_a_start_that_failed_says_so_with_its_error(viewer, live_store):
