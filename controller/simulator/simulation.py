@@ -1,6 +1,6 @@
-"""One run: a workload, a dispatcher and simulated engines on one virtual clock.
+"""One run: a workload, a scheduler and simulated engines on one virtual clock.
 
-The dispatcher is told exactly what the gateway would tell it, no earlier: arrivals, first tokens, progress a few times
+The scheduler is told exactly what the gateway would tell it, no earlier: arrivals, first tokens, progress a few times
 a second, ends, telemetry with its period and delay. All state hangs off one Simulation, so that two runs in one process
 never influence each other; nothing here draws random numbers (workloads do, before the run).
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,17 +16,18 @@ from typing import Any
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.steps import Added, EngineAction, EngineEvent, Finish, Reject, Seq
-from controller.core.types import Outcome, Request, Role
-from controller.dispatch import Migrator, StageDispatcher, build_migrator
+from controller.core.types import Outcome, Part, Request, Role
+from controller.dispatch import Migrator, Scheduler, StageDispatcher, build_migrator
 from controller.predict.output_length import OutputLengthModel
+from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
 from controller.simulator.fleet.instance import Instance
 from controller.simulator.fleet.monitor import Monitor
 from controller.simulator.fleet.presence import Presence
-from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
+from controller.simulator.heap import Kind
 from controller.simulator.mapping import MappedTargets
 from controller.simulator.report.results import SimRecord, SimulationResult
 from controller.simulator.report.trace_events import TraceWriter
@@ -59,8 +59,13 @@ class Simulation:
         if len({demand.id for demand in demands}) != len(demands):
             raise ConfigError("two requests of a workload have the same id", field="workload")
         self.settings = settings
-        self.dispatcher = dispatcher
-        self.heap = EventHeap()
+        if settings.disaggregated:
+            migrator = migrator or build_migrator(dispatcher.name)
+        self.scheduler = Scheduler(dispatcher, migrator if settings.disaggregated else None)
+        self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
+        heard = self._elastic.heard if self._elastic is not None else None
+        self.driver = Driver(self.scheduler, self._perform, heard=heard)
+        self.heap = self.driver.heap
         self.result = SimulationResult(dispatcher.name)
         self._programs = programs
         self._expected = len(demands)
@@ -69,39 +74,35 @@ class Simulation:
         self._keep = keep_token_times
         self._lengths = OutputLengthModel()
         self._trips: dict[str, Trip] = {}
-        self._pending: list[ev.Event] = []
         self.cluster = Cluster(settings)
         self._trace = trace
         self.cluster.watch = trace.step if trace is not None else None
-        self._elastic = Elastic(settings.elastic, self) if settings.elastic is not None else None
         self._mapped = MappedTargets(settings.mapping) if settings.mapping is not None else None
-        self.handoff: Handoff | None = None
-        if settings.disaggregated:
-            self.handoff = Handoff(migrator or build_migrator(dispatcher.name), self)
-        self._wake = 0
-        self._handlers: dict[Kind, Callable[[Any, int], None]] = {
+        self.kv = KvTransfers(self) if settings.disaggregated else None
+        self._performs: dict[type, Callable[[Any], None]] = {
+            ev.Refuse: self._refused,
+            ev.Drop: self._dropped,
+            ev.GiveUp: self._given_up,
+        }
+        if self.kv is not None:
+            self._performs |= self.kv.performs
+        self.driver.handlers |= {
             Kind.STEP: self._step_ended,
             Kind.FAILURE: self._fleet_changes,
             Kind.DELIVERY: self._delivered,
             Kind.ARRIVAL: self._arrival,
-            Kind.TICK: lambda what, _: what(),
-            Kind.WAKE: self._woke,
             Kind.END: self._cut_off,
         }
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
         """`progress(ended, of)` is called now and then."""
         self._start()
-        heap, handlers, result = self.heap, self._handlers, self.result
+        result, step = self.result, self.driver.step
         reported = 0
         while len(result.records) < (total := self._expected):
-            if not heap:
+            if not self.heap:
                 raise RuntimeError(f"{total - len(result.records)} requests can never end: nothing is scheduled")
-            _, kind, _, subject, version = heap.pop()
-            result.events += 1
-            handlers[kind](subject, version)
-            if self._pending and heap.next_at > heap.now:
-                self._pass()
+            step()
             if progress is not None and len(result.records) >= reported + REPORT_EVERY:
                 reported = len(result.records)
                 progress(reported, total)
@@ -113,8 +114,8 @@ class Simulation:
     def _start(self) -> None:
         Presence(self).start()
         Failures(self).start()
-        if self.handoff is not None:
-            self.handoff.start()
+        if self.kv is not None:
+            self.kv.start()
         if not self._demands:
             return
         self.heap.push(self._demands[0].at, Kind.ARRIVAL)
@@ -128,13 +129,15 @@ class Simulation:
     def come_up(self, name: str) -> None:
         instance = self.cluster.bring_up(name)
         if instance is not None:
-            self._pending.append(ev.InstanceUp(instance.spec))
+            self.tell(ev.InstanceUp(instance.spec))
             if instance.spec.role is not Role.DECODE:
-                self._pending.append(ev.Expected(instance.spec.model, math.inf))
+                self.tell(ev.Expected(instance.spec.model, math.inf))
+            if self.kv is not None:
+                self.tell(*self.kv.links_of(instance.id))
 
-    def tell_dispatcher(self, *events: ev.Event) -> None:
-        """In the next pass."""
-        self._pending.extend(events)
+    def tell(self, *events: ev.Event) -> None:
+        """The scheduler, in the next pass."""
+        self.driver.tell(*events)
 
     def bring_up_later(self, name: str, at: float) -> None:
         """An instance that was asked for will serve at `at`."""
@@ -142,7 +145,8 @@ class Simulation:
 
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
-        self.result.moved_bytes = self.handoff.network.moved_bytes if self.handoff is not None else 0.0
+        self.result.events, self.result.rounds = self.driver.happened, self.driver.passes
+        self.result.moved_bytes = self.kv.network.moved_bytes if self.kv is not None else 0.0
         if self._programs is not None:
             self.result.programs = self._programs.finished(self.heap.now)
         self.result.instances = self.cluster.uses(self.heap.now)
@@ -157,9 +161,9 @@ class Simulation:
                 trip, Outcome.CUT if trip.first_at is not None else Outcome.EXPIRED, "cut_off", self._so_far(trip)
             )
         self._expected = len(self.result.records)  # calls that were yet to be released are never made
-        self._pending.clear()  # nobody is left whom the dispatcher could still send
+        self.driver.drop_pending()
 
-    # ---- arrivals and the dispatcher ------------------------------------------------------------------------------
+    # ---- arrivals --------------------------------------------------------------------------------------------------
 
     def _arrival(self, released: Demand | None, _: int) -> None:
         demand = released
@@ -171,7 +175,7 @@ class Simulation:
             if self._programs is not None:
                 demand = self._programs.arrived(demand)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
-        self._pending.append(ev.Arrived(trip.request))
+        self.driver.tell(ev.Arrived(trip.request))
 
     def _request(self, demand: Demand) -> Request:
         model = self.settings.instances[0].model
@@ -180,44 +184,46 @@ class Simulation:
             expected = self._lengths.predict(demand.tenant, demand.slo_class, model, demand.max_tokens)
         targets, level = demand.targets, None
         if self._mapped is not None:
-            targets, level = self._mapped.assign(demand, self.dispatcher.pending_above, self.heap.now)
+            targets, level = self._mapped.assign(demand, self.scheduler.pending_above, self.heap.now)
         return demand.request(model, targets, expected, level)
 
-    def _pass(self) -> None:
-        """Everything of this instant in one batch, as the gateway's loop does."""
-        events, self._pending = self._pending, []
-        now = self.heap.now
-        if self._elastic is not None:
-            self._elastic.heard(events, now)
-        told = events
-        if self.handoff is not None:  # decode instances are the migrator's
-            told = [e for e in events if not (isinstance(e, ev.InstanceUp) and e.spec.role is Role.DECODE)]
-        reply = self.dispatcher.handle(told, now)
-        self.result.rounds += 1
-        self._wake += 1
-        if reply.wake_at is not None:
-            self.heap.push(max(reply.wake_at, now + SHORTEST_WAKE_S), Kind.WAKE, None, self._wake)
-        if reply.actions:
-            self._act(reply.actions)
-        if self.handoff is not None:
-            self.handoff.take(events, reply.actions)
+    # ---- what the scheduler says -----------------------------------------------------------------------------------
 
-    def _woke(self, _: Any, version: int) -> None:
-        if version == self._wake:
-            self._pending.append(ev.Woke())
-
-    def _act(self, actions: Sequence[ev.Action]) -> None:
-        sends: dict[str, list[ev.Send]] = defaultdict(list)
+    def _perform(self, actions: Sequence[ev.Action]) -> None:
+        """In their order, but what one instance is sent in a row reaches it together."""
+        sends: dict[str, list[ev.Send]] = {}
         for action in actions:
-            if isinstance(action, ev.Send):
-                sends[action.instance_id].append(action)
-            elif isinstance(action, ev.Refuse):
-                trip = self._trips[action.request.id]
-                self._end(trip, Outcome.FAILED if trip.sends else Outcome.REFUSED, action.decision.reason, ())
-            elif isinstance(action, ev.Drop):
-                self._end(self._trips[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
+            kind = type(action)
+            if kind is ev.Send:
+                sends.setdefault(action.instance_id, []).append(action)  # type: ignore[union-attr, arg-type]
+            elif perform := self._performs.get(kind):
+                if sends and kind is not ev.Refuse and kind is not ev.Drop:
+                    self._send_all(sends)
+                perform(action)
+        self._send_all(sends)
+
+    def _refused(self, action: ev.Refuse) -> None:
+        trip = self._trips[action.request.id]
+        self._end(trip, Outcome.FAILED if trip.sends else Outcome.REFUSED, action.decision.reason, ())
+
+    def _dropped(self, action: ev.Drop) -> None:
+        self._end(self._trips[action.request.id], Outcome.EXPIRED, action.decision.reason, ())
+
+    def _given_up(self, action: ev.GiveUp) -> None:
+        """Cut where the client has a token already."""
+        trip = self._trips.get(action.request.id)
+        if trip is None:
+            return
+        if action.prefilled and self.kv is not None:
+            self.kv.stop_prefill(trip)
+        cut = trip.first_at is not None
+        outcome = Outcome.CUT if cut or not action.prefilled else Outcome.FAILED
+        self._end(trip, outcome, action.decision.reason, self._so_far(trip) if cut else ())
+
+    def _send_all(self, sends: dict[str, list[ev.Send]]) -> None:
         for instance_id, batch in sends.items():
             self._send(instance_id, batch)
+        sends.clear()
 
     def _send(self, instance_id: str, batch: Sequence[ev.Send]) -> None:
         now = self.heap.now
@@ -227,7 +233,7 @@ class Simulation:
             trip = self._trips[send.request.id]
             trip.instance, trip.sent_at = instance_id, now
             trip.sends += 1
-            seq = trip.sequence(arrives, prefill_only=self.cluster.only_prefills(instance_id))
+            seq = trip.sequence(arrives, prefill_only=send.part is Part.PREFILL)
             seq.priority = send.rank
             seqs.append(seq)
         if self.settings.network_s:
@@ -247,7 +253,7 @@ class Simulation:
                 for seq in seqs:
                     self.lost(self._trips[seq.id])
                 return
-            self._pending.extend(ev.Accepted(seq.id) for seq in seqs)
+            self.driver.tell(*(ev.Accepted(seq.id) for seq in seqs))
             self._tell(instance, instance.tell([Added(seq) for seq in seqs], self.heap.now))
         else:
             subject()
@@ -267,8 +273,8 @@ class Simulation:
     def _tell(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
         if instance.due is not None:
             self.heap.push(instance.due, Kind.STEP, instance, instance.version)
-        if self.handoff is not None:
-            self.handoff.watch(instance, actions)
+        if self.kv is not None:
+            self.kv.watch(instance, actions)
         for action in actions:
             if isinstance(action, Finish):
                 self._finished(instance, action.seq)
@@ -294,7 +300,7 @@ class Simulation:
         if self._current(seq):
             trip = self._trips[seq.id]
             trip.first_at = self.heap.now if trip.first_at is None else trip.first_at
-            self._pending.append(ev.FirstToken(seq.id))
+            self.driver.tell(ev.FirstToken(seq.id))
 
     def _finished(self, instance: Instance, seq: Seq) -> None:
         times = instance.token_times(seq)
@@ -302,15 +308,15 @@ class Simulation:
         self.later(partial(ended, seq, times))
 
     def _prefilled(self, instance: Instance, seq: Seq, times: array[float]) -> None:
-        if self.handoff is not None and self._current(seq):
+        if self.kv is not None and self._current(seq):
             self._trips[seq.id].keep(times)
-            self.handoff.prefilled(self._trips[seq.id], instance, seq)
+            self.kv.prefilled(self._trips[seq.id], instance, seq)
 
     def _answered(self, seq: Seq, times: array[float]) -> None:
         if not self._current(seq):
             return
         trip = self._trips[seq.id]
-        self._pending.append(ev.Finished(seq.id, seq.output_tokens))
+        self.driver.tell(ev.Finished(seq.id, seq.output_tokens))
         request = trip.request
         self._lengths.observe(request.tenant, request.slo_class, request.model, seq.output_tokens)
         record = self._end(trip, Outcome.OK, "", self._as_seen(trip.head + times))
@@ -324,7 +330,7 @@ class Simulation:
     def _rejected(self, action: Reject) -> None:
         trip = self._trips[action.seq.id]
         if action.code == "too_long":
-            self._pending.append(ev.Cancelled(trip.request.id))
+            self.driver.tell(ev.Cancelled(trip.request.id))
             self._end(trip, Outcome.REFUSED, "too_long", ())
         else:
             self.lost(trip)
@@ -336,15 +342,10 @@ class Simulation:
             return self._as_seen(trip.head)
         return self._as_seen(trip.head + instance.token_times_so_far(trip.seq, self.heap.now))
 
-    def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None:
-        """It ends without its whole answer: cut where the client has a token already."""
-        cut = trip.first_at is not None
-        self._end(trip, Outcome.CUT if cut else outcome, reason, self._so_far(trip) if cut else ())
-
     def _end(self, trip: Trip, outcome: Outcome, reason: str, times: Sequence[float]) -> SimRecord:
         del self._trips[trip.demand.id]
-        if self.handoff is not None:
-            self.handoff.forget(trip.demand.id)
+        if self.kv is not None:
+            self.kv.forget(trip.demand.id)
         record = trip.record(outcome, reason, self.heap.now, times, self._keep)
         self.result.records.append(record)
         if self._trace is not None:
@@ -373,7 +374,7 @@ class Simulation:
     def lost(self, trip: Trip) -> None:
         """Its engine failed it. Before the first token the dispatcher may send it elsewhere."""
         before = trip.first_at is None or trip.prefills_again
-        self._pending.append(ev.Failed(trip.request.id, before, "instance failed"))
+        self.driver.tell(ev.Failed(trip.request.id, before, "instance failed"))
         if before:
             trip.restart()
         else:

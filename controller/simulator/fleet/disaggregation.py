@@ -1,15 +1,15 @@
-"""Prefill/decode disaggregation in a run: the migrator that serves, driven over simulated engines and links.
+"""Disaggregated serving in a run: what the scheduler says of decode stages, performed over simulated engines and links.
 
-A prefilled sequence keeps its KV on the prefill instance; the migrator places its decode stage; the decode instance
+A prefilled sequence keeps its KV on the prefill instance; the scheduler places its decode stage; the decode instance
 reserves blocks, the bytes flow, the sequence lands and goes on there, and the prefill instance frees what it kept.
-With `links.overlap` the migrator hears when a prompt is nearly computed, as from the reference engine.
+With `links.overlap` the scheduler hears when a prompt is nearly computed, as from the reference engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from controller.core import events as ev
 from controller.core.kv_links import KvMoved
@@ -25,9 +25,7 @@ from controller.core.steps import (
     Seq,
     SeqState,
 )
-from controller.core.types import Outcome, Role
-from controller.dispatch import Migrator
-from controller.dispatch.lifecycle import MAX_PREFILLS
+from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.instance import Instance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill
@@ -39,13 +37,14 @@ from controller.simulator.trip import Trip
 
 
 class Host(Protocol):
-    """What the handoff asks of the simulation."""
+    """What KV transfers use of the simulation."""
 
     cluster: Cluster
+    driver: Driver
     heap: EventHeap
     settings: SimulationSettings
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
     def tell_engine(self, instance: Instance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]: ...
 
@@ -53,24 +52,23 @@ class Host(Protocol):
 
     def later(self, do: Callable[[], None]) -> None: ...
 
-    def stop(self, trip: Trip, outcome: Outcome, reason: str) -> None: ...
 
+class KvTransfers:
+    """What engines and links do between a first token and the decode instance that goes on from it."""
 
-class Handoff:
-    """Between a first token and the decode instance that goes on from it."""
-
-    def __init__(self, migrator: Migrator, host: Host) -> None:
-        self.migrator = migrator
+    def __init__(self, host: Host) -> None:
+        self.performs: dict[type, Callable[[Any], None]] = {
+            ev.Place: self._place,
+            ev.FreeKv: lambda action: self._free(action.request_id, action.instance_id),
+            ev.Abort: self._abort,
+            ev.PrefillAgain: self._again,
+        }
         self._ports = Ports(host.settings.links, host.cluster)
         self.network = Network(host.settings.links, self._ports.gb_s if self._ports.differ else None)
         self._host = host
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: where its KV is kept, and for which sequence
         self._ending: dict[str, Prefill] = {}  # until the gateway hears of its end
         self._moves: dict[str, Move] = {}
-        self._news: list[ev.Event] = []
-        self._settling = False
-        self._wake = 0
-        self._wake_at: float | None = None
         self._network_version = 0
 
     @property
@@ -84,17 +82,9 @@ class Handoff:
 
     # ---- what the simulation says ----------------------------------------------------------------------------------
 
-    def take(self, events: Sequence[ev.Event], actions: Sequence[ev.Action]) -> None:
-        """All that the dispatcher was told, and what it said: requests it sent to prefill instances concern us."""
-        self._news += events
-        if self._ports.differ:
-            for event in events:
-                if isinstance(event, ev.InstanceUp):
-                    self._news += self._ports.links_of(event.spec.id)
-        for action in actions:
-            if isinstance(action, ev.Send) and self._role(action.instance_id) is Role.PREFILL:
-                self._news.append(ev.PrefillSent(action.request, action.instance_id, prefill_s=action.prefill_s))
-        self._settle()
+    def links_of(self, instance_id: str) -> Sequence[ev.LinkSeen]:
+        """What engines tell of their links to one that joins, where ports differ."""
+        return self._ports.links_of(instance_id) if self._ports.differ else ()
 
     def watch(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
         """What an engine did, before anybody hears of it: last steps of prefills have begun or ended."""
@@ -111,7 +101,7 @@ class Handoff:
     def _heard_ending(self, instance_id: str, seq: Seq) -> None:
         prefill = self._ending.get(seq.id)
         if prefill is not None and prefill.seq is seq:
-            self._host.tell_dispatcher(ev.PrefillEnding(seq.id, instance_id))
+            self._host.tell(ev.PrefillEnding(seq.id, instance_id))
             self._host.heap.push(self._host.heap.now, Kind.TICK, _nothing)  # so that a pass follows at this instant
 
     def _computed(self, seq: Seq) -> None:
@@ -130,7 +120,7 @@ class Handoff:
         self._kept[seq.id] = (instance.id, seq)
         self._ending.pop(seq.id, None)
         trip.seq = None
-        self._host.tell_dispatcher(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
+        self._host.tell(ev.PrefillDone(trip.request, instance.id, seq.prompt_tokens))
 
     def forget(self, request_id: str) -> None:
         """The request is over, whatever it was doing."""
@@ -152,74 +142,30 @@ class Handoff:
         for name in [name for name, prefill in self._ending.items() if prefill.instance is instance]:
             del self._ending[name]
 
-    # ---- the migrator's side ---------------------------------------------------------------------------------------
+    # ---- what the scheduler says -----------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Let the migrator act until nothing new happens at this instant."""
-        now = self._host.heap.now
-        self._settling = True
-        while True:
-            news, self._news = self._news, []
-            reply = self.migrator.handle(news, now)
-            for action in reply.actions:
-                self._act(action)
-            if not self._news:
-                break
-        self._settling = False
-        at = None if reply.wake_at is None else max(reply.wake_at, now + SHORTEST_WAKE_S)
-        if at == self._wake_at:
-            return  # most passes leave the next time-out as it was
-        self._wake, self._wake_at = self._wake + 1, at
-        if at is not None:
-            self._host.heap.push(at, Kind.TICK, partial(self._woke, self._wake))
+    def _place(self, action: ev.Place) -> None:
+        self._host.later(partial(self._reserve, action))
 
-    def _woke(self, version: int) -> None:
-        if version == self._wake:
-            self._wake_at = None
-            self._news.append(ev.Woke())
-            self._settle()
-
-    def _act(self, action: ev.Action) -> None:
-        host = self._host
-        if isinstance(action, ev.Place):
-            host.later(partial(self._reserve, action))
-        elif isinstance(action, ev.FreeKv):
-            self._free(action.request_id, action.instance_id)
-        elif isinstance(action, ev.Abort):
-            self._undo(action.request_id)
-            self._recall(action)
-        elif isinstance(action, ev.PrefillAgain):
-            self._again(action)
-        elif isinstance(action, ev.GiveUp):
-            trip = host.trip(action.request.id)
-            if trip is not None:
-                host.stop(trip, Outcome.CUT, action.decision.reason)
+    def _abort(self, action: ev.Abort) -> None:
+        self._undo(action.request_id)
+        self._recall(action)
 
     def _again(self, action: ev.PrefillAgain) -> None:
-        """As the gateway does: with the same bound on prefills of one request."""
-        host, request = self._host, action.request
-        trip = host.trip(request.id)
-        if trip is None:
-            return
-        self._stop_prefill(trip, request.id)
-        request.attempts += action.counts
-        if request.attempts >= MAX_PREFILLS:
-            host.stop(trip, Outcome.FAILED, action.decision.reason)
-            return
-        trip.restart()
-        host.tell_dispatcher(ev.Arrived(request, action.avoid))
-        host.heap.push(host.heap.now, Kind.TICK, _nothing)
+        trip = self._host.trip(action.request.id)
+        if trip is not None:
+            self.stop_prefill(trip)
 
-    def _stop_prefill(self, trip: Trip, name: str) -> None:
-        """One that is not to be decoded from here, and has not ended as far as the dispatcher knows."""
-        prefill = self._ending.pop(name, None)
-        if prefill is None:
-            instance = self._host.cluster.get(trip.instance)
-            if trip.seq is None or trip.landed_at is not None or instance is None:
-                return
+    def stop_prefill(self, trip: Trip) -> None:
+        """One that is not to be decoded from here, where it still runs or nobody has heard of its end."""
+        prefill = self._ending.pop(trip.demand.id, None)
+        instance = self._host.cluster.get(trip.instance)
+        if prefill is None and trip.seq is not None and trip.landed_at is None and instance is not None:
             prefill = Prefill(instance, trip.seq)
             prefill.computed = trip.seq.state is SeqState.FINISHED  # and nobody has heard so
-        self._host.tell_dispatcher(ev.Failed(name, False, "prefilled elsewhere"))
+        trip.restart()  # first: what the engine says of the aborted one is no end of a prefill
+        if prefill is None:
+            return
         if prefill.instance.up and prefill.seq.arrival <= self._host.heap.now:  # else it is not there yet, nor will be
             over = Release(prefill.seq) if prefill.computed else Aborted(prefill.seq)
             self._host.tell_engine(prefill.instance, [over])
@@ -253,7 +199,7 @@ class Handoff:
     def _pulls(self, name: str, move: Move) -> None:
         """The source has answered. Only time-outs depend on it, so it travels with other news."""
         if self._moves.get(name) is move:
-            self._host.later(partial(self._news.append, ev.TransferMoves(name, move.target)))
+            self._host.later(partial(self._host.driver.mention, ev.TransferMoves(name, move.target)))
 
     def _plan(self) -> None:
         self._network_version += 1
@@ -302,23 +248,14 @@ class Handoff:
         """What was recalled while the news was on its way is not reported."""
         trip = self._host.trip(name)
         if trip is not None and trip.seq is move.seq:
-            self._heard(ev.TransferDone(name, move.target, move.moved))
+            self._host.driver.report(ev.TransferDone(name, move.target, move.moved))
 
     def _failed(self, name: str, target: str, reason: str) -> None:
         self._report(ev.TransferFailed(name, target, reason))
 
     def _report(self, event: ev.Event) -> None:
         """The gateway hears of it a network delay later."""
-        self._host.later(partial(self._heard, event))
-
-    def _heard(self, event: ev.Event) -> None:
-        self._news.append(event)
-        if not self._settling:
-            self._host.heap.push(self._host.heap.now, Kind.TICK, self._settle_news)
-
-    def _settle_news(self) -> None:
-        if self._news:
-            self._settle()
+        self._host.later(partial(self._host.driver.report, event))
 
     # ---- undoing ---------------------------------------------------------------------------------------------------
 
@@ -350,12 +287,12 @@ class Handoff:
         if instance is not None and seq is not None and at in ("", where):
             self._host.later(partial(self._release, instance, seq))
         elif at:
-            self._news.append(ev.KvReleased(name, at))
+            self._host.driver.mention(ev.KvReleased(name, at))
 
     def _release(self, instance: Instance, seq: Seq) -> None:
         if instance.up:
             self._host.tell_engine(instance, [Release(seq)])
-        self._news.append(ev.KvReleased(seq.id, instance.id))
+        self._host.driver.mention(ev.KvReleased(seq.id, instance.id))
 
     def _link_failed(self, failure: LinkFailure) -> None:
         instance = self._host.cluster.in_slot(failure.instance)
@@ -366,10 +303,6 @@ class Handoff:
             move = self._moves[name]
             self._undo(name)
             self._failed(name, move.target, "link_down")
-
-    def _role(self, instance_id: str) -> Role | None:
-        instance = self._host.cluster.get(instance_id)
-        return instance.spec.role if instance is not None else None
 
 
 def _nothing() -> None:

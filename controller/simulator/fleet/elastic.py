@@ -21,7 +21,7 @@ from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.messages import QUEUE_PRESSURE_ROWS
 from controller.core.types import Role
-from controller.dispatch import StageDispatcher
+from controller.dispatch import Scheduler
 from controller.scale import (
     Drain,
     FleetObservation,
@@ -46,7 +46,7 @@ from controller.scale.load import RATE_WINDOW_S
 from controller.scale.role_changes import SwitchRole, spare_since
 from controller.scale.warm_pool import Spare, refill, weight_source
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
 from controller.simulator.report.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
@@ -58,10 +58,10 @@ class Host(Protocol):
     """What the scalers use of the simulation."""
 
     cluster: Cluster
-    dispatcher: StageDispatcher
-    handoff: Handoff | None
+    scheduler: Scheduler
+    kv: KvTransfers | None
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
     def bring_up_later(self, name: str, at: float) -> None: ...
 
@@ -153,10 +153,10 @@ class Elastic:
     def _waiting(self, stage: Stage, now: float) -> tuple[float, int]:
         """Largest wait over its SLO, and how many wait, before the stage."""
         host = self._host
-        if stage.role is Role.DECODE and host.handoff is not None:
-            pressure = host.handoff.migrator.pressure(now).values()
+        if stage.role is Role.DECODE and host.kv is not None:
+            pressure = host.scheduler.decode_pressure(now).values()
         else:
-            pressure = host.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
+            pressure = host.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
     def _members(self, stage: Stage, now: float) -> tuple[Member, ...]:
@@ -269,7 +269,7 @@ class Elastic:
         instance = self._host.cluster.get(instance_id)
         if instance is not None:
             self._host.cluster.draining.discard(instance_id)
-            self._host.tell_dispatcher(ev.InstanceUp(instance.spec))
+            self._host.tell(ev.InstanceUp(instance.spec))
 
     def _end_drained(self, now: float) -> None:
         """An instance that is empty stops, falls asleep, or comes back in its new role."""

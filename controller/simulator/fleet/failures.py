@@ -9,7 +9,7 @@ from typing import Protocol
 from controller.core import events as ev
 from controller.core.types import Role
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
@@ -21,13 +21,13 @@ class Host(Protocol):
     settings: SimulationSettings
     cluster: Cluster
     heap: EventHeap
-    handoff: Handoff | None
+    kv: KvTransfers | None
 
     def at_engine(self, instance_id: str) -> Sequence[Trip]: ...
 
     def lost(self, trip: Trip) -> None: ...
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
     def bring_up_later(self, name: str, at: float) -> None: ...
 
@@ -45,13 +45,13 @@ class Failures:
         instance = host.cluster.in_slot(failure.instance)
         if instance is None:
             return
-        host.tell_dispatcher(ev.InstanceDown(instance.id))
+        host.tell(ev.InstanceDown(instance.id))
         for trip in host.at_engine(instance.id):
             host.lost(trip)
-        if host.handoff is not None:
-            host.handoff.died(instance)
+        if host.kv is not None:
+            host.kv.died(instance)
         host.cluster.remove(instance, now)
         if failure.for_s is not None:
             if instance.spec.role is not Role.DECODE:  # as live: what comes now waits for the replacement
-                host.tell_dispatcher(ev.Expected(instance.spec.model, now))
+                host.tell(ev.Expected(instance.spec.model, now))
             host.bring_up_later(host.cluster.ask(failure.instance, now + failure.for_s), now + failure.for_s)

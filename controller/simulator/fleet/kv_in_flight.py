@@ -1,4 +1,4 @@
-"""What a run remembers of a handoff: a prefill whose KV may move already, and KV on its way."""
+"""What a run remembers of disaggregated requests: a prefill whose KV may move already, and KV on its way."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from controller.core import events as ev
-from controller.dispatch import StageDispatcher
+from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.report.results import Sample, SimulationResult
 from controller.simulator.settings import SimulationSettings
@@ -17,13 +17,13 @@ class Host(Protocol):
     """What the monitor asks of the simulation."""
 
     cluster: Cluster
-    dispatcher: StageDispatcher
-    handoff: Handoff | None
+    scheduler: Scheduler
+    kv: KvTransfers | None
     heap: EventHeap
     result: SimulationResult
     settings: SimulationSettings
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
 
 class Monitor:
@@ -42,15 +42,15 @@ class Monitor:
         host, now = self._host, self._host.heap.now
         news = [ev.Telemetry(instance.id, instance.load(now)) for instance in host.cluster]
         if host.settings.telemetry_delay_s:
-            host.heap.push(now + host.settings.telemetry_delay_s, Kind.TICK, lambda: host.tell_dispatcher(*news))
+            host.heap.push(now + host.settings.telemetry_delay_s, Kind.TICK, lambda: host.tell(*news))
         else:
-            host.tell_dispatcher(*news)
+            host.tell(*news)
         host.heap.push(now + host.settings.telemetry_period_s, Kind.TICK, self._telemetry)
 
     def _progress(self) -> None:
         host, now = self._host, self._host.heap.now
         for instance in host.cluster:
-            host.tell_dispatcher(*(ev.Progress(name, tokens) for name, tokens in instance.produced(now)))
+            host.tell(*(ev.Progress(name, tokens) for name, tokens in instance.produced(now)))
         host.heap.push(now + host.settings.progress_s, Kind.TICK, self._progress)
 
     def _sample(self) -> None:
@@ -58,6 +58,6 @@ class Monitor:
         engines = [instance.engine for instance in host.cluster]
         running = sum(len(engine.running) + engine.arrived_count for engine in engines)
         waiting = sum(engine.waiting_count for engine in engines)
-        moving = host.handoff.moving if host.handoff is not None else 0
-        host.result.samples.append(Sample(now, len(host.dispatcher.queue()), waiting, running, len(engines), moving))
+        moving = host.kv.moving if host.kv is not None else 0
+        host.result.samples.append(Sample(now, len(host.scheduler.queue()), waiting, running, len(engines), moving))
         host.heap.push(now + host.settings.sample_s, Kind.TICK, self._sample)

@@ -16,9 +16,9 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
-from controller.dispatch import StageDispatcher
+from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.disaggregation import Handoff
+from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.heap import EventHeap, Kind
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 
@@ -31,10 +31,10 @@ class Host(Protocol):
     settings: SimulationSettings
     heap: EventHeap
     cluster: Cluster
-    dispatcher: StageDispatcher
-    handoff: Handoff | None
+    scheduler: Scheduler
+    kv: KvTransfers | None
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
     def come_up(self, name: str) -> None: ...
 
@@ -43,23 +43,20 @@ class DrainHost(Protocol):
     """What draining asks of it."""
 
     cluster: Cluster
-    dispatcher: StageDispatcher
-    handoff: Handoff | None
+    scheduler: Scheduler
+    kv: KvTransfers | None
 
-    def tell_dispatcher(self, *events: ev.Event) -> None: ...
+    def tell(self, *events: ev.Event) -> None: ...
 
 
 def fleet_of(host: DrainHost, now: float) -> dict[str, FleetState]:
     """All instances as the deciders see them, by id."""
-    states = host.dispatcher.fleet(now)
-    if host.handoff is not None:
-        states = states + host.handoff.migrator.fleet(now)
-    return {state.id: state for state in states}
+    return {state.id: state for state in host.scheduler.fleet(now)}
 
 
 def drain(host: DrainHost, name: str) -> None:
     host.cluster.draining.add(name)
-    host.tell_dispatcher(ev.InstanceDraining(name))
+    host.tell(ev.InstanceDraining(name))
 
 
 def end_drained(
@@ -67,18 +64,18 @@ def end_drained(
 ) -> list[str]:
     """Those of these draining instances that are empty by now leave; their ids. One with a level in `levels` falls
     asleep at it instead."""
-    cluster, handoff, gone = host.cluster, host.handoff, []
+    cluster, kv, gone = host.cluster, host.kv, []
     fleet = fleet_of(host, now) if names else {}
     for name in sorted(names):
         instance, state = cluster.get(name), fleet.get(name)
         busy = state is not None and state.running + state.waiting > 0
-        if instance is None or not instance.engine.idle or busy or (handoff is not None and handoff.busy(name)):
+        if instance is None or not instance.engine.idle or busy or (kv is not None and kv.busy(name)):
             continue
         if name in levels:
             cluster.put_to_sleep(instance, now, levels[name])
         else:
             cluster.remove(instance, now)
-        host.tell_dispatcher(ev.InstanceDown(name))
+        host.tell(ev.InstanceDown(name))
         gone.append(name)
     return gone
 
@@ -137,7 +134,7 @@ class Presence:
             return
         coming = [at for at, of in self._joins if of == model and at > now]
         if coming:
-            host.tell_dispatcher(ev.Expected(model, min(coming)))
+            host.tell(ev.Expected(model, min(coming)))
 
 
 def numbers(settings: SimulationSettings) -> tuple[int, int]:

@@ -26,10 +26,9 @@ def run(instances, links, network_s=0.0, count=1, **migrator):
     assert len(records) == count
     end = simulation.heap.now + 60.0  # a step that runs keeps its blocks until it has ended
     while simulation.heap and simulation.heap.next_at < end:
-        _, kind, _, subject, version = simulation.heap.pop()
-        simulation._handlers[kind](subject, version)
+        simulation.driver.step()
     taken = [instance.load(simulation.heap.now).kv_usage for instance in simulation.cluster]
-    assert simulation.handoff.moving == 0
+    assert simulation.kv.moving == 0
     return records, taken
 
 
