@@ -14,7 +14,7 @@ import aiohttp
 
 from api.openai.asgi import Send
 from api.openai.auth import KeyRing
-from api.openai.in_flight import Flight
+from api.openai.in_flight import InFlightRequest
 from api.openai.ledger import Ledger, ModelRates, RecordSink
 from api.openai.pacer import paced
 from api.openai.protocol import response_streams as responses_stream
@@ -22,7 +22,7 @@ from api.openai.protocol.errors import ApiError, shutting_down
 from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.quotas import Quotas
-from api.openai.runtime import Runtime
+from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import Fleet
 from api.openai.state.instruments import Instruments
 from api.openai.state.telemetry import Monitor, TelemetryBoard
@@ -30,7 +30,7 @@ from api.openai.tokenizers import Tokenizers
 from controller.core.decisions import Decision
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
 from controller.core.types import Outcome, Request
-from controller.dispatch import StageDispatcher, build_dispatcher, build_migrator
+from controller.dispatch import build_scheduler
 from controller.slo.classes import Applied, SloError
 from workers.backends.base import Limits
 from workers.backends.events import delivers_token
@@ -62,16 +62,15 @@ class Gateway:
         self.quotas = Quotas()
         self.instruments = Instruments()
         self.ledger = Ledger(sink, self.quotas, self.instruments)
-        self.dispatcher: StageDispatcher = build_dispatcher(options.policy, dict(options.overrides))
+        self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.fleet = Fleet(session, options.limits, self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock)
         self.runtime = Runtime(
-            self.dispatcher,
+            self.scheduler,
             self.fleet.backends,
             self.ledger,
             suspect=self.monitor.probe,
             heard=self.fleet.heard,
-            migrator=build_migrator(options.policy, dict(options.overrides)),
         )
         self.fleet.bind(self.runtime)
         self.arrivals = ModelRates()
@@ -110,7 +109,9 @@ class Gateway:
         self.used_keys.add(key.id)
         return tenant
 
-    def submit(self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool) -> Flight:
+    def submit(
+        self, parsed: Parsed, tenant: TenantConfig, send: Send, arrival: float, *, chat: bool
+    ) -> InFlightRequest:
         """Let a request in: classes, quota, dispatcher. Raises ApiError; then nothing is queued."""
         if self.closing:  # since its key was looked at
             raise shutting_down()
@@ -122,7 +123,7 @@ class Gateway:
         if parsed.streamed and self.options.token_pacing:
             carries = partial(delivers_token, chat=chat) if translation is None else responses_stream.carries_text
             send = paced(send, request.targets, self.options.token_pacing, self.clock, carries)
-        flight = Flight(
+        flight = InFlightRequest(
             request,
             parsed.head,
             send,
@@ -143,7 +144,7 @@ class Gateway:
     def _request(self, parsed: Parsed, tenant: TenantConfig, arrival: float) -> tuple[Request, Applied]:
         model = parsed.model
         try:
-            applied = self.ledger.book.resolve(parsed.asked, tenant, self.dispatcher.pending_above, arrival)
+            applied = self.ledger.book.resolve(parsed.asked, tenant, self.scheduler.pending_above, arrival)
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
         prompt = parsed.prompt_tokens or self.ledger.estimates.tokens(model, parsed.text)
@@ -167,7 +168,7 @@ class Gateway:
         )
         return request, applied
 
-    def _charge(self, flight: Flight, tenant: TenantConfig) -> None:
+    def _charge(self, flight: InFlightRequest, tenant: TenantConfig) -> None:
         request = flight.request
         flight.charged_tokens = request.prompt_tokens + request.output_tokens
         try:

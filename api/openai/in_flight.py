@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from enum import IntEnum
 from typing import Any, Protocol
 
 from api.openai.asgi import Header, Send
@@ -12,20 +11,12 @@ from api.openai.estimates import NO_TEXT, PromptText
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
+from controller.dispatch.lifecycle import State
 from workers.backends.base import EngineError, Promise, UpstreamCall, Usage
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # served as a chat completion
-
-
-class Phase(IntEnum):
-    """QUEUED also after a failure before the first token; STARTED once a byte went to the client."""
-
-    QUEUED = 0
-    SENT = 1
-    STARTED = 2
-    DONE = 3
 
 
 class Unreadable(EngineError):
@@ -43,11 +34,14 @@ class Translation(Protocol):
         ...
 
 
-class Flight:
-    """All times are the driver's monotonic seconds but `arrived_wall` (epoch). The parsed body is not kept."""
+class InFlightRequest:
+    """`state` is what its client may see: QUEUED, SENT, ANSWERING once a byte went out, ENDED. All times are the
+    driver's monotonic seconds but `arrived_wall` (epoch). The parsed body is not kept."""
 
     __slots__ = (
         "arrived_wall",
+        "assumes_first_token",
+        "call",
         "charged_tokens",
         "chat",
         "decisions",
@@ -55,16 +49,18 @@ class Flight:
         "instance",
         "keep_usage",
         "moved",
+        "offer",
         "output_tokens",
-        "phase",
+        "paired",
+        "prefill",
         "prefill_instance",
-        "prefilled",
         "quota",
         "request",
         "send",
         "sends",
         "sent_at",
         "source",
+        "state",
         "streamed",
         "task",
         "text",
@@ -100,20 +96,24 @@ class Flight:
         self.quota: tuple[Header, ...] = ()  # x-ratelimit-*, as of its admission
         self.source = source  # where the targets came from: explicit, class, priority, tenant_default, defaults
         self.translation = translation
-        self.phase = Phase.QUEUED
+        self.state = State.QUEUED
         self.instance = ""
         self.prefill_instance = ""  # where its KV was computed, once its decode stage is placed elsewhere
         self.moved: KvMoved | None = None  # how that KV came, where its decode engine says so
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # relays its answer
+        self.prefill: asyncio.Task[None] | None = None  # the other stage, where it has two and that one runs
+        self.call: UpstreamCall | None = None  # of one with two stages, for both
+        self.offer: bytes | None = None  # where its KV waits, once its prefill is nearly over
+        self.paired = False  # both stages begin together
         self.sent_at: float | None = None
         self.sends = 0  # attempts on engines
         self.times: array[float] | None = None  # arrival of every token, streamed
         self.output_tokens = 0
         self.usage: Usage | None = None
-        self.prefilled: asyncio.TimerHandle | None = None  # tells the dispatcher of a first token nobody sees
+        self.assumes_first_token: asyncio.TimerHandle | None = None  # one that nobody sees
         self.decisions: list[dict[str, Any]] | None = None
 
-    def call(self, rank: int) -> UpstreamCall:
+    def upstream_call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS
         request = self.request
         waited = self.sent_at - request.arrival if self.sent_at is not None else 0.0
@@ -142,14 +142,31 @@ class Flight:
         self.output_tokens += tokens
 
     def restart(self) -> None:
-        """Back to the queue after a failure before the first token."""
-        self.phase = Phase.QUEUED
+        """Back to the queue after a failure before the first token. Nothing of it runs any more."""
+        self.state = State.QUEUED
         self.prefill_instance = ""
         self.moved = None
         self.times = None
         self.output_tokens = 0
         self.usage = None
-        self.task = None
+        self.task = self.prefill = self.call = self.offer = None
+        self.paired = False
+
+    def stop_answer(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+        if self.assumes_first_token is not None:
+            self.assumes_first_token.cancel()
+            self.assumes_first_token = None
+
+    def stop_prefill(self) -> bool:
+        """False if none ran."""
+        task, self.prefill = self.prefill, None
+        if task is None:
+            return False
+        task.cancel()
+        return True
 
     def headers(self) -> list[Header]:
         """x-slackline-*: who served it and how long it waited for that; its id under OpenAI's name too; its quota."""

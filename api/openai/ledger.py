@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import Protocol
 
 from api.openai.estimates import PromptEstimates
-from api.openai.in_flight import Flight
+from api.openai.in_flight import InFlightRequest
 from api.openai.quotas import Quotas
 from api.openai.state.instruments import Instruments
 from controller.core.records import RequestRecord
@@ -72,12 +72,14 @@ class Ledger:
         self._quotas = quotas
         self._instruments = instruments
 
-    def ended(self, flight: Flight, outcome: Outcome, now: float, *, code: str = "", status: int = 200) -> None:
+    def ended(
+        self, flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200
+    ) -> None:
         """Exactly once for each request that was let in."""
         self._quotas.release(flight.request.tenant, flight.charged_tokens, _tokens(flight))
         self.note(flight, outcome, now, code=code, status=status)
 
-    def note(self, flight: Flight, outcome: Outcome, now: float, *, code: str = "", status: int = 200) -> None:
+    def note(self, flight: InFlightRequest, outcome: Outcome, now: float, *, code: str = "", status: int = 200) -> None:
         """The same for one refused by its quota, which was never let in."""
         record, cause = _record(flight, outcome, now, code, status)
         if outcome is Outcome.OK:
@@ -89,7 +91,7 @@ class Ledger:
         self._instruments.ended(record)
         self._sink.add(record)
 
-    def _learn(self, flight: Flight, record: RequestRecord, now: float) -> None:
+    def _learn(self, flight: InFlightRequest, record: RequestRecord, now: float) -> None:
         request = flight.request
         self.lengths.observe(request.tenant, request.slo_class, request.model, record.output_tokens)
         model = self.models.get(request.model)
@@ -100,12 +102,12 @@ class Ledger:
             self.book.observe(request.tenant, request.level, record.ttft_s, record.tpot_s, queue_s, now)
 
 
-def _tokens(flight: Flight) -> int:
+def _tokens(flight: InFlightRequest) -> int:
     prompt = flight.usage.prompt_tokens if flight.usage else flight.request.prompt_tokens
     return prompt + flight.output_tokens if flight.sends else 0
 
 
-def _record(flight: Flight, outcome: Outcome, now: float, code: str, status: int) -> tuple[RequestRecord, str]:
+def _record(flight: InFlightRequest, outcome: Outcome, now: float, code: str, status: int) -> tuple[RequestRecord, str]:
     request = flight.request
     e2e_s = now - request.arrival
     prompt_tokens = flight.usage.prompt_tokens if flight.usage else request.prompt_tokens
@@ -174,7 +176,7 @@ def summary(times: list[float]) -> list[float]:
     return [*kept, round(times[-1], 6)]
 
 
-def _cause(flight: Flight, outcome: Outcome, outlook: Outlook, code: str, queue_s: float | None) -> str:
+def _cause(flight: InFlightRequest, outcome: Outcome, outlook: Outlook, code: str, queue_s: float | None) -> str:
     """Why it is a miss, in one short code; "" when attained or cancelled by its client."""
     if outlook.attained or outcome is Outcome.CANCELLED:
         return ""
@@ -190,7 +192,7 @@ def _cause(flight: Flight, outcome: Outcome, outlook: Outlook, code: str, queue_
     return "slow_decode" if not outlook.tpot_met else "deadline_missed"
 
 
-def _decided(flight: Flight) -> str:
+def _decided(flight: InFlightRequest) -> str:
     """What the decision that ended it says, which is more than the code its client got; "" if none ended it."""
     if not flight.decisions:
         return ""

@@ -11,8 +11,9 @@ from contextlib import aclosing
 from typing import Protocol
 
 from api.openai.asgi import EVENT_STREAM, NO_CACHE, respond
-from api.openai.in_flight import Flight, Phase
+from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
+from controller.dispatch.lifecycle import State
 from workers.backends.base import Backend, Chunk, EngineError, UpstreamCall
 
 
@@ -21,20 +22,20 @@ class Driver(Protocol):
 
     def clock(self) -> float: ...
 
-    def accepted(self, flight: Flight) -> None: ...
+    def accepted(self, flight: InFlightRequest) -> None: ...
 
-    def pulling(self, flight: Flight) -> None: ...
+    def pulling(self, flight: InFlightRequest) -> None: ...
 
-    def first_token(self, flight: Flight, now: float) -> None: ...
+    def first_token(self, flight: InFlightRequest, now: float) -> None: ...
 
-    def progressed(self, flight: Flight, now: float) -> None: ...
+    def progressed(self, flight: InFlightRequest, now: float) -> None: ...
 
-    def completed(self, flight: Flight, now: float) -> None: ...
+    def completed(self, flight: InFlightRequest, now: float) -> None: ...
 
-    def lost(self, flight: Flight, error: EngineError) -> None: ...
+    def lost(self, flight: InFlightRequest, error: EngineError) -> None: ...
 
 
-async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Driver) -> None:
+async def relay(flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: Driver) -> None:
     """One attempt on one engine. Cancelling it closes the call upstream."""
     held = b""
     try:
@@ -51,11 +52,11 @@ async def relay(flight: Flight, backend: Backend, call: UpstreamCall, driver: Dr
                     flight.moved = chunk.moved
                     driver.accepted(flight)
     except EngineError as error:
-        if flight.phase != Phase.DONE:
+        if flight.state is not State.ENDED:
             driver.lost(flight, error)
 
 
-async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> bytes:
+async def _data(flight: InFlightRequest, chunk: Chunk, held: bytes, driver: Driver) -> bytes:
     """Relay whole events; the answer is what must still be held back."""
     if chunk.tokens:
         first, now = flight.times is None, driver.clock()
@@ -63,7 +64,7 @@ async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> by
         driver.first_token(flight, now) if first else driver.progressed(flight, now)
     if chunk.usage is not None:
         flight.usage = chunk.usage
-    if flight.phase == Phase.SENT:
+    if flight.state is State.SENT:
         if not chunk.tokens and not chunk.done:
             return held + chunk.raw
         await start_stream(flight)
@@ -75,25 +76,25 @@ async def _data(flight: Flight, chunk: Chunk, held: bytes, driver: Driver) -> by
     return b""
 
 
-async def start_stream(flight: Flight) -> None:
-    flight.phase = Phase.STARTED
+async def start_stream(flight: InFlightRequest) -> None:
+    flight.state = State.ANSWERING
     headers = [EVENT_STREAM, NO_CACHE, *flight.headers()]
     await flight.send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _whole(flight: Flight, chunk: Chunk, driver: Driver) -> None:
+async def _whole(flight: InFlightRequest, chunk: Chunk, driver: Driver) -> None:
     raw = _told(flight, chunk.raw)
     flight.usage = chunk.usage
-    flight.phase = Phase.STARTED
+    flight.state = State.ANSWERING
     driver.completed(flight, driver.clock())
     await respond(flight.send, 200, raw, flight.headers())
 
 
-def _told(flight: Flight, raw: bytes) -> bytes:
+def _told(flight: InFlightRequest, raw: bytes) -> bytes:
     return raw if flight.translation is None else flight.translation.told(raw)
 
 
-async def end_with_error(flight: Flight, error: ApiError, *, started: bool) -> None:
+async def end_with_error(flight: InFlightRequest, error: ApiError, *, started: bool) -> None:
     """Answer an error: as a response, or as the last event of a stream that has begun."""
     if started:
         await flight.send({"type": "http.response.body", "body": _told(flight, error.event()), "more_body": False})

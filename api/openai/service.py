@@ -73,7 +73,7 @@ class Service:
 
     @property
     def busy(self) -> bool:
-        return self.gateway is not None and bool(self.gateway.runtime.flights)
+        return self.gateway is not None and bool(self.gateway.runtime.requests)
 
     def give_up(self) -> None:
         """What is still open ends here."""

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import FleetState
 from controller.core.types import Part, Role
+from controller.dispatch.disaggregation.link_book import LinkView
 from controller.dispatch.disaggregation.migrator import Migrator
+from controller.dispatch.dispatcher import StageDispatcher
 from controller.dispatch.lifecycle import MAX_PREFILLS, TWO_STAGES, On, OpenRequest, State
 from controller.dispatch.queue import QueueView
 
@@ -33,24 +35,6 @@ OF_INSTANCES = frozenset({ev.InstanceUp, ev.InstanceDown, ev.InstanceDraining, e
 ENDS_OF_STAGES = frozenset({ev.PrefillFailed, ev.TransferFailed, ev.AnsweredWhole})
 
 Defect = Callable[[str, Sequence[ev.Event], Exception], None]
-
-
-class Dispatcher(Protocol):
-    """The part of StageDispatcher that is driven from here."""
-
-    name: str
-
-    def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply: ...
-
-    def waiting(self, request_id: str) -> bool: ...
-
-    def holds(self, request_id: str) -> bool: ...
-
-    def fleet(self, now: float) -> list[FleetState]: ...
-
-    def queue(self) -> QueueView: ...
-
-    def pending_above(self, priority: int) -> bool: ...
 
 
 class Heard:
@@ -71,7 +55,9 @@ class Scheduler:
     of the batch is rescued, and every request it concerns goes on or is answered. None: exceptions are the caller's.
     """
 
-    def __init__(self, dispatcher: Dispatcher, migrator: Migrator | None = None, defect: Defect | None = None) -> None:
+    def __init__(
+        self, dispatcher: StageDispatcher, migrator: Migrator | None = None, defect: Defect | None = None
+    ) -> None:
         self.name = dispatcher.name
         self.dispatcher = dispatcher
         self.migrator = migrator
@@ -150,6 +136,10 @@ class Scheduler:
     def decode_pressure(self, now: float) -> dict[str, tuple[int, float]]:
         """By model: how many wait for a decode instance, and their largest wait since the first token over TPOT."""
         return {} if self.migrator is None else self.migrator.pressure(now)
+
+    def links(self, now: float) -> list[LinkView]:
+        """Between prefill and decode instances, as they are believed to be."""
+        return [] if self.migrator is None else self.migrator.links.views(now)
 
     # ---- what is heard ---------------------------------------------------------------------------------------------
 

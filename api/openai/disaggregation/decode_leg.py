@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from api.openai.in_flight import Flight
+from api.openai.disaggregation.kv_transfers import Transfers
+from api.openai.disaggregation.stage_rates import StageRates
+from api.openai.in_flight import InFlightRequest
 from api.openai.relay import Driver
 from controller.core import events as ev
 from workers.backends.base import Capabilities, EngineError
 
 
-class Host(Driver, Protocol):
+class Reporter(Driver, Protocol):
     def push(self, event: ev.Event) -> None: ...
-
-
-class Stages(Protocol):
-    """Who keeps the transfers."""
-
-    def reached(self, flight: Flight, state: str) -> None: ...
-
-    def landed(self, flight: Flight, now: float) -> None: ...
-
-    def decoded(self, flight: Flight, now: float) -> None: ...
 
 
 class DecodeLeg:
@@ -29,46 +21,49 @@ class DecodeLeg:
     answers the end of the transfer was assumed when it was placed. One that `tells_pulling` says inside a stream when
     it has begun to pull."""
 
-    def __init__(self, host: Host, place: ev.Place, stages: Stages, engine: Capabilities) -> None:
-        self._host = host
-        self._target = place.target
-        self._stages = stages
+    def __init__(
+        self, runtime: Reporter, target: str, transfers: Transfers, rates: StageRates, engine: Capabilities
+    ) -> None:
+        self._runtime = runtime
+        self._target = target
+        self._transfers = transfers
+        self._rates = rates
         self._engine = engine
 
     def clock(self) -> float:
-        return self._host.clock()
+        return self._runtime.clock()
 
-    def accepted(self, flight: Flight) -> None:
+    def accepted(self, flight: InFlightRequest) -> None:
         """Of a stream: blocks are reserved. Of a whole answer whose engine tells: its KV is there."""
-        self._host.accepted(flight)
+        self._runtime.accepted(flight)
         if flight.streamed:
             moves = not self._engine.tells_pulling
-            self._stages.reached(flight, "moving" if moves else "reserved")
-            self._host.push(ev.TransferStarted(flight.request.id, self._target, moves))
+            self._transfers.reached(flight, "moving" if moves else "reserved")
+            self._runtime.push(ev.TransferStarted(flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
-            self._landed(flight, self.clock())
+            self.landed(flight, self.clock())
 
-    def pulling(self, flight: Flight) -> None:
-        self._stages.reached(flight, "moving")
-        self._host.push(ev.TransferMoves(flight.request.id, self._target))
+    def pulling(self, flight: InFlightRequest) -> None:
+        self._transfers.reached(flight, "moving")
+        self._runtime.push(ev.TransferMoves(flight.request.id, self._target))
 
-    def first_token(self, flight: Flight, now: float) -> None:
-        self._landed(flight, now)
-        self._host.first_token(flight, now)
+    def first_token(self, flight: InFlightRequest, now: float) -> None:
+        self.landed(flight, now)
+        self._runtime.first_token(flight, now)
 
-    def _landed(self, flight: Flight, now: float) -> None:
-        self._stages.landed(flight, now)
+    def landed(self, flight: InFlightRequest, now: float) -> None:
+        self._transfers.landed(flight, flight.moved, now)
         released = flight.moved is not None  # who measured it has told the prefill engine
-        self._host.push(ev.TransferDone(flight.request.id, self._target, flight.moved, released=released))
+        self._runtime.push(ev.TransferDone(flight.request.id, self._target, flight.moved, released=released))
 
-    def progressed(self, flight: Flight, now: float) -> None:
-        self._host.progressed(flight, now)
+    def progressed(self, flight: InFlightRequest, now: float) -> None:
+        self._runtime.progressed(flight, now)
 
-    def completed(self, flight: Flight, now: float) -> None:
+    def completed(self, flight: InFlightRequest, now: float) -> None:
         """Of an answer in one piece this may be when its first token is known to have been there."""
-        self._stages.landed(flight, now)
-        self._stages.decoded(flight, now)
-        self._host.completed(flight, now)
+        self._transfers.landed(flight, flight.moved, now)
+        self._rates.decoded(flight.request.model, now)
+        self._runtime.completed(flight, now)
 
-    def lost(self, flight: Flight, error: EngineError) -> None:
-        self._host.lost(flight, error)
+    def lost(self, flight: InFlightRequest, error: EngineError) -> None:
+        self._runtime.lost(flight, error)

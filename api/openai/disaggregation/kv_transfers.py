@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 import orjson
 
-from api.openai.in_flight import Flight, Phase
+from api.openai.in_flight import InFlightRequest
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
 from controller.core.kv_links import KvMoved, moved_from_json
+from controller.dispatch.lifecycle import State
 from workers.backends.base import Backend, EngineError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
 class Notes(Protocol):
-    def note(self, flight: Flight, decision: Decision) -> None: ...
+    def note(self, flight: InFlightRequest, decision: Decision) -> None: ...
 
     def push(self, event: ev.Event) -> None: ...
 
@@ -71,15 +72,15 @@ class Transfers:
         self._attempts[name] = self._attempts.get(name, 0) + 1
         self._open[name] = Opened(place, self._attempts[name], state)
 
-    def reached(self, flight: Flight, state: str) -> None:
+    def reached(self, flight: InFlightRequest, state: str) -> None:
         if (opened := self._open.get(flight.request.id)) is not None:
             opened.state = state
 
-    def under_way(self, flight: Flight) -> bool:
+    def under_way(self, flight: InFlightRequest) -> bool:
         """Placed, and neither landed nor failed."""
         return flight.request.id in self._open
 
-    def landed(self, flight: Flight, moved: KvMoved | None, now: float) -> None:
+    def landed(self, flight: InFlightRequest, moved: KvMoved | None, now: float) -> None:
         """The decode engine goes on. One that measured the transfer has told the prefill engine that it has it all."""
         opened = self._close(flight)
         if opened is None:
@@ -90,7 +91,7 @@ class Transfers:
         if moved is not None:
             self._asked.discard((name, opened.place.source))
 
-    def failed(self, flight: Flight, reason: str, error: EngineError, now: float) -> None:
+    def failed(self, flight: InFlightRequest, reason: str, error: EngineError, now: float) -> None:
         """The decode engine, or the way to it."""
         opened = self._close(flight)
         if opened is None:
@@ -99,20 +100,20 @@ class Transfers:
         state = _reached(moved, "placed" if reason in NEVER_BEGAN else opened.state)
         self._note(flight, opened, reason, now, moved, state, "failed", error=str(error) + _message(error.body))
 
-    def undone(self, flight: Flight, reason: str, now: float) -> None:
+    def undone(self, flight: InFlightRequest, reason: str, now: float) -> None:
         """By us: a time-out, a lost prefill engine, a request that ended."""
         opened = self._close(flight)
         if opened is not None:
             self._note(flight, opened, reason, now, None, opened.state, "undone", undo=reason)
 
-    def forget(self, flight: Flight, now: float) -> None:
+    def forget(self, flight: InFlightRequest, now: float) -> None:
         """The request is over, or begins anew."""
         self.undone(flight, "request_ended", now)
         self._ended.pop(flight.request.id, None)
-        if flight.phase == Phase.DONE:
+        if flight.state is State.ENDED:
             self._attempts.pop(flight.request.id, None)
 
-    def _close(self, flight: Flight) -> Opened | None:
+    def _close(self, flight: InFlightRequest) -> Opened | None:
         """No transfer of it is under way any more."""
         return self._open.pop(flight.request.id, None)
 
@@ -122,7 +123,7 @@ class Transfers:
 
     def _note(
         self,
-        flight: Flight,
+        flight: InFlightRequest,
         opened: Opened,
         reason: str,
         now: float,

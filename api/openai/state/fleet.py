@@ -150,7 +150,7 @@ class Fleet:
 
     def _announce(self, seat: Seat) -> None:
         """Up with this specification (role included); what drains stays drained."""
-        self.runtime.push(ev.InstanceUp(seat.spec))
+        self.runtime.push(ev.InstanceUp(seat.spec, seat.backend.capabilities.paired))
         if seat.draining or seat.leaving:
             self._drain(seat)
 

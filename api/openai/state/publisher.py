@@ -17,7 +17,6 @@ from itertools import count
 from typing import Any, Protocol
 
 from api.openai.gateway import Gateway
-from api.openai.in_flight import Phase
 from api.openai.state import status
 from api.openai.state.offloop import OffLoop
 from api.openai.state.queue_feed import QueueFeed
@@ -33,6 +32,7 @@ from controller.core.messages import (
     FleetMessage,
     QueueState,
 )
+from controller.dispatch.lifecycle import State
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Publisher:
             return
         gateway = self._gateway
         if self._feed is None:
-            self._feed = QueueFeed(gateway.options.name, gateway.dispatcher, time.time() - gateway.clock())
+            self._feed = QueueFeed(gateway.options.name, gateway.scheduler.dispatcher, time.time() - gateway.clock())
             self._answered = 0
             await self._feed.start()
         asked = await self._board.queue_asked()
@@ -205,10 +205,10 @@ class Publisher:
             command=message["id"], gateway=self._gateway.options.name, applied=[], gone=[], too_late=[]
         )
         for request_id in message["request_ids"]:
-            flight = self._gateway.runtime.flights.get(request_id)
+            flight = self._gateway.runtime.requests.get(request_id)
             if flight is None:
                 answer["gone"].append(request_id)
-            elif late or flight.phase != Phase.QUEUED:
+            elif late or flight.state is not State.QUEUED:
                 answer["too_late"].append(request_id)
             else:
                 answer["applied"].append(request_id)

@@ -30,12 +30,12 @@ def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
     body = {
         "status": "ok" if ready else "unavailable",
         "gateway": gateway.options.name,
-        "policy": gateway.dispatcher.name,
+        "policy": gateway.scheduler.name,
         "config_version": gateway.snapshot.version if gateway.snapshot else None,
         "config_age_s": None if age_s is None else round(age_s, 1),
         "instances": {each["id"]: each["state"] for each in instances(gateway, gateway.clock())},
-        "queued": len(gateway.dispatcher.queue()),
-        "open": len(gateway.runtime.flights),
+        "queued": len(gateway.scheduler.queue()),
+        "open": len(gateway.runtime.requests),
         "telemetry": "leading" if gateway.monitor.leading else "following",
         "tokenizers": gateway.tokenizers.states(),
     }
@@ -45,7 +45,7 @@ def health(gateway: Gateway) -> tuple[int, dict[str, Any]]:
 def windows(gateway: Gateway, now: float) -> list[ClassWindow]:
     """Attainment by (tenant, class) over the last minute."""
     ledger = gateway.ledger
-    queued = gateway.dispatcher.queue().by_class()
+    queued = gateway.scheduler.queue().by_class()
     kinds = ledger.windows.kinds() | queued.keys()
     targets = {(tenant, name): ledger.book.attainment_target(tenant, name) for tenant, name in kinds}
     return ledger.windows.view(now, queued, targets)
@@ -70,9 +70,7 @@ def instance_message(state: FleetState, up: bool) -> InstanceMessage:
 
 def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
     """Those the dispatcher and the migrator know, and those that are configured but do not answer."""
-    handoff = gateway.runtime.handoff
-    states = [*gateway.dispatcher.fleet(now), *(handoff.migrator.fleet(now) if handoff is not None else ())]
-    known = {state.id: instance_message(state, True) for state in states}
+    known = {state.id: instance_message(state, True) for state in gateway.scheduler.fleet(now)}
     for name, seat in gateway.fleet.seats.items():
         if name not in known:
             spec = seat.spec
@@ -84,7 +82,7 @@ def instances(gateway: Gateway, now: float) -> list[InstanceMessage]:
 
 def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> FleetMessage:
     now = gateway.clock()
-    queue = gateway.dispatcher.queue()
+    queue = gateway.scheduler.queue()
     models, known = model_traffic(gateway, now), instances(gateway, now)
     return FleetMessage(
         gateway=gateway.options.name,
@@ -94,14 +92,14 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         instances=known,
         queued=len(queue),
         queued_tokens=queue.tokens,
-        in_flight=len(gateway.runtime.flights) - len(queue),
+        in_flight=len(gateway.runtime.requests) - len(queue),
         arrival_rate=sum(traffic["arrival_rate"] for traffic in models.values()),
         service_rate=sum(traffic["service_rate"] for traffic in models.values()),
         wait_over_slo=max((traffic["wait_over_slo"] for traffic in models.values()), default=0.0),
         models=models,
         classes=classes,
         tenants=gateway.quotas.open(),
-        policy=gateway.dispatcher.name,
+        policy=gateway.scheduler.name,
         links=links(gateway, now),
         decisions=decisions(gateway),
         capacity=capacity(gateway.ledger.models, known, gateway.fleet.coming),
@@ -127,10 +125,9 @@ def capacity(models: Iterable[str], known: Iterable[InstanceMessage], coming: Co
 def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
     """By model; the wait is the largest share of a TTFT target among each model's most urgent queued requests."""
     arrived, finished = gateway.arrivals.rates(now), gateway.ledger.finished.rates(now)
-    waiting = gateway.dispatcher.queue().pressure(QUEUE_PRESSURE_ROWS, now)
-    handoff = gateway.runtime.handoff
-    moving = handoff.migrator.pressure(now) if handoff is not None else {}
-    stages = handoff.rates.traffic(now, arrived, waiting, moving) if handoff is not None else {}
+    waiting = gateway.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now)
+    moving = gateway.scheduler.decode_pressure(now)
+    stages = gateway.runtime.rates.traffic(now, arrived, waiting, moving)
     found = {
         model: ModelTraffic(
             arrival_rate=arrived.get(model, 0.0),
@@ -149,8 +146,7 @@ def model_traffic(gateway: Gateway, now: float) -> dict[str, ModelTraffic]:
 
 def links(gateway: Gateway, now: float) -> list[LinkMessage]:
     """Between prefill and decode instances, as the migrator believes them to be."""
-    handoff = gateway.runtime.handoff
-    views = handoff.migrator.links.views(now) if handoff is not None else []
+    views = gateway.scheduler.links(now)
     return [
         LinkMessage(
             source=view.source,
@@ -218,10 +214,9 @@ def gauges(gateway: Gateway) -> Iterator[Gauge]:
         )
     for model, error in gateway.ledger.estimates.errors().items():
         yield "prompt_error_ratio", "Mean error of prompt lengths taken from text.", {"model": model}, error
-    if (handoff := gateway.runtime.handoff) is not None:
-        left = handoff.transfers.left_to_lease
-        yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
-    yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.flights)
+    left = gateway.runtime.transfers.left_to_lease
+    yield "kv_left_to_lease", "Prompts whose KV its engine never said it had freed, since the start.", {}, left
+    yield "open_requests", "Requests queued or in flight.", {}, len(gateway.runtime.requests)
     yield (
         "config_version",
         "Version of the configuration in use.",

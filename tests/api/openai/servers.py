@@ -37,4 +37,4 @@ class ServerBed(TestBed):
 
     def outstanding(self) -> int:
         """What the dispatcher believes to be at its instances."""
-        return sum(worker.outstanding for worker in self.gateway.runtime.dispatcher._fleet.workers.values())
+        return sum(worker.outstanding for worker in self.gateway.scheduler.dispatcher._fleet.workers.values())

@@ -44,7 +44,7 @@ async def test_a_slow_client_is_told_and_its_connection_closed(monkeypatch: pyte
         answer: Answer = await client.done()
         assert (answer.status, answer.error["code"]) == (408, "request_timeout")
         assert answer.headers["connection"] == "close"
-        assert not bed.gateway.runtime.flights
+        assert not bed.gateway.runtime.requests
 
 
 async def test_a_body_too_large_is_answered_at_once_and_the_rest_dropped_before_the_end() -> None:

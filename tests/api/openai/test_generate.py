@@ -135,14 +135,14 @@ async def test_a_client_that_hangs_up_cancels_upstream_at_once(after: int) -> No
         (record,) = bed.sink.records
         assert aborted == [record.id]
         assert (record.outcome, record.attained) == (Outcome.CANCELLED, False)
-        assert not bed.gateway.runtime.flights
+        assert not bed.gateway.runtime.requests
 
 
 async def test_a_queued_request_whose_client_hangs_up_never_reaches_an_engine() -> None:
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.dispatcher.queue()) == 60)
+        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
         running = len(bed.backend("e1").calls)
         assert 0 < running < 60
         await clients[-1].hang_up()
@@ -150,7 +150,7 @@ async def test_a_queued_request_whose_client_hangs_up_never_reaches_an_engine() 
         assert bed.sink.records[-1].queue_s is None
         await asyncio.gather(*(client.hang_up() for client in clients[:-1]))
         assert [record.outcome for record in bed.sink.records] == [Outcome.CANCELLED] * 60
-        assert len(bed.gateway.dispatcher.queue()) == 0
+        assert len(bed.gateway.scheduler.dispatcher.queue()) == 0
 
 
 async def test_an_instance_that_goes_down_loses_nobody() -> None:
@@ -186,13 +186,13 @@ async def test_bad_input_queues_nothing(body: Any, status: int, code: str) -> No
         answer = await bed.ask(body)
         assert (answer.status, answer.error["code"]) == (status, code)
         assert ("retry-after" in answer.headers) == (status == 429)
-        assert not bed.gateway.runtime.flights
+        assert not bed.gateway.runtime.requests
         assert not bed.backend("e1").calls + bed.backend("e2").calls
 
 
 async def test_a_dispatcher_that_fails_answers_its_arrivals_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed() as bed:
-        handle, calls = bed.gateway.dispatcher.handle, []
+        handle, calls = bed.gateway.scheduler.dispatcher.handle, []
 
         def fails_once(events: Any, now: float) -> Any:
             calls.append(events)
@@ -200,7 +200,7 @@ async def test_a_dispatcher_that_fails_answers_its_arrivals_and_goes_on(monkeypa
                 raise ZeroDivisionError
             return handle(events, now)
 
-        monkeypatch.setattr(bed.gateway.dispatcher, "handle", fails_once)
+        monkeypatch.setattr(bed.gateway.scheduler.dispatcher, "handle", fails_once)
         answer = await bed.ask(completion())
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         assert (await bed.ask(completion())).status == 200

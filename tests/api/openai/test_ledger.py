@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.in_flight import Flight
+from api.openai.in_flight import InFlightRequest
 from api.openai.ledger import Ledger
 from api.openai.quotas import Quotas
 from api.openai.state.instruments import Instruments
@@ -22,9 +22,9 @@ async def _nowhere(message: Any) -> None:
     return None
 
 
-def _flight(**targets: Any) -> Flight:
+def _flight(**targets: Any) -> InFlightRequest:
     request = Request("r1", 100.0, Targets(2.0, 0.1, **targets), 500, 4, "demo", "acme", "chat")
-    return Flight(request, b"{", _nowhere, time.time(), chat=False, streamed=True, keep_usage=False)
+    return InFlightRequest(request, b"{", _nowhere, time.time(), chat=False, streamed=True, keep_usage=False)
 
 
 def _ledger() -> tuple[Ledger, ListSink]:
@@ -32,7 +32,7 @@ def _ledger() -> tuple[Ledger, ListSink]:
     return Ledger(sink, Quotas(), Instruments()), sink
 
 
-def _cause(flight: Flight, outcome: Outcome, code: str) -> str:
+def _cause(flight: InFlightRequest, outcome: Outcome, code: str) -> str:
     ledger, _ = _ledger()
     ledger.note(flight, outcome, 105.0, code=code)
     (row,) = ledger.windows.view(105.0, {}, {})

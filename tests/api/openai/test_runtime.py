@@ -24,8 +24,8 @@ class Ear:
         self.heard: list[ev.Event] = []
         self.failing: set[type] = set()
         self.late = False
-        self._handle = bed.gateway.dispatcher.handle
-        monkeypatch.setattr(bed.gateway.dispatcher, "handle", self.handle)
+        self._handle = bed.gateway.scheduler.dispatcher.handle
+        monkeypatch.setattr(bed.gateway.scheduler.dispatcher, "handle", self.handle)
 
     def handle(self, events: Sequence[ev.Event], now: float) -> ev.Reply:
         if found := self.failing & {type(event) for event in events}:
@@ -41,7 +41,9 @@ class Ear:
 
 
 def _waiting(bed: TestBed, instance: str) -> int:
-    return sum(state.waiting for state in bed.gateway.dispatcher.fleet(bed.gateway.clock()) if state.id == instance)
+    return sum(
+        state.waiting for state in bed.gateway.scheduler.dispatcher.fleet(bed.gateway.clock()) if state.id == instance
+    )
 
 
 async def test_a_whole_answers_prompt_stops_waiting_when_its_prefill_should_be_over() -> None:
@@ -87,7 +89,7 @@ async def test_a_failing_pass_loses_no_end_of_a_request(monkeypatch: pytest.Monk
         ear.failing, ear.late = {ev.Finished}, late
         assert (await bed.ask(completion())).status == 200
         await until(lambda: "Finished" in ear.kinds())
-        (state,) = bed.gateway.dispatcher.fleet(bed.gateway.clock())
+        (state,) = bed.gateway.scheduler.dispatcher.fleet(bed.gateway.clock())
         assert (state.waiting, state.running) == (0, 0)
 
 
@@ -110,13 +112,13 @@ async def test_a_request_that_waits_survives_a_failing_pass(monkeypatch: pytest.
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients: list[Any] = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.dispatcher.queue()) == 60)
-        waiting = len(bed.gateway.dispatcher.queue())
+        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
+        waiting = len(bed.gateway.scheduler.dispatcher.queue())
         assert waiting > 0
         ear = Ear(bed, monkeypatch)
         ear.failing = {ev.Cancelled}
         await clients[0].hang_up()
         await until(lambda: "Cancelled" in ear.kinds())
         assert [record.outcome for record in bed.sink.records] == [Outcome.CANCELLED]
-        assert len(bed.gateway.runtime.flights) == 59
+        assert len(bed.gateway.runtime.requests) == 59
         await asyncio.gather(*(client.hang_up() for client in clients[1:]))

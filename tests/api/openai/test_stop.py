@@ -57,20 +57,20 @@ async def test_what_is_open_at_the_end_is_ended_and_recorded(
         (record,) = bed.sink.records
         assert (record.outcome, record.error_code, record.http_status) == (outcome, "shutting_down", status)
         assert backend.aborted == [record.id]
-        assert bed.gateway.runtime.flights == {}
+        assert bed.gateway.runtime.requests == {}
 
 
 async def test_what_waits_in_the_queue_is_refused() -> None:
     async with TestBed(snapshot(("e1",)), policy="fcfs_window") as bed:
         bed.every(Script(hang_after=0))
         clients = [bed.send(completion(stream=True)) for _ in range(60)]
-        await until(lambda: bed.backend("e1").running + len(bed.gateway.dispatcher.queue()) == 60)
-        waiting = len(bed.gateway.dispatcher.queue())
+        await until(lambda: bed.backend("e1").running + len(bed.gateway.scheduler.dispatcher.queue()) == 60)
+        waiting = len(bed.gateway.scheduler.dispatcher.queue())
         bed.gateway.runtime.give_up()
         answers = [await client.done() for client in clients]
         assert {(answer.status, answer.error["code"]) for answer in answers} == {(503, "shutting_down")}
         assert [record.outcome for record in bed.sink.records].count("refused") == waiting > 0
-        assert len(bed.gateway.dispatcher.queue()) == 0
+        assert len(bed.gateway.scheduler.dispatcher.queue()) == 0
 
 
 async def test_a_request_whose_body_ends_after_the_stop_began_is_refused() -> None:
@@ -89,7 +89,7 @@ async def test_a_request_whose_body_ends_after_the_stop_began_is_refused() -> No
         headers = [(b"authorization", f"Bearer {KEY}".encode())]
         await bed.app({"type": "http", "path": COMPLETIONS, "method": "POST", "headers": headers}, receive, send)
         assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (503, "shutting_down")
-        assert bed.gateway.runtime.flights == {}
+        assert bed.gateway.runtime.requests == {}
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def tells(bed: TestBed, name: str) -> FakeBackend:
 
 def patience(bed: TestBed, **changes: Any) -> None:
     """Other settings of its migrator: `patience(bed, moving_timeout_s=0.05)`."""
-    migrator = bed.gateway.runtime.handoff.migrator
+    migrator = bed.gateway.scheduler.migrator
     config = replace(migrator.config, **changes)
     migrator.config = migrator.undoing.config = migrator.placing.config = config
     migrator.undoing.releases = Releases(config.release_timeout_s, config.release_tries)
@@ -56,7 +56,7 @@ def transfers(bed: TestBed) -> list[dict[str, Any]]:
 
 def transfers_so_far(bed: TestBed) -> list[str]:
     """Of the only request under way, the reasons."""
-    (flight,) = bed.gateway.runtime.flights.values()
+    (flight,) = bed.gateway.runtime.requests.values()
     return [step["reason"] for step in flight.decisions or () if step["kind"] == "transfer"]
 
 
@@ -70,7 +70,7 @@ def outstanding(bed: TestBed) -> int:
     """Requests that instances are thought to hold."""
     runtime = bed.gateway.runtime
     now = runtime.clock()
-    states = [*runtime.dispatcher.fleet(now), *runtime.handoff.migrator.fleet(now)]
+    states = [*runtime.scheduler.dispatcher.fleet(now), *runtime.scheduler.migrator.fleet(now)]
     return sum(state.waiting + state.running for state in states)
 
 

@@ -27,7 +27,7 @@ async def test_a_prompt_is_prefilled_here_and_decoded_there() -> None:
         assert (record.outcome, record.instance, record.output_tokens) == ("ok", "d", 4)
         assert record.prefill_instance == "p"
         assert [kind for kind, _ in kinds(bed)] == ["slo", "dispatch", "prefill", "place", "transfer"]
-        assert bed.gateway.runtime.handoff.transfers.moved == 1
+        assert bed.gateway.runtime.transfers.moved == 1
 
 
 async def test_a_whole_answer_goes_the_same_way() -> None:
@@ -70,7 +70,7 @@ async def test_the_migrator_waits_for_no_prefill_that_was_an_answer() -> None:
         bed.backend("p", Script(tokens=1, prefill_done=True), Script(tokens=1, first_delay_s=1.0))
         answer = await bed.ask(completion(stream=False))
         assert (answer.status, len(bed.backend("p").calls)) == (200, 2)
-        assert bed.gateway.runtime.handoff.migrator.waiting() == 0
+        assert bed.gateway.scheduler.migrator.waiting() == 0
 
 
 async def test_a_decode_engine_without_room_is_asked_again() -> None:
@@ -161,8 +161,8 @@ async def test_a_client_that_hangs_up_during_the_transfer_is_cancelled_at_the_de
         await until(lambda: bed.backend("d").running == 0)
         assert bed.sink.records[0].outcome == "cancelled"
         await asyncio.sleep(0)
-        assert not bed.gateway.runtime.flights
-        assert bed.gateway.runtime.handoff.migrator.waiting() == 0
+        assert not bed.gateway.runtime.requests
+        assert bed.gateway.scheduler.migrator.waiting() == 0
 
 
 async def test_many_at_once_are_all_answered_once() -> None:
@@ -195,7 +195,7 @@ async def test_a_fleet_that_is_collocated_again_hands_nothing_over() -> None:
         await asyncio.sleep(0)
         answer = await bed.ask(STREAMED)
         assert answer.status == 200
-        await until(lambda: not bed.gateway.runtime.handoff.active)  # p has freed what it prefilled in vain
+        await until(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
         assert len(bed.backend("p").calls) + len(bed.backend("d").calls) == 1
 
 
@@ -208,7 +208,7 @@ async def test_a_request_between_two_stages_is_prefilled_again_where_only_colloc
         answer = await client.done()
         assert answer.status == 200
         assert ("place", "no_decode_instance") in kinds(bed)
-        await until(lambda: not bed.gateway.runtime.handoff.active)  # p has freed what it prefilled in vain
+        await until(lambda: not bed.gateway.scheduler.disaggregated)  # p has freed what it prefilled in vain
 
 
 async def test_a_request_between_two_stages_ends_where_nobody_is_left_to_decode() -> None:
@@ -230,24 +230,24 @@ async def test_roles_that_were_taken_away_are_forgotten() -> None:
         await bed.gateway.monitor.settle(1)
         await asyncio.sleep(0)
         runtime = bed.gateway.runtime
-        assert [each.id for each in runtime.handoff.migrator.fleet(runtime.clock())] == ["e"]
+        assert [each.id for each in runtime.scheduler.migrator.fleet(runtime.clock())] == ["e"]
 
 
 async def test_a_first_token_at_the_moment_of_the_time_out_counts() -> None:
     """What was pushed before the wake-up is heard before it, or a stream that began would be sent twice."""
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        handoff = bed.gateway.runtime.handoff
+        scheduler = bed.gateway.scheduler
         bed.backend("d", Script(hang_after=0))
         client = bed.send(STREAMED)
         await until(lambda: bed.backend("d").running == 1)
         await asyncio.sleep(0)
-        (name,) = bed.gateway.runtime.flights
-        assert handoff.migrator.state_of(name) is State.MOVING
+        (name,) = bed.gateway.runtime.requests
+        assert scheduler.migrator.state_of(name) is State.MOVING
         patience(bed, moving_timeout_s=1e-9)
         bed.gateway.runtime.push(ev.TransferDone(name, "d"))
-        handoff._woke()
+        bed.gateway.runtime._woke()
         await asyncio.sleep(0.01)
-        assert handoff.migrator.state_of(name) is State.COMMITTED
+        assert scheduler.migrator.state_of(name) is State.COMMITTED
         assert bed.backend("d").running == 1
         await client.hang_up()
 

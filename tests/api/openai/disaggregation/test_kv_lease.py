@@ -48,6 +48,6 @@ async def test_kv_whose_lease_ended_while_it_waited_is_computed_again(
         assert [answer.status for answer in answers] == [200, 200]
         steps = [[(step["kind"], step["reason"]) for step in record.decisions] for record in bed.sink.records]
         assert {("transfer", "kv_lost"), ("place", "kv_lost")} <= set(steps[1])
-        migrator = bed.gateway.runtime.handoff.migrator
+        migrator = bed.gateway.scheduler.migrator
         assert not any(view.closed for view in migrator.links.views(bed.gateway.runtime.clock()))
         assert bed.outstanding() == 0

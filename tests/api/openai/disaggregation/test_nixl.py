@@ -35,7 +35,7 @@ async def fleet(names: str, **options: object) -> AsyncIterator[Fleet]:
 
 
 def links_closed(bed: Fleet) -> list[str]:
-    views = bed.gateway.runtime.handoff.migrator.links.views(bed.gateway.runtime.clock())
+    views = bed.gateway.scheduler.migrator.links.views(bed.gateway.runtime.clock())
     return [view.target for view in views if view.closed]
 
 

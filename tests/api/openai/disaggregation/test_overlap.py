@@ -58,7 +58,7 @@ async def test_of_what_moved_early_the_record_says_how_much() -> None:
 
 async def test_without_overlap_it_is_placed_when_the_prefill_has_ended() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
+        migrator = bed.gateway.scheduler.migrator
         migrator.config = replace(migrator.config, overlap=False)
         gate = Gate(bed.backend("p"))
         client = bed.send(STREAMED)
@@ -86,9 +86,9 @@ async def test_a_decode_engine_lost_when_all_has_landed_and_its_prefill_has_not_
         decode.capabilities = replace(decode.capabilities, tells_landing=True)
         client = bed.send(completion())
         await until(lambda: gate.calls == 2)
-        (flight,) = bed.gateway.runtime.flights.values()
+        (flight,) = bed.gateway.runtime.requests.values()
         assert flight.request.attempts == 1
-        assert not bed.gateway.runtime.dispatcher.waiting(flight.request.id)
+        assert not bed.gateway.scheduler.dispatcher.waiting(flight.request.id)
         gate.ends()
         assert (await client.done()).status == 200
         await asyncio.sleep(0.05)

@@ -177,8 +177,8 @@ async def test_no_decode_engine_that_works_ends_with_an_error_and_leaves_nothing
         assert (answer.status, "no_capacity" in answer.body.decode()) == (503, True)
         await idle(bed.servers["p"])
         runtime = bed.gateway.runtime
-        assert not runtime.flights
-        assert runtime.handoff.migrator.waiting() == 0
+        assert not runtime.requests
+        assert runtime.scheduler.migrator.waiting() == 0
         assert bed.outstanding() == 0
 
 
@@ -243,12 +243,12 @@ async def test_a_paused_server_is_sent_nothing() -> None:
     async with fleet(c="null", s="null") as bed:
         bed.servers["s"].paused = True
         bed.gateway.monitor.probe("s")
-        await until(lambda: not bed.gateway.runtime.dispatcher._fleet.workers["s"].takes, 30)
+        await until(lambda: not bed.gateway.scheduler.dispatcher._fleet.workers["s"].takes, 30)
         for _ in range(4):
             assert (await bed.ask(STREAMED)).headers["x-slackline-instance"] == "c"
         bed.servers["s"].paused = False
         bed.gateway.monitor.probe("s")
-        await until(lambda: bed.gateway.runtime.dispatcher._fleet.workers["s"].takes, 30)
+        await until(lambda: bed.gateway.scheduler.dispatcher._fleet.workers["s"].takes, 30)
         clients = [bed.send(STREAMED) for _ in range(6)]
         assert "s" in {(await client.done()).headers["x-slackline-instance"] for client in clients}
 
@@ -277,6 +277,6 @@ async def test_whatever_breaks_every_request_is_answered_and_nothing_is_left(see
         assert {answer.status for answer in answers} <= {200, 502, 503}
         assert sum(answer.status == 200 for answer in answers) >= 12
         await idle(*(server for server in bed.servers.values() if server.alive))
-        assert not bed.gateway.runtime.flights
+        assert not bed.gateway.runtime.requests
         assert bed.outstanding() == 0
-        assert bed.gateway.runtime.handoff.migrator.waiting() == 0
+        assert bed.gateway.scheduler.migrator.waiting() == 0

@@ -27,7 +27,7 @@ SLOW = Script(first_delay_s=0.1, moved=MOVED)
 
 def landed(bed: TestBed) -> bool:
     """The decode engine has said so."""
-    return any(flight.moved is not None for flight in bed.gateway.runtime.flights.values())
+    return any(flight.moved is not None for flight in bed.gateway.runtime.requests.values())
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -53,7 +53,7 @@ async def test_after_the_first_token_its_prefill_engine_is_free_at_once() -> Non
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         client, gate = await both_at_work(bed, Script(moved=MOVED, hang_after=1))
         await until(lambda: b"t0" in client.answer.body)
-        dispatcher, clock = bed.gateway.runtime.dispatcher, bed.gateway.runtime.clock
+        dispatcher, clock = bed.gateway.scheduler.dispatcher, bed.gateway.runtime.clock
         assert sum(state.waiting + state.running for state in dispatcher.fleet(clock())) == 1
         gate.fails()
         await until(lambda: sum(state.waiting + state.running for state in dispatcher.fleet(clock())) == 0)

@@ -32,8 +32,8 @@ async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
         client = bed.send(completion())
         await until(lambda: bed.backend("d").running == 1)
         await asyncio.sleep(0.01)
-        (name,) = bed.gateway.runtime.flights
-        assert bed.gateway.runtime.handoff.migrator.state_of(name) is State.RELEASED
+        (name,) = bed.gateway.runtime.requests
+        assert bed.gateway.scheduler.migrator.state_of(name) is State.RELEASED
         assert transfers_so_far(bed) == ["kv_landed"], "long before the answer"
         assert (await client.done()).status == 200
 
@@ -71,7 +71,7 @@ async def test_whole_answers_that_fail_one_after_the_other_close_their_link() ->
         bed.backend("d", Script(cut_after=0))
         answer = await bed.ask(completion())
         assert answer.status == 503
-        links = bed.gateway.runtime.handoff.migrator.links
+        links = bed.gateway.scheduler.migrator.links
         assert not links.usable(("p", "d"), bed.gateway.runtime.clock())
 
 
@@ -81,7 +81,7 @@ async def test_whole_answers_that_fail_one_after_the_other_close_their_link() ->
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_placement_that_raises_loses_no_request(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
+        migrator = bed.gateway.scheduler.migrator
         choose, left = migrator.placement.choose, [times]
 
         def sometimes(*args: object) -> object:
@@ -98,7 +98,7 @@ async def test_a_placement_that_raises_loses_no_request(times: int, monkeypatch:
 
 async def test_a_request_that_the_migrator_lost_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        migrator = bed.gateway.runtime.handoff.migrator
+        migrator = bed.gateway.scheduler.migrator
         handle, left = migrator.handle, [2]  # with the others, and alone
 
         def breaks(events: Sequence[ev.Event], now: float) -> ev.Reply:
@@ -124,4 +124,4 @@ async def test_roles_of_instances_that_left_are_forgotten() -> None:
             await bed.gateway.monitor.settle(1)
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
-        assert sorted(bed.gateway.runtime.handoff._roles) == ["d", "p4"]
+        assert sorted(bed.gateway.scheduler.roles) == ["d", "p4"]

@@ -133,7 +133,7 @@ async def test_an_engine_is_believed_to_move_once_it_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
         pulls(bed.backend("d"), Chunk("accepted"), Chunk("data", pulling=True))
         client = bed.send(STREAMED)
-        migrator, flights = bed.gateway.runtime.handoff.migrator, bed.gateway.runtime.flights
+        migrator, flights = bed.gateway.scheduler.migrator, bed.gateway.runtime.requests
         await until(lambda: [migrator.state_of(name) for name in flights] == [State.MOVING])
         await client.hang_up()
         assert transfers(bed)[0]["state"] == "moving"
@@ -216,7 +216,7 @@ async def test_one_that_is_never_heard_is_left_to_the_lease_and_the_record_says_
         assert (answer.status, one["outcome"], one["state"], one["undo"]) == (200, "done", "committed", "left_to_lease")
         assert len(told) == 3
         assert ("kv_left_to_lease", 1) in [(name, value) for name, _, _, value in status.gauges(bed.gateway)]
-        assert not bed.gateway.runtime.handoff.migrator.busy
+        assert not bed.gateway.scheduler.migrator.busy
 
 
 async def test_a_release_goes_on_when_its_answer_is_over() -> None:
@@ -226,7 +226,7 @@ async def test_a_release_goes_on_when_its_answer_is_over() -> None:
         await bed.ask(STREAMED)
         assert transfers(bed)[0]["state"] == "committed"
         await until(lambda: len(told) == 2)
-        await until(lambda: not bed.gateway.runtime.handoff.migrator.busy)
+        await until(lambda: not bed.gateway.scheduler.migrator.busy)
 
 
 async def test_engines_that_free_by_themselves_are_not_asked() -> None:
@@ -237,7 +237,7 @@ async def test_engines_that_free_by_themselves_are_not_asked() -> None:
         bed.backend("d", Script(tokens=4, token_delay_s=0.1))
         await bed.ask(STREAMED)
         assert (backend.freed, transfers(bed)[0]["state"]) == ([], "committed")
-        assert bed.gateway.runtime.handoff.transfers.left_to_lease == 0
+        assert bed.gateway.runtime.transfers.left_to_lease == 0
 
 
 def _steps(record: Any) -> list[tuple[str, str]]:

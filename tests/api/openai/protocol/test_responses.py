@@ -165,7 +165,7 @@ async def test_a_whole_answer_that_cannot_be_read_is_an_error_and_recorded_as_on
         assert answer.headers["x-slackline-instance"] in ("e1", "e2")
         (record,) = bed.sink.records
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.FAILED, "engine_failed", 1)
-        assert bed.gateway.dispatcher.fleet(0.0)[0].running == 0
+        assert bed.gateway.scheduler.dispatcher.fleet(0.0)[0].running == 0
 
 
 async def test_a_stream_that_cannot_be_read_fails_at_once_and_is_recorded_as_cut(

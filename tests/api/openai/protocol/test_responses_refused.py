@@ -89,7 +89,7 @@ async def test_a_field_that_is_wrong_or_not_served_is_named(field: str, body: di
     async with TestBed() as bed:
         answer = await bed.ask(asked(**body), PATH)
         assert (answer.status, answer.error["param"]) == (400, field)
-        assert not bed.gateway.runtime.flights
+        assert not bed.gateway.runtime.requests
         assert bed.sink.records == []
 
 

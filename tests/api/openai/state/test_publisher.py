@@ -121,11 +121,15 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         clients = [bed.send(completion(max_tokens=4)) for _ in range(3)]
         await publisher.tick()
         assert told() == []
-        assert not bed.gateway.dispatcher.journal.following
+        assert not bed.gateway.scheduler.dispatcher.journal.following
         board.watching = {LIVE_QUEUE}
         await publisher.tick()
         (first,) = told()
-        assert (first["base"], first["version"], first["total"]) == (0, 0, len(bed.gateway.dispatcher.queue()))
+        assert (first["base"], first["version"], first["total"]) == (
+            0,
+            0,
+            len(bed.gateway.scheduler.dispatcher.queue()),
+        )
         assert board.wholes == []
         board.asked = 1
         await publisher.tick()
@@ -134,17 +138,17 @@ async def test_the_queue_is_told_while_somebody_watches_changes_only_and_whole_w
         for client in clients:
             await client.done()
         await publisher.tick()
-        assert told()[-1]["total"] == len(bed.gateway.dispatcher.queue()) == 0
+        assert told()[-1]["total"] == len(bed.gateway.scheduler.dispatcher.queue()) == 0
         assert len(board.wholes) == 1, "asked once, told once"
         board.watching = set()
         await publisher.tick()
-        assert not bed.gateway.dispatcher.journal.following
+        assert not bed.gateway.scheduler.dispatcher.journal.following
         board.watching = {LIVE_QUEUE}
         await publisher.tick()
         assert told()[0]["feed"] != first["feed"]
         board.away = True
         await publisher.tick()
-        assert not bed.gateway.dispatcher.journal.following, "nothing piles up while Redis is away"
+        assert not bed.gateway.scheduler.dispatcher.journal.following, "nothing piles up while Redis is away"
         publisher.close()
 
 
