@@ -1,6 +1,6 @@
-"""What gateways publish, shaped for pages: one row per class and tenant, the verdict in words, the fleet.
+"""What gateways publish, shaped for pages: one row per class and tenant, a summary in words, the fleet.
 
-Pure functions of messages and a wall time, used for the first paint and for every live frame alike.
+Pure functions of messages and a wall time. The first paint and every live frame use the same ones.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
 from console.wording.budget import budget_words
-from controller.core import staleness as freshness
+from controller.core import staleness
 from controller.core.messages import ClassWindow, FleetMessage, InstanceMessage
 from controller.slo.windows import merged_windows
 from controller.wording.reasons import class_name, reason_in_words
 
 CAPACITY = ("up", "undecoded", "coming", "none")  # from best to worst
-CLOSE_SHARE = 0.75  # of the window's error budget used: the class is close to its limit
+AT_RISK_SHARE = 0.75  # of the window's error budget: a class that has used this much is at risk
 
 
 class ClassRow(TypedDict):
@@ -32,21 +32,21 @@ class ClassRow(TypedDict):
     attainment: float | None
     finished: int
     misses: int
-    now_budget: str  # in words
+    now_budget: str  # error budget of the window, in words
     refused: int
     failed: int
     queued: int
     oldest_slack_s: float | None
     ttft_p50_s: float | None
     ttft_p95_s: float | None
-    ttft_whose: str  # in words: the requests that both are of, and which are not among them
+    ttft_counted: str  # in words: how many requests the two TTFT figures count, and which they leave out
     tpot_p50_s: float | None
     goodput_tps: float
     why: str
 
 
-class Verdict(TypedDict):
-    """`was`: the headline once this is not current any more, for a page that has heard nothing since."""
+class Summary(TypedDict):
+    """Headline and lines above the Overview. `was`: the headline for a page whose data has become stale."""
 
     status: str
     headline: str
@@ -54,10 +54,10 @@ class Verdict(TypedDict):
     lines: list[dict[str, str]]
 
 
-# Silence is not calm: with Redis or every gateway away, nobody knows whether requests miss their SLO.
-NOBODY = "No gateway reports now: nothing is known about current requests"
-UNKNOWN = Verdict(status="idle", headline=NOBODY, was=NOBODY, lines=[])
-WHEN = "When last heard of,"
+# Without Redis or any gateway, attainment is unknown: that must not look like a quiet system.
+UNKNOWN_HEADLINE = "No gateway is reporting, so current attainment is unknown"
+UNKNOWN = Summary(status="idle", headline=UNKNOWN_HEADLINE, was=UNKNOWN_HEADLINE, lines=[])
+WHEN = "At the last update,"
 
 
 def row_key(tenant: str, slo_class: str) -> str:
@@ -93,23 +93,23 @@ def class_row(window: ClassWindow) -> ClassRow:
         oldest_slack_s=window["oldest_slack_s"],
         ttft_p50_s=window["ttft_p50_s"],
         ttft_p95_s=window["ttft_p95_s"],
-        ttft_whose=first_tokens_whose(window),
+        ttft_counted=ttft_requests(window),
         tpot_p50_s=window["tpot_p50_s"],
         goodput_tps=window["goodput_tokens"] / window["window_s"] if window["window_s"] else 0.0,
         why=reason_in_words(window["miss_reason"]) if _misses(window) and window["miss_reason"] else "",
     )
 
 
-NOBODYS = "no request ended in 60 s"  # of no traffic
+NO_REQUESTS = "no requests in 60 s"
 
 
-def first_tokens_whose(window: ClassWindow) -> str:
-    """Whom the times to the first token count, which is not always everybody whom attainment counts; and why not."""
+def ttft_requests(window: ClassWindow) -> str:
+    """How many requests the TTFT quantiles count: unlike attainment, only those with a first token on record."""
     sampled, seen = window.get("sampled"), window.get("first_tokens")
     if not window["finished"]:
-        return NOBODYS
+        return NO_REQUESTS
     if sampled is None or seen is None:
-        return "of those whose first token was seen"
+        return "requests with a first token"
     requests = "1 request" if sampled == 1 else f"{sampled:,} requests"
     whole = requests if sampled == window["finished"] else f"the newest {requests}"
     if seen == sampled:
@@ -121,7 +121,7 @@ def first_tokens_whose(window: ClassWindow) -> str:
 
 
 def class_status(window: ClassWindow) -> tuple[str, str]:
-    """Missing its SLO, close to it (three quarters of the window's budget gone, or a request already late), or fine."""
+    """Status and its words. At risk: AT_RISK_SHARE of the window's budget is used, or a queued request is late."""
     finished, misses = window["finished"], _misses(window)
     slack = window["oldest_slack_s"]
     late = slack is not None and slack < 0
@@ -129,34 +129,34 @@ def class_status(window: ClassWindow) -> tuple[str, str]:
         return ("warn", "late in queue") if late else ("idle", "no traffic")
     allowed = (1 - window["target"]) * finished
     if misses > allowed + 1e-9:
-        return "bad", "missing"
-    if late or (misses and misses >= CLOSE_SHARE * allowed):
-        return "warn", "close"
+        return "bad", "below target"
+    if late or (misses and misses >= AT_RISK_SHARE * allowed):
+        return "warn", "at risk"
     return "ok", "on target"
 
 
-def verdict(rows: Sequence[ClassRow]) -> Verdict:
-    """The first sentence of the page: who misses its SLO now, and why."""
+def summary(rows: Sequence[ClassRow]) -> Summary:
+    """The first sentence of the Overview: which classes miss their SLO, and why."""
     active = [row for row in rows if row["status"] != "idle"]
     bad = sorted((row for row in active if row["status"] == "bad"), key=_shortfall, reverse=True)
     warn = [row for row in active if row["status"] == "warn"]
     lines = [_line(row) for row in bad]
     if warn:
-        lines.append(_close_line(warn))
+        lines.append(_at_risk_line(warn))
     if bad:
         who = f"{len(bad)} of {len(active)} {'class' if len(active) == 1 else 'classes'}"
         one = len(bad) == 1
-        headline = f"{who} {'misses its' if one else 'miss their'} SLO now"
-        was = f"{WHEN} {who} missed {'its' if one else 'their'} SLO"
-        return Verdict(status="bad", headline=headline, was=was, lines=lines)
+        headline = f"{who} {'is missing its' if one else 'are missing their'} SLO"
+        was = f"{WHEN} {who} {'was missing its' if one else 'were missing their'} SLO"
+        return Summary(status="bad", headline=headline, was=was, lines=lines)
     if warn:
-        was = f"{WHEN} every SLO was kept, but with little room"
-        return Verdict(status="warn", headline="Every SLO is kept, but with little room", was=was, lines=lines)
+        was = f"{WHEN} all SLOs were met, with little margin"
+        return Summary(status="warn", headline="All SLOs are met, with little margin", was=was, lines=lines)
     if not active:
-        was = f"{WHEN} no request had come for a minute"
-        return Verdict(status="idle", headline="No requests in the last minute", was=was, lines=[])
-    was = f"{WHEN} every SLO was kept"
-    return Verdict(status="ok", headline="Every SLO is kept now", was=was, lines=[_calm_line(active)])
+        was = f"{WHEN} there had been no requests for a minute"
+        return Summary(status="idle", headline="No requests in the last minute", was=was, lines=[])
+    was = f"{WHEN} all SLOs were met"
+    return Summary(status="ok", headline="All SLOs are met", was=was, lines=[_on_target_line(active)])
 
 
 def _shortfall(row: ClassRow) -> float:
@@ -174,20 +174,20 @@ def _line(row: ClassRow) -> dict[str, str]:
     }
 
 
-def _calm_line(rows: Sequence[ClassRow]) -> dict[str, str]:
+def _on_target_line(rows: Sequence[ClassRow]) -> dict[str, str]:
     finished, misses = sum(row["finished"] for row in rows), sum(row["misses"] for row in rows)
     classes = "1 class" if len(rows) == 1 else f"{len(rows)} classes"
-    text = f"{finished - misses} of {finished} requests of {classes} attained over 60 s"
+    text = f"{finished - misses} of {finished} requests in {classes} attained their SLO in the last 60 s"
     return {"key": "", "name": "", "status": "ok", "label": "on target", "text": text}
 
 
-def _close_line(rows: Sequence[ClassRow]) -> dict[str, str]:
-    """All that are close on one line: they come and go, and the page below must not jump with them."""
-    names = ", ".join(f"{row['name']} · {row['tenant']} ({_close_why(row)})" for row in rows)
-    return {"key": "", "name": "", "status": "warn", "label": "close", "text": names}
+def _at_risk_line(rows: Sequence[ClassRow]) -> dict[str, str]:
+    """All classes at risk on one line: they change often, and the page below should not move with them."""
+    names = ", ".join(f"{row['name']} · {row['tenant']} ({_at_risk_why(row)})" for row in rows)
+    return {"key": "", "name": "", "status": "warn", "label": "at risk", "text": names}
 
 
-def _close_why(row: ClassRow) -> str:
+def _at_risk_why(row: ClassRow) -> str:
     slack = row["oldest_slack_s"]
     if slack is not None and slack < 0:
         return f"a queued request is {-slack:.1f} s late"
@@ -196,17 +196,17 @@ def _close_why(row: ClassRow) -> str:
 
 def _explain(row: ClassRow) -> str:
     share, target = f"{(row['attainment'] or 0.0) * 100:.3g} %", f"{row['target'] * 100:.3g} %"
-    parts = [f"{share} attained of {target} promised ({row['misses']} of {row['finished']} missed)"]
+    parts = [f"{share} attained, target {target} ({row['misses']} of {row['finished']} missed)"]
     if row["why"]:
-        parts.append(f"mostly: {row['why']}")
+        parts.append(f"main cause: {row['why']}")
     slack = row["oldest_slack_s"]
     if slack is not None and slack < 0:
-        parts.append(f"{row['queued']} waiting, the most urgent {-slack:.1f} s late")
+        parts.append(f"{row['queued']} queued, the most urgent {-slack:.1f} s late")
     return "; ".join(parts)
 
 
 def merge_instances(fleets: Iterable[FleetMessage]) -> list[InstanceMessage]:
-    """Instances by id; the newest gateway's view wins, what each gateway sent adds up."""
+    """Instances by id. The newest gateway's view wins; counts of what each gateway sent are added up."""
     newest: dict[str, InstanceMessage] = {}
     for fleet in sorted(fleets, key=lambda fleet: fleet["at"]):
         for instance in fleet["instances"]:
@@ -227,17 +227,17 @@ def roles(instances: Iterable[InstanceMessage]) -> list[dict[str, Any]]:
 
 
 def open_by_tenant(fleets: Iterable[FleetMessage]) -> dict[str, int]:
-    """Requests at once, over all gateways; a gateway of before this was published says nothing."""
+    """Open requests by tenant over all gateways. Older gateways do not publish this and count as none."""
     return dict(sum((Counter(fleet.get("tenants", {})) for fleet in fleets), Counter()))
 
 
 def capacity(fleets: Iterable[FleetMessage]) -> dict[str, str]:
-    """What becomes of requests by model (CAPACITY), as the best placed gateway says: they see the same
-    engines, each a moment sooner or later. Empty where none says it."""
+    """By model, the best state (CAPACITY) that any gateway reports: all see the same engines, some a moment earlier.
+    Empty if no gateway reports it."""
     best: dict[str, str] = {}
     for fleet in fleets:
         for model, said in fleet.get("capacity", {}).items():
-            if said in CAPACITY:  # a newer release may know more
+            if said in CAPACITY:  # a newer release may publish other states
                 best[model] = min(said, best.get(model, said), key=CAPACITY.index)
     return dict(sorted(best.items()))
 
@@ -249,7 +249,7 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
     finished = sum(row["finished"] for row in rows)
     attained = sum(row["finished"] - row["misses"] for row in rows)
     return {
-        "verdict": verdict(rows) if fleets else UNKNOWN,
+        "summary": summary(rows) if fleets else UNKNOWN,
         "classes": rows,
         "instances": instances,
         "roles": roles(instances),
@@ -271,11 +271,11 @@ def overview(fleets: Sequence[FleetMessage]) -> dict[str, Any]:
 
 
 def fresh(fleets: Sequence[FleetMessage], now: float) -> list[FleetMessage]:
-    """Without those of gateways that have fallen silent."""
+    """The messages of gateways that still report."""
     limit = stale_after_s(fleets)
     return [fleet for fleet in fleets if now - fleet["at"] <= limit]
 
 
 def stale_after_s(fleets: Iterable[FleetMessage]) -> float:
-    """Of the slowest publisher among them."""
-    return freshness.stale_after_s(max((fleet["period_s"] for fleet in fleets), default=0.0))
+    """The limit of the slowest publisher among them, in seconds."""
+    return staleness.stale_after_s(max((fleet["period_s"] for fleet in fleets), default=0.0))

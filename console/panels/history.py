@@ -1,4 +1,4 @@
-"""What the database knows about the last hour and day, for the Overview. Five or six queries, whatever the traffic."""
+"""The last hour and 24 hours from the database, for the Overview. Five or six queries, whatever the traffic."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ from controller.wording.reasons import class_name
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 TARGET_WITHOUT_CLASS = 0.95
-NO_CLASS = "(none)"  # how a link says "requests without a class"
+NO_CLASS = "(none)"  # the value of ?slo_class= for requests without a class
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Goal:
+    """Share of requests that should attain their SLO, and their TTFT target in seconds, if one is known."""
+
     target: float
     ttft_s: float | None
 
 
-def promises(classes: Iterable[SLOClass], mappings: Iterable[PriorityMapping]) -> dict[tuple[str | None, str], Promise]:
-    """Of classes by name, and of mapped priorities by the name that their requests are counted under."""
-    levels = {key: Promise(TARGET_WITHOUT_CLASS, ttft_s) for key, ttft_s in level_targets(mappings).items()}
-    named = {(row.tenant.name if row.tenant else None, row.name): Promise(row.target, row.ttft_s) for row in classes}
+def goals(classes: Iterable[SLOClass], mappings: Iterable[PriorityMapping]) -> dict[tuple[str | None, str], Goal]:
+    """By owner (None: all tenants) and name. Mapped priorities have the name under which their requests are counted."""
+    levels = {key: Goal(TARGET_WITHOUT_CLASS, ttft_s) for key, ttft_s in level_targets(mappings).items()}
+    named = {(row.tenant.name if row.tenant else None, row.name): Goal(row.target, row.ttft_s) for row in classes}
     return levels | named
 
 
-def promise_of(known: Mapping[tuple[str | None, str], Promise], tenant: str, slo_class: str) -> Promise:
-    """A tenant's own class wins over the common one; what has no class is held to the common default."""
+def goal_of(known: Mapping[tuple[str | None, str], Goal], tenant: str, slo_class: str) -> Goal:
+    """A tenant's own class wins over the common one. Requests without a class get the default target."""
     found = known.get((tenant, slo_class)) or known.get((None, slo_class))
-    return found or Promise(TARGET_WITHOUT_CLASS, None)
+    return found or Goal(TARGET_WITHOUT_CLASS, None)
 
 
 def level_targets(mappings: Iterable[PriorityMapping]) -> dict[tuple[str | None, str], float]:
-    """The TTFT that each level of each mapping begins with: what is measured moves it between the level's bounds."""
+    """The initial TTFT of each level of each mapping; measurements later move it within the level's bounds."""
     return {
         (row.tenant.name if row.tenant else None, level_label(number)): level["ttft_s"]
         for row in mappings
@@ -56,8 +58,8 @@ def level_targets(mappings: Iterable[PriorityMapping]) -> dict[tuple[str | None,
 
 
 def overview_history(now: datetime) -> dict[str, Any]:
-    """Classes with their hour, day and budget; charts; cost. Plain values, for a template and for JSON alike."""
-    known = promises(catalogue.slo_classes(), catalogue.priority_mappings())
+    """Classes with their last hour, 24 hours and budget; charts; cost. Plain values, for the template and as JSON."""
+    known = goals(catalogue.slo_classes(), catalogue.priority_mappings())
     minutes = attainment_series(since=now - HOUR, until=now, bucket=timedelta(minutes=1), by=("tenant", "slo_class"))
     day = attainment(since=now - DAY, until=now, quantiles=False)
     classes = class_history(minutes, day, known)
@@ -76,27 +78,27 @@ def overview_history(now: datetime) -> dict[str, Any]:
 
 
 def costs(minutes: Sequence[Attainment], now: datetime) -> dict[str, Any]:
-    """An hour of what is provisioned now; and what the last hour cost, all of it and for each attained request.
+    """Cost per hour of what is provisioned; total cost of the last hour, and cost per attained request.
 
-    Both of the latter are of one window, that of `minutes`: whole minutes, by arrival.
+    The last two cover the same window as `minutes`: whole minutes, by arrival.
     """
     rate = fleet.cost_rate()
     spent = fleet.cost(since=(now - HOUR).replace(second=0, microsecond=0), until=now)
     attained = sum(row.attained for row in minutes)
     each = spent / attained if attained else None
-    whose = f"{count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned now"
-    share = "nothing attained" if each is None else f"{money(each)} per attained"
+    whose = f"{count(rate.instances)} instance{'' if rate.instances == 1 else 's'} provisioned"
+    share = "no request attained" if each is None else f"{money(each)} per attained request"
     return {
         "cost_per_hour": rate.per_s * HOUR.total_seconds(),
-        "cost_whose": whose if rate.instances else "no instance provisioned now",
+        "cost_whose": whose if rate.instances else "no instance provisioned",
         "cost_spent": spent,
         "cost_per_attained": each,
-        "cost_hour": f"last hour: {money(spent)} spent, {share}",
+        "cost_hour": f"last hour: {money(spent)}, {share}",
     }
 
 
 def chart_window(rows: Sequence[charts.Minute], now: datetime) -> tuple[float, float]:
-    """The last hour, or less where nothing is older."""
+    """Since and until of the charts: the last hour, or less if nothing is older."""
     return charts.shortest_window([row.at for row in rows], now.timestamp(), HOUR.total_seconds())
 
 
@@ -113,7 +115,7 @@ def _minute(row: Attainment) -> charts.Minute:
 
 
 def class_history(
-    minutes: Sequence[Attainment], day: Sequence[Attainment], known: Mapping[tuple[str | None, str], Promise]
+    minutes: Sequence[Attainment], day: Sequence[Attainment], known: Mapping[tuple[str | None, str], Goal]
 ) -> list[dict[str, Any]]:
     hour: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for row in minutes:
@@ -123,21 +125,21 @@ def class_history(
     found = []
     for series, row in enumerate(day):
         tenant, slo_class = row.tenant or "", row.slo_class or ""
-        promise = promise_of(known, tenant, slo_class)
+        goal = goal_of(known, tenant, slo_class)
         finished, attained = hour[(tenant, slo_class)]
         found.append(
             {
                 "key": row_key(tenant, slo_class),
-                "series": series,  # one colour a class on every chart and in the table
+                "series": series,  # the class has this colour in every chart and in the table
                 "tenant": tenant,
                 "slo_class": slo_class,
                 "name": class_name(slo_class),
-                "target": promise.target,
-                "ttft_target_s": promise.ttft_s,
+                "target": goal.target,
+                "ttft_target_s": goal.ttft_s,
                 "hour": attained / finished if finished else None,
-                "hour_budget": budget_words(finished, finished - attained, promise.target),
+                "hour_budget": budget_words(finished, finished - attained, goal.target),
                 "day": row.share,
-                **error_budget(row.finished, row.finished - row.attained, promise.target),
+                **error_budget(row.finished, row.finished - row.attained, goal.target),
                 **links(tenant, slo_class),
             }
         )
@@ -145,7 +147,7 @@ def class_history(
 
 
 def links(tenant: str, slo_class: str) -> dict[str, str]:
-    """From a class to the requests that missed, to the decisions that bear on them, and to what of it waits."""
+    """Links from a class to its misses, to the decisions that affect it, and to its queued requests."""
     about = urlencode({"tenant": tenant, "slo_class": slo_class or NO_CLASS})
     waits = urlencode({"key": row_key(tenant, slo_class)})
     return {

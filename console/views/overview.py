@@ -1,4 +1,4 @@
-"""Overview: first paint from Redis and the database; afterwards the live topic and a small poll keep it moving."""
+"""Overview: first paint from Redis and the database; then the live topic and a poll of the history keep it current."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ CHARTS = (
     {
         "name": "attainment",
         "title": "Attainment by minute",
-        "note": "share that attained their SLO, last hour",
+        "note": "share of requests that attained their SLO, last hour",
     },
-    {"name": "goodput", "title": "Goodput", "note": "output tokens a second delivered in time, last hour"},
-    {"name": "queue", "title": "Queue", "note": "requests waiting, since this page was opened"},
+    {"name": "goodput", "title": "Goodput", "note": "output tokens per second delivered on time, last hour"},
+    {"name": "queue", "title": "Queue", "note": "waiting requests, since this page was opened"},
 )
 DECISIONS_SHOWN = 40
 POLLED: Kept[dict[str, Any]] = Kept(5.0)
-CARDS_MAX = 24  # more instances than that are a map of small cells
-BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None, "ttft_whose": live_view.NOBODYS}
+CARDS_MAX = 24  # more instances are shown as a map of small cells; also in static/js/pages/overview.js
+BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None, "ttft_counted": live_view.NO_REQUESTS}
 STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
 
 
@@ -45,7 +45,7 @@ def overview(request: HttpRequest) -> HttpResponse:
     history = overview_history(now)
     shown = live_view.overview(fleets)
     context = {
-        "live": shown | {"verdict": linked(shown["verdict"])},
+        "live": shown | {"summary": linked(shown["summary"])},
         "history": history | {"queue_chart": charts.queue_depth(now.timestamp())},
         "rows": merged_rows(shown["classes"], history["classes"]),
         "instances": [instance_card(each) for each in shown["instances"]],
@@ -62,23 +62,23 @@ def overview(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def overview_history_json(request: HttpRequest) -> JsonResponse:
-    """Polled by every open dashboard: made once for all that ask within a few seconds."""
+    """Polled by every open Overview; computed once for all polls within a few seconds."""
     return JsonResponse(POLLED.get(lambda: overview_history(timezone.now())))
 
 
-def linked(verdict: live_view.Verdict) -> dict[str, Any]:
-    """Who misses leads to the requests that missed."""
-    lines = [line | links(*line["key"].split("/", 1)) if line["key"] else line for line in verdict["lines"]]
-    return {**verdict, "lines": lines}
+def linked(summary: live_view.Summary) -> dict[str, Any]:
+    """Adds to each class of the summary the link to its misses."""
+    lines = [line | links(*line["key"].split("/", 1)) if line["key"] else line for line in summary["lines"]]
+    return {**summary, "lines": lines}
 
 
 def read_fleets() -> list[FleetMessage]:
-    """Only fresh ones: on first paint, old figures without their age would be taken for current ones."""
+    """Only current ones: the first paint shows no age, so old figures would look current."""
     return fleet_now().fleets
 
 
 def merged_rows(now: list[live_view.ClassRow], history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a class and tenant: with traffic now, or in the last day."""
+    """One row per class and tenant that had traffic in the last minute or the last 24 hours."""
     by_key: dict[str, dict[str, Any]] = {each["key"]: {**BLANK_ROW, **each} for each in history}
     for row in now:
         known = by_key.get(row["key"], links(row["tenant"], row["slo_class"]))

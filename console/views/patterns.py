@@ -1,4 +1,4 @@
-"""Patterns: every component of the console once, in each of its states, with made-up figures said to be so."""
+"""Patterns: every component of the console in each of its states, with made-up data."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from controller.selectors.roles import Role
 TOKENS = ("bg", "surface", "surface-2", "ink", "ink-2", "ink-3", "line", "accent", "ok", "warn", "bad", "idle", "focus")
 STEPS = [
     {
-        "kind": "slo", "reason": "class", "at": 0.0, "what": "Targets", "why": "those of its class",
+        "kind": "slo", "reason": "class", "at": 0.0, "what": "Targets", "why": "from its class",
         "figures": {"ttft_s": 0.5},
     },
     {
         "kind": "dispatch", "reason": "fits_budget", "at": 0.12, "what": "Sent to an engine",
-        "why": "fits the engine's room for more", "figures": {"slack_s": 0.38, "queued": 4},
+        "why": "fits the engine's free capacity", "figures": {"slack_s": 0.38, "queued": 4},
         "rejected": {"engine-2": "7 outstanding, 900 tokens waiting"},
     },
 ]  # fmt: skip
 CLASS_ROW = {
-    "key": "acme/chat", "series_class": 1, "name": "chat", "tenant": "acme", "status": "warn", "status_text": "close",
+    "key": "acme/chat", "series_class": 1, "name": "chat", "tenant": "acme", "status": "warn", "status_text": "at risk",
     "attainment": 0.953, "target": 0.95, "finished": 269, "hour": 0.961, "day": 0.957, "budget_text": "14 % left",
     "budget_status": "warn", "budget_share": 0.14, "queued": 12, "oldest_slack_s": 0.21, "ttft_p50_s": 0.18,
-    "ttft_p95_s": 0.46, "ttft_whose": "264 of 269 requests; 5 not served", "ttft_target_s": 0.5,
+    "ttft_p95_s": 0.46, "ttft_counted": "264 of 269 requests; 5 not served", "ttft_target_s": 0.5,
     "why": "waited too long in the queue", "requests_url": "#class-title", "decisions_url": "#class-title",
 }  # fmt: skip
 QUEUE_ROWS = [
@@ -44,11 +44,11 @@ QUEUE_ROWS = [
     {"id": "req-nearly-late", "slack": "80 ms left", "status": "warn", "share": 0.16, "starts": "in 40 ms"},
     {
         "id": "req-late", "slack": "1.20 s late", "status": "bad", "share": 1, "starts": "too late", "miss": True,
-        "late": True, "ends": "gives up in 2.80 s",
+        "late": True, "ends": "times out in 2.80 s",
     },
     {
-        "id": "req-held", "slack": "300 ms left", "status": "ok", "share": 0.6, "paused": True,
-        "ends": "gives up in 4.30 s",
+        "id": "req-paused", "slack": "300 ms left", "status": "ok", "share": 0.6, "paused": True,
+        "ends": "times out in 4.30 s",
     },
 ]  # fmt: skip
 INSTANCES = [
@@ -57,8 +57,8 @@ INSTANCES = [
     {"id": "engine-3", "role": "prefill", "state": "down", "utilisation": 0.0, "running": 0, "waiting": 0},
 ]
 SENTENCES = [
-    "scaler scaled demo out: load 1.25 is above 0.8 with 2 ready",
-    "olga changed SLO class chat",
+    "scaler scaled out demo: load 1.25 is above 0.8 with 2 ready",
+    "olga updated SLO class chat",
 ]
 CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Attained by", "95 %", "97 %")]
 
@@ -66,13 +66,15 @@ CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Atta
 class Sample(forms.Form):
     """One field of each kind."""
 
-    text = forms.CharField(max_length=40, help_text="Help says what a value does.", initial="interactive")
-    seconds = SecondsField(label="A time", initial=0.5)
-    percent = PercentField(label="A share", initial=0.95)
-    choice = forms.ChoiceField(choices=[("a", "One of several"), ("b", "Another")])
-    tick = forms.BooleanField(required=False, label="Yes or no", initial=True)
+    text = forms.CharField(max_length=40, help_text="Help explains what a value does.", initial="interactive")
+    seconds = SecondsField(label="Duration", initial=0.5)
+    percent = PercentField(label="Share", initial=0.95)
+    choice = forms.ChoiceField(choices=[("a", "First option"), ("b", "Second option")])
+    tick = forms.BooleanField(required=False, label="Checkbox", initial=True)
     several = forms.MultipleChoiceField(
-        choices=[("a", "This"), ("b", "and that")], widget=forms.CheckboxSelectMultiple, label="Some of several"
+        choices=[("a", "First option"), ("b", "Second option")],
+        widget=forms.CheckboxSelectMultiple,
+        label="Multiple choice",
     )
 
 
@@ -109,7 +111,7 @@ def patterns(request: HttpRequest) -> HttpResponse:
 
 
 def sample_record(now: Any) -> RequestRecord:
-    """Not stored: a request whose fourth token came late."""
+    """An unsaved record of a request whose fourth token was late."""
     return RequestRecord(
         id="sample", arrived_at=now, tenant="acme", slo_class="chat", model="demo", outcome=Outcome.OK.value,
         http_status=200, streamed=True, judged_by="tokens", prompt_tokens=120, output_tokens=16, target_ttft_s=0.5,

@@ -22,7 +22,7 @@ from console.forms.removed import says_if_removed
 from console.forms.tenants import KeyForm, RotateForm, TenantForm
 from console.forms.unsaved_forms import data_of
 from console.live.live_view import open_by_tenant
-from console.panels.history import links, promise_of, promises
+from console.panels.history import goal_of, goals, links
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from console.views.overview import read_fleets
@@ -223,7 +223,7 @@ def quota_status(limit: int | None, used: int) -> str:
 
 def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
     """Attainment by class: last hour, last day, error budget, and a link to the misses."""
-    known = promises(catalogue.slo_classes(), catalogue.priority_mappings())
+    known = goals(catalogue.slo_classes(), catalogue.priority_mappings())
     hour = {
         row.slo_class: row
         for row in attainment(since=now - HOUR, until=now, by=("slo_class",), tenant=tenant.name, quantiles=False)
@@ -234,7 +234,7 @@ def class_rows(tenant: Tenant, now: Any) -> list[dict[str, Any]]:
             "name": class_name(row.slo_class or ""),
             "day": row,
             "hour": (last := hour.get(row.slo_class)),
-            "target": (target := promise_of(known, tenant.name, row.slo_class or "").target),
+            "target": (target := goal_of(known, tenant.name, row.slo_class or "").target),
             "hour_budget": budget_words(last.finished, last.finished - last.attained, target) if last else "",
             **error_budget(row.finished, row.finished - row.attained, target),
             **links(tenant.name, row.slo_class or ""),

@@ -1,4 +1,4 @@
-"""The error budget: the misses that a target allows, and what is left of them in a window."""
+"""The error budget: how many misses a target allows in a window, and how many of them are left."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
-    """What is left of the misses that the target allows. A budget overspent says how many times."""
+    """The part of the error budget that is left, or by how many times it is exceeded."""
     if not finished:
         return {"budget_text": "–", "budget_status": "", "budget_share": 0.0}
     allowed = (1 - target) * finished
     used = misses / allowed if allowed > 0 else (0.0 if not misses else float("inf"))
     if used > 1:
-        text = f"overspent {used:.1f}x" if used < 100 else "overspent"
+        text = f"exceeded {used:.1f}x" if used < 100 else "exceeded"
         return {"budget_text": text, "budget_status": "bad", "budget_share": 1.0}
     status = "warn" if used > 0.75 else "ok"
     return {
@@ -23,5 +23,5 @@ def error_budget(finished: int, misses: int, target: float) -> dict[str, Any]:
 
 
 def budget_words(finished: int, misses: int, target: float) -> str:
-    """For below a share; empty where nothing was asked for."""
+    """The budget in words, shown below a share; empty without requests."""
     return str(error_budget(finished, misses, target)["budget_text"]) if finished else ""

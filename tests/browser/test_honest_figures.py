@@ -51,7 +51,7 @@ def test_an_hour_costs_what_is_provisioned_now_and_each_attained_its_part_of_the
     within(30, agrees)  # one may be started or stopped by the scaler just now
     before = attained()
     page.reload()
-    words = r"last hour: ([\d,.]+) spent, ([\d,.]+) per attained"
+    words = r"last hour: ([\d,.]+), ([\d,.]+) per attained request"
     spent, each = (number(text) for text in re.fullmatch(words, hour.inner_text()).groups())
     assert before * 0.97 <= spent / each <= attained() * 1.03, "one window; figures are rounded"
     with page.expect_response("**/overview/history/", timeout=25_000) as told:
@@ -65,7 +65,7 @@ def test_the_times_to_the_first_token_say_whose_they_are(visit, stack):
     body = {"model": stack.credentials["model"], "prompt": "Hello", "max_tokens": 5, "slo_class": "batch"}
     for each in stack.send(3, max_tokens=5, slo_class="batch"):
         assert each.result() == 200
-    cell = row_of(page, "batch").locator('[data-cell="ttft-whose"]')
+    cell = row_of(page, "batch").locator('[data-cell="ttft-counted"]')
     expect(cell).to_have_text(re.compile("not streamed"))
     with stack.ask({**body, "stream": True}, stream=True) as answer:
         assert answer.status_code == 200

@@ -103,7 +103,7 @@ def test_the_keyboard_reaches_the_content_and_the_focus_is_seen(visit):
 
 def test_a_dialog_and_every_control_can_be_used_from_the_keyboard(visit):
     page = visit("operator", "/patterns/")
-    page.get_by_role("button", name="Ask first").focus()
+    page.get_by_role("button", name="Drain").focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()

@@ -34,24 +34,24 @@ def test_with_the_gateway_frozen_the_verdict_is_of_the_past_and_grey(visit, stac
     pages = [visit("viewer", "/", *look) for look in LOOKS]
     for page in pages:
         expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
-        expect(page.locator("#verdict")).not_to_have_attribute("data-stale", "")
+        expect(page.locator("#summary")).not_to_have_attribute("data-stale", "")
     frozen()
     for page, (width, _) in zip(pages, LOOKS, strict=True):
-        verdict = page.locator("#verdict")
+        summary = page.locator("#summary")
         expect(page.get_by_text("This data is stale.")).to_be_visible()
-        expect(verdict).to_have_attribute("data-stale", "")
-        expect(verdict.get_by_role("heading")).to_have_text(re.compile("^When last heard of, "))
-        expect(verdict).not_to_contain_text(NOW)
+        expect(summary).to_have_attribute("data-stale", "")
+        expect(summary.get_by_role("heading")).to_have_text(re.compile("^At the last update, "))
+        expect(summary).not_to_contain_text(NOW)
         expect(page.get_by_role("heading", level=1).locator("xpath=..")).not_to_contain_text(NOW)
-        for part in ("#verdict .badge", "[data-classes] .badge", '[data-total="attainment"]', "[data-instance] .badge"):
+        for part in ("#summary .badge", "[data-classes] .badge", '[data-total="attainment"]', "[data-instance] .badge"):
             assert page.locator(part).first.evaluate(TINT) < 40, part
         assert serious_findings(page) == []
         assert beyond(page, width) == 0
     os.kill(stack.pid("gateway"), signal.SIGCONT)
     for page in pages:
         expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live", timeout=30_000)
-        expect(page.locator("#verdict")).not_to_have_attribute("data-stale", "")
-        expect(page.locator("#verdict").get_by_role("heading")).not_to_contain_text("When last heard of")
+        expect(page.locator("#summary")).not_to_have_attribute("data-stale", "")
+        expect(page.locator("#summary").get_by_role("heading")).not_to_contain_text("At the last update")
 
 
 def test_a_connection_that_is_lost_says_so_too(visit, trouble):
@@ -60,7 +60,7 @@ def test_a_connection_that_is_lost_says_so_too(visit, trouble):
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
     page.context.set_offline(True)
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "lost", timeout=20_000)
-    expect(page.locator("#verdict").get_by_role("heading")).to_have_text(re.compile("^When last heard of, "))
-    expect(page.locator("#verdict")).to_have_attribute("data-stale", "")
+    expect(page.locator("#summary").get_by_role("heading")).to_have_text(re.compile("^At the last update, "))
+    expect(page.locator("#summary")).to_have_attribute("data-stale", "")
     page.context.set_offline(False)
-    expect(page.locator("#verdict")).not_to_have_attribute("data-stale", "", timeout=30_000)
+    expect(page.locator("#summary")).not_to_have_attribute("data-stale", "", timeout=30_000)

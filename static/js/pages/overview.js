@@ -1,4 +1,4 @@
-// Overview: live rows from the gateways, hour and day from the database every fifteen seconds, decisions as they happen.
+// Overview: live rows from the gateways, hour and 24 h figures from the database every 15 s, decisions as they are made.
 
 import { SERIES, draw, extend } from "../charts.js";
 import { count, money, ms, percent, rate, timeElement, tokensPerSecond } from "../format.js";
@@ -20,24 +20,24 @@ function badge(element, status, text) {
   put(element, text);
 }
 
-// ---- verdict and totals -------------------------------------------------------------------------------------------------
+// ---- summary and totals -------------------------------------------------------------------------------------------------
 
-let current = true; // is what is shown what is so now?
+let current = true; // is the data on screen live?
 
-/** Figures that are not current stay, in grey, and nothing that is said of them is said of now. */
-function sayHowCurrent() {
+/** Stale figures stay on the page in grey, under a headline in the past tense. */
+function showCurrency() {
   for (const part of document.querySelectorAll("[data-live]")) part.toggleAttribute("data-stale", !current);
-  const { is, was } = find("#verdict").dataset;
-  put(find("[data-verdict]"), current ? is : was);
+  const { is, was } = find("#summary").dataset;
+  put(find("[data-summary]"), current ? is : was);
 }
 
-function showVerdict(verdict) {
-  const box = find("#verdict");
-  Object.assign(box.dataset, { status: verdict.status, is: verdict.headline, was: verdict.was ?? verdict.headline });
-  sayHowCurrent();
-  const list = find("[data-verdict-lines]");
+function showSummary(summary) {
+  const box = find("#summary");
+  Object.assign(box.dataset, { status: summary.status, is: summary.headline, was: summary.was ?? summary.headline });
+  showCurrency();
+  const list = find("[data-summary-lines]");
   list.replaceChildren(
-    ...verdict.lines.map((line) => {
+    ...summary.lines.map((line) => {
       const item = document.createElement("li");
       const label = document.createElement("span");
       badge(label, line.status, line.label);
@@ -51,7 +51,7 @@ function showVerdict(verdict) {
 
 const ofClass = (tenant, sloClass) => new URLSearchParams({ tenant, slo_class: sloClass || "(none)" });
 const missesOf = (tenant, sloClass) => `${page.requestsUrl}?${ofClass(tenant, sloClass)}&attained=no`;
-const bearingOn = (tenant, sloClass) => `${page.auditUrl}?${ofClass(tenant, sloClass)}`;
+const decisionsOf = (tenant, sloClass) => `${page.auditUrl}?${ofClass(tenant, sloClass)}`;
 
 function toMisses(key, name) {
   const link = document.createElement("a");
@@ -90,7 +90,7 @@ function rowFor(item) {
     cell(row, "requests").href = missesOf(item.tenant, item.slo_class);
     cell(row, "queue").href = `${page.queueUrl}?${new URLSearchParams({ key: item.key })}`;
     showSeries(row, item);
-    cell(row, "decisions").href = bearingOn(item.tenant, item.slo_class);
+    cell(row, "decisions").href = decisionsOf(item.tenant, item.slo_class);
     find("[data-classes]").append(row);
     rows.set(item.key, row);
     find("[data-classes-empty]").hidden = true;
@@ -98,7 +98,7 @@ function rowFor(item) {
   return rows.get(item.key);
 }
 
-// ---- one colour a class, in the table, the legend and every chart --------------------------------------------------------
+// ---- one colour per class, in the table, the legend and every chart --------------------------------------------------------
 
 const palette = new Map();
 
@@ -135,13 +135,13 @@ function showClass(item) {
   put(cell(row, "slack"), item.oldest_slack_s === null ? "" : `slack ${ms(item.oldest_slack_s)}`);
   cell(row, "slack").classList.toggle("miss", item.oldest_slack_s < 0);
   put(cell(row, "ttft"), `${ms(item.ttft_p50_s)} / ${ms(item.ttft_p95_s)}`);
-  put(cell(row, "ttft-whose"), item.ttft_whose);
+  put(cell(row, "ttft-counted"), item.ttft_counted);
   put(cell(row, "why"), item.why || "–");
 }
 
 const IDLE = {
   status: "idle", status_text: "no traffic", attainment: null, finished: 0, now_budget: "", queued: 0, oldest_slack_s: null,
-  ttft_p50_s: null, ttft_p95_s: null, ttft_whose: "no request ended in 60 s", why: "",
+  ttft_p50_s: null, ttft_p95_s: null, ttft_counted: "no requests in 60 s", why: "",
 };
 
 function showClasses(items) {
@@ -207,7 +207,7 @@ function showFleet(instances) {
   put(find("[data-fleet-count]"), count(instances.length));
 }
 
-// ---- charts and what the database knows ---------------------------------------------------------------------------------
+// ---- charts and history from the database ---------------------------------------------------------------------------------
 
 let lastPoint = 0;
 
@@ -247,12 +247,12 @@ function showHistory(history) {
 
 let historyAt = Date.now() / 1000;
 
-/** Live frames may go on while the database is away: its figures say how old they are. */
+/** Live frames continue while the database is unavailable: the history shows its own age. */
 function historyState(fresh) {
   if (fresh) historyAt = Date.now() / 1000;
   const holder = find("[data-history-state]");
   holder.className = fresh ? "" : "near";
-  holder.replaceChildren(fresh ? "as of " : "not updated since ", timeElement(historyAt));
+  holder.replaceChildren(fresh ? "as of " : "last updated at ", timeElement(historyAt));
 }
 
 async function pollHistory() {
@@ -263,7 +263,7 @@ async function pollHistory() {
       historyState(answer.ok);
     } catch (error) {
       historyState(false);
-      console.info("history is away", error.message); // the live banner says it to the reader
+      console.info("overview history unavailable", error.message);
     }
   }
   setTimeout(pollHistory, HISTORY_MS);
@@ -278,7 +278,7 @@ function decisionItem(decision) {
   cell(item, "at").replaceChildren(timeElement(decision.at));
   put(cell(item, "sentence"), decision.sentence);
   if (/^[0-9]+$/.test(decision.id)) cell(item, "sentence").href = `${page.auditUrl}${decision.id}/`;
-  put(cell(item, "figures"), ` ${decision.figures_text}`);
+  put(cell(item, "figures"), decision.figures_text);
   return item;
 }
 
@@ -286,7 +286,7 @@ function showDecisions(data, frame) {
   const list = find("[data-decisions]");
   if (frame.type === "snapshot") list.replaceChildren();
   for (const decision of data.decisions) {
-    // Most are the newest; one that was lost on the way and found again goes where it belongs.
+    // Most are newer than all in the list; one that was lost on the way and recovered is inserted in order.
     const older = [...list.children].find((item) => Number(item.dataset.at) <= decision.at);
     list.insertBefore(decisionItem(decision), older || null);
   }
@@ -305,7 +305,7 @@ function start() {
   new LiveTopic("overview", {
     data(data, frame) {
       if (frame.age_s === null) return;
-      showVerdict(data.verdict);
+      showSummary(data.summary);
       showTotals(data.totals);
       showClasses(data.classes);
       showFleet(data.instances);
@@ -315,7 +315,7 @@ function start() {
     state(state, text) {
       showState(state, text);
       current = state === "live";
-      sayHowCurrent();
+      showCurrency();
     },
   });
   new LiveTopic("decisions", {

@@ -1,4 +1,4 @@
-"""What gateways publish, as rows, verdict and fleet."""
+"""What gateways publish, as rows, summary and fleet."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_row_says_why_in_words_only_when_something_missed():
         ),
         (
             {"finished": 0, "attained": 0, "sampled": 0, "first_tokens": 0, "in_one_piece": 0},
-            "no request ended in 60 s",
+            "no requests in 60 s",
         ),
-        ({}, "of those whose first token was seen"),
+        ({}, "requests with a first token"),
     ],
 )
 def test_a_row_says_whose_first_tokens_its_times_are_of(fields, said):
     """The last is of a gateway that does not tell them yet."""
-    assert row_of(**fields)["ttft_whose"] == said
+    assert row_of(**fields)["ttft_counted"] == said
 
 
 def test_an_unknown_reason_reads_as_its_own_words():
@@ -75,24 +75,24 @@ def test_an_unknown_reason_reads_as_its_own_words():
 
 def test_the_verdict_names_the_worst_class_first_and_why():
     rows = [row_of(slo_class="a", attained=90), row_of(slo_class="b", attained=50, miss_reason="expired"), row_of()]
-    said = live_view.verdict(rows)
-    assert (said["status"], said["headline"]) == ("bad", "2 of 3 classes miss their SLO now")
+    said = live_view.summary(rows)
+    assert (said["status"], said["headline"]) == ("bad", "2 of 3 classes are missing their SLO")
     assert [line["name"] for line in said["lines"]] == ["b · acme", "a · acme"]
-    assert "50 % attained of 95 % promised (50 of 100 missed)" in said["lines"][0]["text"]
+    assert "50 % attained, target 95 % (50 of 100 missed)" in said["lines"][0]["text"]
     assert "its waiting time ran out in the queue" in said["lines"][0]["text"]
 
 
 def test_one_miss_among_several_is_singular():
-    assert live_view.verdict([row_of(attained=10), row_of()])["headline"] == "1 of 2 classes misses its SLO now"
+    assert live_view.summary([row_of(attained=10), row_of()])["headline"] == "1 of 2 classes is missing its SLO"
 
 
 def test_classes_without_traffic_do_not_count():
-    said = live_view.verdict([row_of(finished=0, attained=0)])
+    said = live_view.summary([row_of(finished=0, attained=0)])
     assert (said["status"], said["lines"]) == ("idle", [])
 
 
 def test_all_that_are_close_share_one_line():
-    said = live_view.verdict([row_of(slo_class=name, attained=96) for name in ("a", "b")])
+    said = live_view.summary([row_of(slo_class=name, attained=96) for name in ("a", "b")])
     assert said["status"] == "warn"
     assert len(said["lines"]) == 1
     assert "a · acme (4 of 100 missed), b · acme" in said["lines"][0]["text"]
@@ -115,24 +115,24 @@ def test_totals_of_the_overview():
 def test_an_overview_of_nothing_claims_nothing():
     shown = live_view.overview([])
     assert shown["totals"]["attainment"] is None
-    assert shown["verdict"]["headline"].startswith("No gateway reports now")
-    assert live_view.overview([fleet(classes=[])])["verdict"]["headline"] == "No requests in the last minute"
+    assert shown["summary"]["headline"].startswith("No gateway is reporting")
+    assert live_view.overview([fleet(classes=[])])["summary"]["headline"] == "No requests in the last minute"
 
 
 @pytest.mark.parametrize(
     ("rows", "was"),
     [
-        ([row_of(attained=10), row_of()], "1 of 2 classes missed its SLO"),
-        ([row_of(attained=10)], "1 of 1 class missed its SLO"),
-        ([row_of(slo_class="a", attained=1), row_of(attained=1)], "2 of 2 classes missed their SLO"),
-        ([row_of(attained=96)], "every SLO was kept, but with little room"),
-        ([row_of()], "every SLO was kept"),
-        ([], "no request had come for a minute"),
+        ([row_of(attained=10), row_of()], "1 of 2 classes was missing its SLO"),
+        ([row_of(attained=10)], "1 of 1 class was missing its SLO"),
+        ([row_of(slo_class="a", attained=1), row_of(attained=1)], "2 of 2 classes were missing their SLO"),
+        ([row_of(attained=96)], "all SLOs were met, with little margin"),
+        ([row_of()], "all SLOs were met"),
+        ([], "there had been no requests for a minute"),
     ],
 )
 def test_a_verdict_has_words_for_when_it_is_not_current_any_more(rows, was):
-    said = live_view.verdict(rows)
-    assert said["was"] == f"When last heard of, {was}"
+    said = live_view.summary(rows)
+    assert said["was"] == f"At the last update, {was}"
     assert " now" not in " ".join([said["was"], *(line["text"] for line in said["lines"])])
 
 

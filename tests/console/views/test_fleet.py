@@ -179,7 +179,7 @@ def test_every_component_is_on_the_patterns_page(viewer):
         "timeline",
         'class="fields"',
         "empty",
-        "verdict",
+        "summary",
         "chart",
     ):
         assert part in html

@@ -32,7 +32,7 @@ def test_the_first_paint_names_who_misses_and_why(viewer, live_store):
     missing = window(attained=50, miss_reason="queued_too_long")
     live_store.fleets = [fleet(at=time.time(), classes=[missing])]
     html = viewer.get("/").content.decode()
-    assert "1 of 1 class misses its SLO now" in html
+    assert "1 of 1 class is missing its SLO" in html
     assert "waited in the queue past its first-token time" in html
     assert "50 %" in html
     assert "/requests/?tenant=acme&amp;slo_class=chat&amp;attained=no" in html
@@ -83,7 +83,7 @@ def test_an_hour_costs_what_is_provisioned_now_however_short_a_time(viewer, live
         provisioned(timedelta(seconds=1))
     provisioned(timedelta(minutes=50), until_ago=timedelta(minutes=40), unit_cost=100.0)
     said = viewer.get("/overview/history/").json()
-    assert (said["cost_per_hour"], said["cost_whose"]) == (202 * 3600, "202 instances provisioned now")
+    assert (said["cost_per_hour"], said["cost_whose"]) == (202 * 3600, "202 instances provisioned")
 
 
 def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, live_store):
@@ -100,19 +100,19 @@ def test_what_the_hour_cost_and_each_attained_request_are_of_one_window(viewer, 
 
 def test_the_tile_names_the_windows_of_its_figures(viewer, live_store):
     tile = cost_tile(viewer)
-    assert "Cost an hour 0 no instance provisioned now" in tile
-    assert "last hour: 0 spent, nothing attained" in tile
+    assert "Cost per hour 0 no instance provisioned" in tile
+    assert "last hour: 0, no request attained" in tile
     provisioned(timedelta(minutes=30), until_ago=timedelta(minutes=20), unit_cost=2.0)
-    assert "last hour: 1,200 spent, nothing attained" in cost_tile(viewer)
+    assert "last hour: 1,200, no request attained" in cost_tile(viewer)
     minute(timedelta(minutes=25), attained=600)
-    assert "last hour: 1,200 spent, 2 per attained" in cost_tile(viewer)
+    assert "last hour: 1,200, 2 per attained request" in cost_tile(viewer)
     provisioned(timedelta(0))
-    assert "Cost an hour 3,600 1 instance provisioned now" in cost_tile(viewer)
+    assert "Cost per hour 3,600 1 instance provisioned" in cost_tile(viewer)
 
 
 def cost_tile(viewer):
     html = viewer.get("/").content.decode()
-    tile = re.search(r"<dt>Cost an hour</dt>.*?</dd>", html, re.DOTALL)[0]
+    tile = re.search(r"<dt>Cost per hour</dt>.*?</dd>", html, re.DOTALL)[0]
     return " ".join(re.sub(r"<[^>]+>", " ", tile).split()).replace(" ,", ",")
 
 
@@ -122,9 +122,9 @@ def cost_tile(viewer):
         (0, 0, 0.95, "–", ""),
         (100, 0, 0.95, "100 % left", "ok"),
         (100, 4, 0.95, "20 % left", "warn"),
-        (100, 10, 0.95, "overspent 2.0x", "bad"),
+        (100, 10, 0.95, "exceeded 2.0x", "bad"),
         (100, 0, 1.0, "100 % left", "ok"),
-        (100, 1, 1.0, "overspent", "bad"),
+        (100, 1, 1.0, "exceeded", "bad"),
     ],
 )
 def test_error_budget(finished, misses, target, text, status):
@@ -136,14 +136,14 @@ def test_error_budget(finished, misses, target, text, status):
 def test_old_live_figures_are_not_painted_as_current(viewer, live_store):
     live_store.fleets = [fleet(at=time.time() - 60, classes=[window(attained=1)])]
     html = viewer.get("/").content.decode()
-    assert "No gateway reports now" in html
+    assert "No gateway is reporting" in html
 
 
 def test_the_page_opens_without_redis(viewer, live_store):
     live_store.away = True
     answer = viewer.get("/")
     assert answer.status_code == 200
-    assert b"No request has come yet" in answer.content
+    assert b"No requests yet" in answer.content
 
 
 def test_the_overview_stays_within_ten_queries(viewer, live_store, django_assert_max_num_queries):
@@ -185,18 +185,18 @@ def test_the_budget_is_told_for_now_the_hour_and_the_day(viewer, live_store):
     minute(timedelta(hours=5), finished=90, attained=90)
     answer = viewer.get("/")
     (row,) = answer.context["rows"]
-    assert (row["now_budget"], row["hour_budget"], row["budget_text"]) == ("50 % left", "overspent 2.0x", "80 % left")
+    assert (row["now_budget"], row["hour_budget"], row["budget_text"]) == ("50 % left", "exceeded 2.0x", "80 % left")
     html = answer.content.decode()
     assert '<span class="sub" data-cell="now-budget">50 % left</span>' in html
-    assert '<span class="sub" data-cell="hour-budget">overspent 2.0x</span>' in html
+    assert '<span class="sub" data-cell="hour-budget">exceeded 2.0x</span>' in html
 
 
 def test_a_row_and_the_verdict_lead_to_the_misses_and_the_queue(viewer, live_store):
     factories.instance(id="engine-1")
     live_store.fleets = [fleet(at=time.time(), classes=[window(attained=50, slo_class="a b", tenant="acme")])]
     html = viewer.get("/").content.decode()
-    verdict = html[html.index("data-verdict-lines") : html.index("</section>")]
-    assert '<a href="/requests/?tenant=acme&amp;slo_class=a+b&amp;attained=no">' in verdict
+    summary = html[html.index("data-summary-lines") : html.index("</section>")]
+    assert '<a href="/requests/?tenant=acme&amp;slo_class=a+b&amp;attained=no">' in summary
     assert 'href="/queue/?key=acme%2Fa+b"' in html
     assert 'href="/fleet/instances/engine-1/"' in html
 

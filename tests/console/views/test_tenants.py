@@ -41,7 +41,7 @@ def test_the_list_shows_quotas_and_what_was_served(viewer):
     assert "<b>Title" not in html
     assert "&lt;b&gt;Title" in html
     page = viewer.get(reverse("tenant", args=[tenant.pk])).content.decode()
-    assert "overspent" in page
+    assert "exceeded" in page
     assert "interactive" in page
     assert "Create key" not in page
     assert "Edit</a>" not in page
