@@ -1,7 +1,7 @@
-"""Rows to plain Plotly-ready dicts: {"traces": [...], "layout": {...}}, drawn by `static/js/charts.js`.
+"""Rows as plain Plotly-ready dicts: {"traces": [...], "layout": {...}}, drawn by `static/js/charts.js`.
 
-Times are epoch seconds and colours are names of tokens ("series-1"): the browser has its own of both. Every axis has
-a unit, every SLO its line. `key` joins a trace with the live rows that lengthen it.
+Times are epoch seconds and colours are token names ("series-1"): the browser translates both to the viewer's time zone
+and theme. Every axis has a unit, every SLO a line. `key` joins a trace with the live rows that extend it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 SERIES = 8  # colours in tokens.css; further series start again with a dotted line
-SHORTEST_S = 600.0  # of a chart
+SHORTEST_S = 600.0  # a chart covers at least ten minutes
 DASHES = ("solid", "dot", "dashdot")
 
 Spec = dict[str, Any]
@@ -31,7 +31,7 @@ class Minute:
 
 
 def shortest_window(times: Iterable[float], until: float, longest_s: float) -> tuple[float, float]:
-    """What a chart shows: `longest_s`, less where nothing is older, but ten minutes at least."""
+    """Since and until of a chart: the last `longest_s`, or less if there is no older data, but at least SHORTEST_S."""
     first = min(times, default=until)
     return max(until - longest_s, min(first, until - SHORTEST_S)), until
 
@@ -50,7 +50,7 @@ def line_style(index: int) -> dict[str, Any]:
 def attainment(
     rows: Sequence[Minute], palette: Mapping[str, int], targets: Mapping[str, float], since: float, until: float
 ) -> Spec:
-    """Share attained by minute and class, and one SLO line for each distinct target. Empty minutes are gaps."""
+    """Share attained by minute and class, one SLO line per distinct target. Minutes without requests are gaps."""
     groups = by_key(rows)
     traces = []
     for key, minutes in groups.items():
@@ -69,7 +69,7 @@ def attainment(
 
 
 def goodput(rows: Sequence[Minute], palette: Mapping[str, int], since: float, until: float) -> Spec:
-    """Output tokens a second that were delivered in time, by class, stacked. A minute without requests is zero."""
+    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero."""
     grid = _minutes(rows)
     traces = []
     for key, minutes in by_key(rows).items():
@@ -77,7 +77,7 @@ def goodput(rows: Sequence[Minute], palette: Mapping[str, int], since: float, un
         y: list[float | None] = [values.get(at, 0.0) for at in grid]
         trace = _line(key, minutes[0].name, list(grid), y, palette.get(key, 0), "%{y:.1f} tok/s")
         traces.append(trace | {"stackgroup": "goodput", "fillcolor": trace["line"]["color"]})
-    return {"traces": traces, "layout": {"y_title": "tokens/s in time", "yaxis": {}, "x_range": [since, until]}}
+    return {"traces": traces, "layout": {"y_title": "tokens/s on time", "yaxis": {}, "x_range": [since, until]}}
 
 
 def _minutes(rows: Sequence[Minute]) -> list[float]:
@@ -89,12 +89,12 @@ def _minutes(rows: Sequence[Minute]) -> list[float]:
 
 
 def queue_depth(until: float, window_s: float = 600.0) -> Spec:
-    """Empty: nobody stores the depth of a queue, so the chart starts with the page and grows from live frames."""
+    """Empty: queue depth is not stored, so the chart starts when the page is opened and grows from live frames."""
     return {
         "traces": [],
         "grow": {"hovertemplate": "%{y} waiting<extra>%{fullData.name}</extra>"},
         "layout": {
-            "y_title": "requests waiting",
+            "y_title": "waiting requests",
             "yaxis": {"autorangeoptions": {"include": 4}},
             "x_range": [until - window_s, until],
         },
@@ -117,7 +117,7 @@ def _line(key: str, name: str, x: list[float], y: list[float | None], index: int
 def _with_gaps(
     points: Sequence[tuple[float, float | None]], longest_s: float = 120.0
 ) -> tuple[list[float], list[float | None]]:
-    """An empty value between two points further apart than `longest_s`: a line there would be a claim."""
+    """Inserts an empty value between points further apart than `longest_s`: a line there would invent data."""
     x: list[float] = []
     y: list[float | None] = []
     for at, value in points:
@@ -137,9 +137,9 @@ MARKS = {
 }
 
 
-HIGHEST = 4  # times the upper threshold: what lies above is drawn at the edge, or the thresholds would be one line
-HOVER_WIDTH = 44  # characters; a phone shows no wider a box
-TICKS = 6  # on the axis of instances, at most
+HIGHEST = 4  # times the upper threshold. Higher loads are drawn at the edge, else both thresholds would be one line
+HOVER_WIDTH = 44  # characters; a wider box does not fit a phone
+TICKS = 6  # at most, on the axis of instances
 Event = tuple[float, str, float | None, str]  # epoch seconds, kind, load at it, sentence
 
 
@@ -152,9 +152,9 @@ def scaling_load(
     moment: float | None = None,
     gap_s: float = 120.0,
 ) -> Spec:
-    """The load metric with its two thresholds, ready instances, and what the scaler did, with its sentence on hover.
+    """The load metric with both thresholds, ready instances, and the scaler's decisions with their sentences on hover.
 
-    An event without a load stands on the upper threshold. `moment`: what was asked about, marked upright. Samples more
+    An event without a load is drawn on the upper threshold. `moment`: the selected time, a vertical line. Samples more
     than `gap_s` apart are not joined.
     """
     upper, lower = thresholds
@@ -176,7 +176,7 @@ def scaling_load(
     if moment is not None:
         lines.append({"x": moment, "color": "ink-2", "text": "chosen time"})
     layout = {
-        "y_title": "load" if top == highest else f"load, cut at {top:.3g}",
+        "y_title": "load" if top == highest else f"load (cut off at {top:.3g})",
         "y2_title": "instances",
         "yaxis": {"range": [0, top * 1.08], "rangemode": "normal"},
         "y2axis": _whole(max((count for _, count in ready), default=0)),
@@ -187,7 +187,7 @@ def scaling_load(
 
 
 def _whole(most: float) -> dict[str, Any]:
-    """An axis of whole things, from 0 to at least `most`: ticks 1, 2 or 5 times a power of ten apart."""
+    """An axis of whole numbers, from 0 to at least `most`, with ticks 1, 2 or 5 times a power of ten apart."""
     step = next(
         step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if most <= step * TICKS
     )
@@ -195,7 +195,7 @@ def _whole(most: float) -> dict[str, Any]:
 
 
 def _marks(kind: str, events: Sequence[Event], without: float, top: float) -> dict[str, Any]:
-    """At their load, or at the edge of the picture where that is above it; the true load is said on hover."""
+    """Markers at their load, or at the edge of the chart if the load is above it; the hover text has the true load."""
     symbol, color = MARKS[kind]
     return {
         "key": kind,
@@ -214,8 +214,8 @@ def _marks(kind: str, events: Sequence[Event], without: float, top: float) -> di
 
 def _load_words(load: float | None, top: float) -> str:
     if load is None:
-        return "its load is not recorded"
-    return f"load {load:.4g}, above what is drawn" if load > top else f"load {load:.4g}"
+        return "load not recorded"
+    return f"load {load:.4g}, above the chart" if load > top else f"load {load:.4g}"
 
 
 def measured(
@@ -224,7 +224,7 @@ def measured(
     x_title: str,
     y_title: str,
 ) -> Spec:
-    """Measured points, and a fitted model's lines by name. Empty without points."""
+    """Measured points and the lines of fitted models, by name. Empty without points."""
     if not points:
         return {"traces": [], "layout": {}}
     dots = {

@@ -32,7 +32,7 @@ def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str,
         own = [entry for entry in entries if entry["rate"] == rate]
         found["by_rate"][str(place)] = {
             "attainment": attainment(own, names, targets, result["level"]),
-            "goodput": bars(own, "goodput_tokens_per_s", "tokens/s in time", "%{y:.1f} tok/s"),
+            "goodput": bars(own, "goodput_tokens_per_s", "tokens/s on time", "%{y:.1f} tok/s"),
             "cost": cost(own),
             "queue": queue(own),
             "ttft": {name: distribution(own, "ttft_s", name, "time to first token, s") for name in (ALL, *names)},
@@ -41,7 +41,7 @@ def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str,
     if len(rates) > 1:
         found["over_rates"] = {
             "attainment_rates": over_rates(entries, policies, "attainment", "attained", result["level"]),
-            "goodput_rates": over_rates(entries, policies, "goodput_tokens_per_s", "tokens/s in time", None),
+            "goodput_rates": over_rates(entries, policies, "goodput_tokens_per_s", "tokens/s on time", None),
         }
     return found
 
@@ -132,7 +132,7 @@ def queue(entries: Sequence[Entry]) -> Spec:
         over = entry["first_seed"]["queue"]
         waiting = [a + b for a, b in zip(over["queued"], over["waiting"], strict=True)]
         traces.append(_line(entry["policy"], over["at_s"], waiting, place, "%{y} waiting after %{x:.0f} s"))
-    layout = {"y_title": "requests waiting", "x_title": "seconds after the start", "yaxis": {}, "xaxis": {}}
+    layout = {"y_title": "waiting requests", "x_title": "seconds after the start", "yaxis": {}, "xaxis": {}}
     return {"traces": traces, "layout": layout | {"hovermode": "closest"}}
 
 

@@ -1,5 +1,5 @@
-// Draws what console/charts/base.py shaped: {traces, layout}. Colours are names of tokens ("series-1"), read from the style
-// sheet, so that a change of the system's theme redraws. `uirevision` stays, so that an update keeps the zoom.
+// Draws the specs of console/charts/base.py: {traces, layout}. Colours are token names ("series-1") read from the style
+// sheet, so that charts follow the system's theme. A constant `uirevision` keeps the zoom across updates.
 
 export const SERIES = 8; // colours in tokens.css
 
@@ -40,7 +40,7 @@ function layoutOf(spec) {
   };
 }
 
-/** A threshold lies across (y), a moment stands upright (x, epoch seconds). */
+/** A threshold is a horizontal line (y), a moment a vertical one (x, epoch seconds). */
 function lineOf(line) {
   const at = line.x === undefined ? null : new Date(line.x * 1000);
   const ends = at ? { yref: "paper", y0: 0, y1: 1, x0: at, x1: at } : { xref: "paper", x0: 0, x1: 1, y0: line.y, y1: line.y };
@@ -49,7 +49,7 @@ function lineOf(line) {
 
 function wordsOf(line, index) {
   const place = line.x === undefined
-    ? { xref: "paper", x: 0.01, xshift: index * 72, y: line.y, yanchor: "top" }
+    ? { xref: "paper", x: 0.01, xshift: index * 112, y: line.y, yanchor: "top" }
     : { yref: "paper", y: 1, yanchor: "top", x: new Date(line.x * 1000), xshift: 3 };
   return { ...place, xanchor: "left", showarrow: false, text: line.text,
     font: { size: 11, color: token(line.color) }, bgcolor: token("surface"), borderpad: 1 };
@@ -68,7 +68,7 @@ export function draw(element, spec) {
   window.Plotly.react(plot, spec.traces.map((trace) => themed(trace, spec.layout?.x_type === "linear")), layoutOf(spec), config);
 }
 
-/** One live point at the right end: {trace key: {name, value}} at `at` (epoch seconds). */
+/** Adds one live point at the right end. `values`: {trace key: {name, value}}; `at`: epoch seconds. */
 export function extend(element, at, values) {
   const spec = drawnSpecs.get(element);
   if (!spec) return;
@@ -77,7 +77,7 @@ export function extend(element, at, values) {
     const value = values[trace.key]?.value;
     if (value === undefined) continue;
     if (!spec.grow && trace.live_from !== undefined) {
-      // The live end is one moving point: the minutes behind it come from the database.
+      // The live end is a single moving point; the minutes behind it come from the database.
       trace.x.length = trace.live_from;
       trace.y.length = trace.live_from;
     }
@@ -89,7 +89,7 @@ export function extend(element, at, values) {
   draw(element, spec);
 }
 
-/** A chart that lives from frames alone gets a trace for each new key. */
+/** A chart that is fed by live frames alone gets a trace for each new key. */
 function addTraces(spec, values) {
   const known = new Set(spec.traces.map((trace) => trace.key));
   for (const [key, { name, series }] of Object.entries(values)) {
@@ -115,6 +115,6 @@ function slide(spec, at) {
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const [element, spec] of drawnSpecs) {
     if (element.isConnected) draw(element, spec);
-    else drawnSpecs.delete(element); // its part of the page is gone
+    else drawnSpecs.delete(element); // its part of the page was replaced
   }
 });

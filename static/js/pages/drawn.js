@@ -1,4 +1,4 @@
-// Charts that are drawn once from what the page brought.
+// Charts that are drawn once, from data embedded in the page.
 
 import { draw } from "../charts.js";
 

@@ -74,9 +74,9 @@ def test_a_mark_stands_at_its_load_or_at_the_edge_and_says_its_true_load():
     assert drawn["y"] == [pytest.approx(3.2), pytest.approx(3.2), 2.0, 0.8], "four times the threshold is the edge"
     assert all(value < top for value in drawn["y"])
     assert drawn["customdata"] == [
-        "load 23.9, above what is drawn", "load 7.14, above what is drawn", "load 2", "its load is not recorded",
+        "load 23.9, above the chart", "load 7.14, above the chart", "load 2", "load not recorded",
     ]  # fmt: skip
-    assert spec["layout"]["y_title"] == "load, cut at 3.2"
+    assert spec["layout"]["y_title"] == "load (cut off at 3.2)"
 
 
 def test_the_axis_of_the_load_reaches_what_was_acted_upon():
