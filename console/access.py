@@ -1,4 +1,4 @@
-"""Who may see and do what on pages: `allows` wraps a view with the role it needs; a refused action is audited."""
+"""Access to pages: `allows` wraps a view with the role that it requires. Refused actions are audited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ View = Callable[..., HttpResponseBase]
 
 
 def allows(role: Role) -> Callable[[View], View]:
-    """The page needs at least `role`. Anonymous people go to the login; others are refused, and that is audited."""
+    """Requires at least `role`. Anonymous visitors go to the login page; others get 403, and actions are audited."""
 
     def wrap(view: View) -> View:
         @wraps(view)
@@ -39,7 +39,7 @@ def allows(role: Role) -> Callable[[View], View]:
 
 
 def to_login(request: HttpRequest) -> HttpResponse:
-    """And back to the page afterwards. A post was not done: that is recorded, and what was typed is kept."""
+    """To the login page and back afterwards. A refused POST is recorded, and its form input is kept."""
     if request.method in SAFE:
         return redirect_to_login(request.get_full_path())
     refused_record(request, "not_signed_in")
@@ -49,7 +49,7 @@ def to_login(request: HttpRequest) -> HttpResponse:
 
 
 def refuse(request: HttpRequest, held: Role, needed: Role) -> None:
-    """403. Attempts to change something are recorded; looking at a page one may not see is not worth a row."""
+    """Raises PermissionDenied. Attempts to change something are audited; attempts to view a page are not."""
     if request.method not in SAFE:
         decision_record(
             actor=Actor.person(request.user.get_username()),

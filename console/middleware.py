@@ -103,7 +103,7 @@ def request_timing(get_response: GetResponse) -> GetResponse:
 
 
 class Hooks:
-    """Middleware that only has hooks: requests pass as they are, sync or async."""
+    """Base of middleware with hooks only: passes requests through, sync or async."""
 
     sync_capable = True
     async_capable = True
@@ -118,7 +118,7 @@ class Hooks:
 
 
 class DatabaseAway(Hooks):
-    """A page that cannot reach PostgreSQL answers 503 and says so; without this it would be a 500."""
+    """Answers 503 with an explanation, instead of 500, when a page cannot reach PostgreSQL."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if not isinstance(exception, OperationalError | InterfaceError | PoolTimeout):
@@ -128,13 +128,13 @@ class DatabaseAway(Hooks):
 
 
 class Unstorable(Hooks):
-    """What PostgreSQL cannot hold (NUL, a number or a time out of range) is the sender's mistake: 404 where an address
-    names it, since nothing is called so, else 400."""
+    """Values that PostgreSQL cannot store (NUL, a number or time out of range) are client errors: 404 in a path, since
+    nothing can have such a name, else 400."""
 
     def process_view(
         self, request: HttpRequest, view: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> HttpResponse | None:
-        # The control API says it in its own shape.
+        # The control API answers such paths in its own error format.
         named = "\x00" in request.path and not request.path.startswith("/api/")
         return not_found(request) if named else None
 

@@ -1,4 +1,4 @@
-"""The menu and the reader's role, for every page."""
+"""The menu and the user's role, for every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first reader would wait for, done at the start: addresses resolved, views imported, templates compiled."""
+"""Work that would slow down the first page view, done at start-up: URLs, views and templates are loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.urls import get_resolver
 
 
 def warm() -> int:
-    """Asks neither PostgreSQL nor Redis. Returns how many templates of ours are compiled."""
+    """Uses neither PostgreSQL nor Redis. Returns the number of templates compiled."""
     resolver = get_resolver()
     resolver._populate()  # also what `{% url %}` looks up
     folder = Path(settings.BASE_DIR) / "templates"

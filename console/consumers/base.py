@@ -2,8 +2,8 @@
 
 Memory is bounded whatever the browser does: messages of the channel layer change the newest state, and one task sends
 that state, at most four times a second, each send with a time-out. A browser that stops reading is closed. Redis may be
-away at any time: the socket is accepted first, the group is joined with retries, and each frame says how old its data
-is. Frames carry a sequence number; a browser that misses one asks for a new snapshot.
+unavailable at any time: the socket is accepted first, the group is joined with retries, and each frame carries the age
+of its data. Frames carry a sequence number; a browser that misses one asks for a new snapshot.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ FRAME_GAP_S = 0.25  # at most four frames a second
 HEARTBEAT_S = 2.0
 SEND_TIMEOUT_S = 5.0
 WATCH_PERIOD_S = 3.0  # the mark in Redis lives ten seconds
-REJOIN_MAX_S = 1.0  # so soon after Redis is back a page says so
+REJOIN_MAX_S = 1.0  # the longest pause between attempts: how late a page may notice that Redis is back
 REAUTHORISE_S = 30.0
 CLOSE_NOT_ALLOWED = 4403
 CLOSE_TOO_SLOW = 4408
 CLIENT_MESSAGE_BYTES = 2_000
 
-# What a channel layer and the Redis client raise while Redis is away, hangs or is full.
-REDIS_AWAY = (LiveUnavailable, RedisError, OSError, TimeoutError)
+# Raised by the channel layer and the Redis client while Redis is down, hangs or is full.
+REDIS_ERRORS = (LiveUnavailable, RedisError, OSError, TimeoutError)
 
 
 class LiveConsumer(AsyncWebsocketConsumer, ABC):
-    """Topics subclass this: `group`, `topic`, and the five methods at the end."""
+    """Base of all topics. Subclasses set `topic` and `group` and implement the abstract methods at the end."""
 
     topic: ClassVar[str]
     group: ClassVar[str]
@@ -69,7 +69,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
         self._pending = 0
         self._seq = 0
         self._snapshot_due = True
-        self._away = "Waiting for data"
+        self._trouble = "Waiting for data"
         self._tasks = [asyncio.create_task(job()) for job in (self._keep_joined, self._send_frames, self._reauthorise)]
 
     async def disconnect(self, code: int) -> None:
@@ -86,26 +86,26 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
             async with asyncio.timeout(1.0):
                 for group in self._groups():
                     await self.channel_layer.group_discard(group, self.channel_name)
-        except REDIS_AWAY:
-            log.debug("left %s while Redis was away", self.group)
+        except REDIS_ERRORS:
+            log.debug("left %s while Redis was unavailable", self.group)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """The browser may ask for a new snapshot; anything else ends the connection."""
+        """Handles a message of the browser; one that makes no sense ends the connection."""
         if self._role < self.minimum_role:
             await self.close(CLOSE_NOT_ALLOWED)
             return
-        if not await self.asked(_parse(text_data)):
+        if not await self.handle_message(_parse(text_data)):
             await self.close(1003)
 
     async def live_message(self, event: dict[str, Any]) -> None:
-        """From the channel layer, so Redis is there: take it into the newest state, and let the sender know."""
-        self._away = ""
+        """From the channel layer, so Redis is up: takes the message into the newest state and wakes the sender."""
+        self._trouble = ""
         if self.take(event["message"]):
             self._pending += 1
             self._changed.set()
 
     async def session_ended(self, event: dict[str, Any]) -> None:
-        """From the channel layer, when its person signs out: at once, whatever the session's row still says."""
+        """From the channel layer when the user signs out. Closes without reading the session row again."""
         self._role = Role.NONE
         await self.close(CLOSE_NOT_ALLOWED)
 
@@ -117,7 +117,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
     # -- tasks ------------------------------------------------------------------------------------------------------
 
     async def _keep_joined(self) -> None:
-        """Joins the group, re-reads the newest state from Redis and marks the topic as watched, as long as we live."""
+        """Joins the group, then keeps re-reading the newest state from Redis and marking the topic as watched."""
         joined, pause = False, 0.5
         while True:
             try:
@@ -128,18 +128,18 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
                         joined = True
                     await self.mark_watched()
                     await self.refresh()
-                self._away, pause = "", 0.5
+                self._trouble, pause = "", 0.5
                 self._changed.set()
                 await asyncio.sleep(WATCH_PERIOD_S)
-            except (*REDIS_AWAY, DatabaseError) as error:
+            except (*REDIS_ERRORS, DatabaseError) as error:
                 what = "The database" if isinstance(error, DatabaseError) else "Redis"
-                log.info("%s: %s is away (%s)", self.topic, what, error, extra={"action": "live_source_away"})
-                self._away = f"{what} is unavailable"
+                log.info("%s: %s is unavailable (%s)", self.topic, what, error, extra={"action": "live_source_away"})
+                self._trouble = f"{what} is unavailable"
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, REJOIN_MAX_S)
 
     async def _send_frames(self) -> None:
-        """The only sender. Waits for news, else beats. Ends when the browser does not read or may not any more."""
+        """The only sender: news, or a heartbeat without any. Ends if the browser stops reading or the role is lost."""
         while self._role >= self.minimum_role:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
@@ -163,8 +163,8 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
     async def _send(self, frame: dict[str, Any]) -> bool:
         now = time.time()
         age = self.age_s(now)
-        stale = bool(self._away) or age is None or age > self.stale_after_s()
-        frame |= {"topic": self.topic, "at": now, "age_s": age, "stale": stale, "reason": self._away}
+        stale = bool(self._trouble) or age is None or age > self.stale_after_s()
+        frame |= {"topic": self.topic, "at": now, "age_s": age, "stale": stale, "reason": self._trouble}
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self.send(text_data=orjson.dumps(frame).decode())
@@ -174,7 +174,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
         return True
 
     async def _drop_slow(self) -> None:
-        """No more work for this browser. Its close frame may not get through either: the server's pings end it then."""
+        """Stops all work for this browser. If the close frame gets stuck too, the server's pings end the socket."""
         SLOW_SOCKETS.labels(self.topic).inc()
         log.info("%s: the browser stopped reading", self.topic, extra={"action": "live_too_slow"})
         for task in self._tasks:
@@ -185,17 +185,17 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self.close(CLOSE_TOO_SLOW)
         except TimeoutError:
-            log.info("%s: the browser does not take the close frame either", self.topic)
+            log.info("%s: the close frame timed out too", self.topic)
 
     async def _reauthorise(self) -> None:
-        """A session that expired or a role that was taken ends the stream within half a minute; who signs out is told
-        at once."""
+        """Ends the stream within half a minute of an expired session or a lost role. A sign-out ends it immediately
+        (`session_ended`)."""
         while True:
             await asyncio.sleep(REAUTHORISE_S)
             try:
                 self._role = await current_role(self.scope["session"])
             except DatabaseError:
-                continue  # PostgreSQL is away: nobody can have signed out meanwhile
+                continue  # without PostgreSQL no session or role can have changed
             if self._role < self.minimum_role:
                 await self.close(CLOSE_NOT_ALLOWED)
                 return
@@ -207,11 +207,11 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
     # -- for topics -------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Between two frames: what happens meanwhile is merged into the next one."""
+        """Waits between two frames; what happens meanwhile is merged into the next one."""
         await asyncio.sleep(FRAME_GAP_S)
 
-    async def asked(self, message: dict[str, Any]) -> bool:
-        """A message of the browser; False if it makes no sense."""
+    async def handle_message(self, message: dict[str, Any]) -> bool:
+        """Handles a message of the browser; False if it makes no sense."""
         if message != {"type": "refetch"}:
             return False
         self.want_snapshot()
@@ -222,15 +222,15 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
 
     @abstractmethod
     async def refresh(self) -> None:
-        """Reads the newest state whole: at the start, after an outage, and every few seconds against lost messages."""
+        """Reads the whole newest state: at the start, after an outage, and every few seconds against lost messages."""
 
     @abstractmethod
     def take(self, message: dict[str, Any]) -> bool:
-        """Takes a message into the state; False if it changes nothing."""
+        """Takes a message into the state; False if nothing changed."""
 
     @abstractmethod
     def frame(self, snapshot: bool) -> dict[str, Any] | orjson.Fragment:
-        """What a browser gets, as values or as JSON: everything, or what has changed since the last frame."""
+        """The data of a frame, as values or JSON: everything, or what changed since the last frame."""
 
     @abstractmethod
     def age_s(self, now: float) -> float | None: ...
@@ -240,12 +240,12 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
 
 
 def session_group(key: str) -> str:
-    """Of the sockets of one session. Redis need not know its key."""
+    """Channel-layer group of the sockets of one session. Hashed, so that Redis never holds the session key."""
     return f"session.{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 async def current_role(session: Any) -> Role:
-    """Of the session's user as stored now, not as it was when the socket opened."""
+    """The role of the session's user as stored now, not when the socket was opened."""
     store = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
     user = await get_user({"session": store})
     return await database_sync_to_async(role_of)(user)

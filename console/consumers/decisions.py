@@ -1,4 +1,4 @@
-"""Decisions as they happen: the newest of the audit as a snapshot, then each new one."""
+"""Live decisions: the newest of the audit as a snapshot, then each new one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.selectors import decisions as selectors
 from controller.wording.sentences import message_of
 from workers import live
 
-SHOWN = 40  # a burst longer than this is in the audit; the list shows its end
+SHOWN = 40  # of a longer burst the list shows the end; the audit has all of it
 
 
 class DecisionsConsumer(LiveConsumer):
@@ -29,7 +29,7 @@ class DecisionsConsumer(LiveConsumer):
         await live.amark_watched(self.group)
 
     async def refresh(self) -> None:
-        """The database is the truth: what pub/sub lost is found again here, within a few seconds."""
+        """Recovers, within seconds, decisions whose messages were lost: all decisions are in the database."""
         for item in reversed(await newest_items()):
             self._keep(item)
 
@@ -49,7 +49,7 @@ class DecisionsConsumer(LiveConsumer):
         return {"decisions": sorted(items, key=lambda item: item["at"])}
 
     def age_s(self, now: float) -> float | None:
-        return 0.0  # decisions come when they come: their list is as new as the connection to Redis
+        return 0.0  # decisions have no period: the list is current as long as Redis is connected
 
 
 @database_sync_to_async

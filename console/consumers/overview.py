@@ -13,7 +13,7 @@ from controller.core.messages import LIVE_OVERVIEW, FleetMessage
 from workers import live
 
 SHARED = Shared()
-GONE_AFTER_S = 15.0  # a gateway that says nothing for so long is no longer part of the page
+GONE_AFTER_S = 15.0  # a gateway silent for this long is dropped from the page
 
 
 class OverviewConsumer(LiveConsumer):
@@ -37,10 +37,10 @@ class OverviewConsumer(LiveConsumer):
         return self._keep(message["data"])
 
     def _keep(self, fleet: FleetMessage) -> bool:
-        """Newest by `at`: a message may arrive after the same state was read from Redis.
+        """Takes a message if it is newer (by `at`): it may arrive after the same state was read from Redis.
 
-        Kept are gateways heard of lately, and the newest one in any case: old data, said to be old, beats an empty
-        page. A page stays open for days and sees many gateways come and go.
+        Keeps gateways heard from lately, and the newest one in any case: stale data marked as stale beats an empty
+        page. A page may stay open for days while many gateways come and go.
         """
         known = self._fleets.get(fleet["gateway"])
         newest = max((each["at"] for each in self._fleets.values()), default=0.0)
@@ -52,7 +52,7 @@ class OverviewConsumer(LiveConsumer):
         return True
 
     def _forget_all_but(self, published: set[str]) -> None:
-        """What Redis keeps no longer has stopped or hangs: beside gateways that speak, its figures are not of now."""
+        """Drops gateways that Redis no longer holds: they stopped or hang, and their figures are out of date."""
         newest = max((each["at"] for each in self._fleets.values()), default=0.0)
         silent = newest - self.stale_after_s()
         for name in [name for name, each in self._fleets.items() if name not in published and each["at"] < silent]:

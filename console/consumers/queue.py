@@ -1,7 +1,7 @@
-"""Live Queue: one picture of all gateways' queues a process, and to each browser only the rows that it looks at.
+"""Live Queue: one mirror of all gateways' queues per process; each browser gets only the rows that it shows.
 
-Gateways publish what changed, and only while somebody watches. A lost message is noticed by the next one's version;
-then the whole state is asked for and read once, for every browser of this process.
+Gateways publish changes, and only while a page is open. A lost message is noticed by the version of the next one; then
+the whole state is requested and read once for all browsers of this process.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from console.consumers import base
-from console.consumers.base import REDIS_AWAY, LiveConsumer
+from console.consumers.base import REDIS_ERRORS, LiveConsumer
 from console.live.live_view import capacity, fresh
 from console.live.queue_mirror import GONE_AFTER_S, QueueMirror
 from console.live.queue_view import Window, ids_in, queue_frame, window_of
 from controller.core.messages import LIVE_QUEUE, QueueChanges
 from workers import live
 
-ASK_EVERY_S = 0.5  # for whole states, as long as they are missing
+ASK_EVERY_S = 0.5  # between requests for missing whole states
 ENGINES_EVERY_S = 1.0
 SCROLL_GAP_S = 0.05  # between frames while a browser scrolls
 
 
 class Board:
-    """The picture, and the sockets that show it. One an event loop."""
+    """The mirror and the sockets that show it. One per event loop."""
 
     def __init__(self) -> None:
         self.mirror = QueueMirror()
@@ -41,7 +41,7 @@ class Board:
         self._sockets.add(socket)
 
     def leave(self, socket: QueueConsumer) -> None:
-        """The last one takes the picture with it: nobody keeps it up to date from now on."""
+        """With the last socket the mirror is dropped: without a watcher gateways publish no changes."""
         self._sockets.discard(socket)
         if not self._sockets:
             self.mirror = QueueMirror()
@@ -52,9 +52,9 @@ class Board:
         self._tell(before)
 
     async def catch_up(self) -> None:
-        """Asks for whole states and reads those that are there. May raise what Redis raises while it is away."""
+        """Requests whole states and reads those that have arrived. May raise REDIS_ERRORS."""
         if self._reading.locked():
-            return  # another socket's reading is everybody's
+            return  # another socket is already reading for all
         async with self._reading:
             before = self.mirror.version
             now = time.monotonic()
@@ -66,7 +66,7 @@ class Board:
             self._tell(before)
 
     async def look_at_engines(self) -> None:
-        """Whether engines take what comes, for all sockets. May raise what Redis raises while it is away."""
+        """Updates, for all sockets, whether engines take new requests. May raise REDIS_ERRORS."""
         now = time.monotonic()
         if now - self._capacity_at < ENGINES_EVERY_S:
             return
@@ -78,7 +78,7 @@ class Board:
                 socket.look()
 
     def reached(self) -> None:
-        """Redis is there. Who was not heard through it for a while is gone; an outage of its own proves nothing."""
+        """Redis answered. Drops gateways silent for GONE_AFTER_S, unless Redis itself was unavailable in that time."""
         now = time.monotonic()
         if now - self._reached_at > 2 * base.WATCH_PERIOD_S:
             self._reached_since = now
@@ -111,7 +111,7 @@ class QueueConsumer(LiveConsumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._window = Window()
-        self._held: Sequence[str] | None = None  # what waited when the browser said to hold the picture
+        self._held: Sequence[str] | None = None  # the ids that waited when the user paused updates
 
     async def connect(self) -> None:
         self._board = board()
@@ -128,7 +128,7 @@ class QueueConsumer(LiveConsumer):
         await live.amark_watched(self.group)
 
     async def refresh(self) -> None:
-        """A new process has everything to learn."""
+        """Catches up if the mirror is empty (a new process) or behind."""
         self._board.reached()
         await self._board.look_at_engines()
         if self._board.mirror.behind or not self._board.mirror.gateways:
@@ -136,24 +136,24 @@ class QueueConsumer(LiveConsumer):
 
     def take(self, message: dict[str, Any]) -> bool:
         self._board.take(message["data"])
-        return False  # the board tells all its sockets, if there is anything to tell
+        return False  # the board wakes its sockets itself, if anything changed
 
     async def live_message(self, event: dict[str, Any]) -> None:
         await super().live_message(event)
         if self._board.mirror.behind:
             try:
                 await self._board.catch_up()
-            except REDIS_AWAY:
-                return  # the task that keeps joined says so, and tries again
+            except REDIS_ERRORS:
+                return  # `_keep_joined` reports it and retries
 
     def look(self) -> None:
-        """There is something new in the picture; a held one stays as it is but for what leaves."""
+        """Something changed. While updates are paused only departures are shown."""
         self._pending += 1
         self._changed.set()
 
-    async def asked(self, message: dict[str, Any]) -> bool:
+    async def handle_message(self, message: dict[str, Any]) -> bool:
         if message.get("type") != "view":
-            return await super().asked(message)
+            return await super().handle_message(message)
         window = window_of(message)
         if window is None:
             return False
@@ -167,7 +167,7 @@ class QueueConsumer(LiveConsumer):
         return True
 
     async def pause(self) -> None:
-        """Four frames a second; a browser that scrolls to other rows gets them sooner."""
+        """At most four frames a second; a browser that scrolls to other rows gets them sooner."""
         await asyncio.sleep(min(SCROLL_GAP_S, base.FRAME_GAP_S))
         try:
             async with asyncio.timeout(max(0.0, base.FRAME_GAP_S - SCROLL_GAP_S)):

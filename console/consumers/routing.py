@@ -1,4 +1,4 @@
-"""Addresses of the live topics; anything else is refused."""
+"""URLs of the live topics; any other WebSocket is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from console.consumers.queue import QueueConsumer
 
 
 class UnknownTopic(AsyncWebsocketConsumer):
-    """Refuses the handshake. Without it an unknown address would be an error in the log."""
+    """Refuses the handshake. Without it an unknown URL would be logged as an error."""
 
     async def connect(self) -> None:
         await self.close()

@@ -1,4 +1,4 @@
-"""A hundred browsers on one topic see the same state: it is shaped and written as JSON once."""
+"""A state shown to many browsers is shaped and serialised to JSON once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-KEPT = 4  # states of different age that sockets may be at
+KEPT = 4  # sockets may be a few states apart
 
 
 class Shared:
-    """Newest states of one topic by what they were made from. Used on one event loop."""
+    """The newest states of one topic, by the key that they were made from. For use on one event loop."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept

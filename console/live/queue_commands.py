@@ -1,9 +1,9 @@
-"""A command on everything in the queue that matches a filter.
+"""A command on every queued request that matches a filter.
 
-What waits is read from the gateways themselves (their whole queues, asked for on the spot), so it does not matter which
-process shows the page or which rows a browser holds. Nothing that arrived after the person confirmed is touched. The
-ids are told in parts; each part is answered before the next one is told, and an audit record says what came of all of
-them, also when the person stops in the middle or goes away.
+The requests are read from the gateways themselves (each publishes its whole queue on request), so it does not matter
+which process serves the page or which rows the browser holds. Requests that arrived after the confirmation are not
+included. Ids are sent in batches; each batch is answered before the next is sent. One audit record has the outcome,
+also when the operator stops the command or closes the page.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`kind` of command on all that match `key` (tenant and class) and `text` and arrived `until` then (epoch s)."""
+    """A command of `kind` on requests that match `key` (tenant/class) and `text` and arrived by `until` (epoch s)."""
 
     kind: str
     key: str
     text: str
     until: float
     priority: int | None = None
-    id: str = ""  # made by who gave the order, to ask what came of it
+    id: str = ""  # chosen by the browser, to ask for the outcome later
 
     def rows(self, state: QueueState) -> list[QueueRow]:
         words = words_of(self.text)
@@ -50,7 +50,7 @@ class Order:
 
 
 class Matching(NamedTuple):
-    """Ids by the gateway they wait in, the most urgent first; how many gateways did not say what waits in them."""
+    """Ids by gateway, most urgent first, and the number of gateways that did not report their queue."""
 
     by_gateway: dict[str, list[str]]
     missing: int
@@ -72,8 +72,8 @@ def matching(order: Order) -> Matching:
 
 
 def _look(expected: set[str]) -> list[QueueState]:
-    """Of these gateways as of now, and of whoever answers before them; what one published earlier is not acted on.
-    Where nobody knows who is there, of all that answer in the time there is."""
+    """Queues published after this call, by the expected gateways and any other that answers before them. If no gateway
+    is known, by all that answer within LOOK_S. Queues published earlier are not used."""
     asked, give_up_at = live.ask_queue(), time.monotonic() + LOOK_S
     while True:
         states = [state for state in live.read_queue() if state["asked"] >= asked]
@@ -84,8 +84,8 @@ def _look(expected: set[str]) -> list[QueueState]:
 
 
 @dataclass(slots=True)
-class Telling:
-    """How far it is. `counts`: applied, too_late, gone, and unanswered where their gateway did not answer in time."""
+class RunningCommand:
+    """A running command. `counts`: applied, too_late, gone, and unanswered if their gateway did not answer in time."""
 
     order: Order
     found: Matching
@@ -98,7 +98,7 @@ class Telling:
     ended: str = "stopped"
 
     async def run(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Progress after each part. Closed early it is recorded as stopped."""
+        """Yields progress after each batch. Closed early, the command is recorded as stopped."""
         try:
             for gateway, ids in self._parts():
                 await self._finish(asyncio.ensure_future(sync_to_async(self._tell)(gateway, ids)))
@@ -115,14 +115,14 @@ class Telling:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """As it is recorded once it has ended: in full ("all"), "stopped", or with "redis_away"."""
+        """As it is recorded. `ended`: "all", "stopped" or "redis_away"."""
         found = {**self.progress(), "ended": self.ended, "missing": self.found.missing}
         found |= {"order": self.order.id} if self.order.id else {}
         found |= {"error": self.error} if self.error else {}
         return {**found, "gateways": len(self.answered), "commands": self.commands}
 
     def _parts(self) -> Iterator[tuple[str, list[str]]]:
-        """One gateway after the other. Of one that did not answer the rest is left alone."""
+        """Batches, one gateway after the other. A gateway that did not answer gets no further batch."""
         for gateway, ids in self.found.by_gateway.items():
             for first in range(0, len(ids), IDS_AT_ONCE):
                 if first and gateway not in self.answered:
@@ -131,7 +131,7 @@ class Telling:
 
     @staticmethod
     async def _finish(part: asyncio.Future[None]) -> None:
-        """What has been told cannot be taken back: its answer is counted, though the person has gone meanwhile."""
+        """Waits for the answer even if the command is stopped: a batch that was sent cannot be taken back."""
         try:
             await asyncio.shield(part)
         except asyncio.CancelledError:
@@ -139,7 +139,7 @@ class Telling:
             raise
 
     def _tell(self, gateway: str, ids: list[str]) -> None:
-        """Where the answer is lost the gateway may have heard it: that part counts as told, and as unanswered."""
+        """If the answer is lost the gateway may have acted: the batch counts as sent and as unanswered."""
         try:
             answers = live.send_command(self.actor.name, self.order.kind, ids, priority=self.order.priority)
         except live.AnswersLost as error:

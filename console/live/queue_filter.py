@@ -1,7 +1,7 @@
-"""What a person types to find waiting requests. One rule for what the page shows and for what a command on all acts on.
+"""The text filter of the queue. The page and commands on all matching requests use the same rule.
 
-Words are looked for anywhere in id, tenant, class and model, all of them; `tenant:acme`, `class:chat`, `model:demo` and
-`id:req-1` name a field and its whole value. Case does not matter.
+Every word must occur in the id, tenant, class or model; `tenant:acme`, `class:chat`, `model:demo` and `id:req-1` match
+a field's whole value. Case does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FIELDS = {"id": "id", "tenant": "tenant", "class": "slo_class", "model": "model"
 
 
 def haystack(row: QueueRow) -> str:
-    """Where words are looked for; kept beside the row, since ten thousand are searched for each frame."""
+    """The text that words are searched in; kept with each row, since each frame searches up to ten thousand rows."""
     return "\n".join((row["id"], row["tenant"], row["slo_class"], row["model"])).lower()
 
 

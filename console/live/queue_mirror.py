@@ -1,8 +1,8 @@
-"""What gateways say of their queues, merged into one picture that is right or known not to be.
+"""A mirror of all gateways' queues that is either correct or known to be behind.
 
-Each gateway's changes go from one version of its feed to the next. One that does not start at the version held here
-means that a message was lost: the gateway is *behind*, its rows stay as they are, changes are kept, and a whole state
-puts it right. A gateway that has fallen silent leaves the picture with its rows. Times are arguments, in epoch seconds.
+Each message changes a gateway's feed from one version to the next. A message that does not start at the version held
+here means that another was lost: the gateway is *behind*, its rows stay, later changes are kept, and a whole state
+corrects it. A gateway that has stopped publishing is removed with its rows. Times are arguments, in epoch seconds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple, overload
 from console.live.queue_filter import haystack, words_of
 from controller.core.messages import QueueChanges, QueueRow, QueueState
 
-GONE_AFTER_S = 5.0  # gateways speak four times a second
-CHANGES_KEPT = 240  # a minute's, while a whole state is on its way
+GONE_AFTER_S = 5.0  # gateways publish four times a second
+CHANGES_KEPT = 240  # one minute of changes, while a whole state is on its way
 UNKNOWN = -1
 
 Kind = tuple[str, str]  # tenant, class
-Due = tuple[float, str]  # what the page is sorted by: the instant to start by, id
+Due = tuple[float, str]  # the page's order: latest start time, id
 Place = tuple[list[float], float, str]  # the dispatcher's order: rank, arrival, id
 
 
 class Sorted:
-    """Few changes at a time in a long list: ten thousand rows move in microseconds."""
+    """A sorted list for few changes at a time: an insertion into ten thousand rows takes microseconds."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[object, ...]] = []
@@ -50,7 +50,7 @@ class Sorted:
 
 
 class Ids(Sequence[str]):
-    """The ids of a sorted list of (instant, id), read only where they are looked at. It changes with the list."""
+    """A view of the ids in a sorted list of (time, id), without a copy. It changes with the list."""
 
     def __init__(self, keys: Sorted) -> None:
         self._keys = keys
@@ -77,7 +77,7 @@ NONE = Sorted()
 
 
 class Shown(NamedTuple):
-    """Where a row is in its gateway's order of service: `ahead` go first, `rate` a second are served of its model."""
+    """A row and its place: `ahead` rows of its gateway go first; `rate` requests per second of its model start."""
 
     row: QueueRow
     at: float
@@ -99,7 +99,7 @@ class _Gateway:
 
 
 class QueueMirror:
-    """The queues of all gateways. `version` goes up with each change of what a page could show."""
+    """The queues of all gateways. `version` increases with every change that a page could show."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -114,17 +114,17 @@ class QueueMirror:
 
     @property
     def behind(self) -> bool:
-        """Is a whole state of some gateway needed?"""
+        """Is the whole state of any gateway needed?"""
         return any(gateway.behind for gateway in self._gateways.values())
 
     @property
     def gateways(self) -> int:
         return len(self._gateways)
 
-    # ---- what gateways say ----------------------------------------------------------------------------------------
+    # ---- messages of gateways ----------------------------------------------------------------------------------------
 
     def take(self, changes: QueueChanges, now: float) -> None:
-        """Changes as they come; the same ones twice, or late, are taken once."""
+        """Takes changes as they arrive. Idempotent: duplicates and late messages are ignored."""
         gateway = self._gateways.setdefault(changes["gateway"], _Gateway())
         if changes["at"] <= gateway.at:
             return
@@ -133,11 +133,11 @@ class QueueMirror:
         gateway.behind = not self._caught_up(gateway)
 
     def take_whole(self, state: QueueState, now: float) -> None:
-        """A whole state, and whatever of the kept changes comes after it."""
+        """Takes a whole state, then the kept changes that follow it."""
         gateway = self._gateways.get(state["gateway"])
         if gateway is None:
             if now - state["at"] > GONE_AFTER_S:
-                return  # left behind in Redis by a gateway that has died
+                return  # left in Redis by a gateway that has died
             gateway = self._gateways[state["gateway"]] = _Gateway()
             gateway.at, gateway.heard = state["at"], now
         elif not gateway.behind or self._foreign(gateway, state):
@@ -152,7 +152,7 @@ class QueueMirror:
         gateway.behind = not self._caught_up(gateway)
 
     def forget_silent(self, now: float) -> None:
-        """Drops gateways not heard of for `GONE_AFTER_S`: call it only while they could be heard."""
+        """Drops gateways silent for `GONE_AFTER_S`. Call it only while Redis is up, else all would look silent."""
         for name in [name for name, each in self._gateways.items() if now - each.heard > GONE_AFTER_S]:
             gateway = self._gateways.pop(name)
             for request_id in list(gateway.rows):
@@ -160,17 +160,17 @@ class QueueMirror:
             self.version += 1
 
     def _foreign(self, gateway: _Gateway, state: QueueState) -> bool:
-        """Is the state of another feed than the newest changes are, or of a version that has been passed?"""
+        """Is the state from another feed than the newest changes, or of an older version than the one held?"""
         if gateway.pending and gateway.pending[-1]["feed"] != state["feed"]:
             return True
         return gateway.feed == state["feed"] and state["version"] < gateway.version
 
     def _caught_up(self, gateway: _Gateway) -> bool:
-        """Applies the kept changes that follow; True if none is left over and the count agrees."""
+        """Applies the kept changes that follow; True if none is left and the row count agrees."""
         while gateway.pending:
             changes = gateway.pending[0]
             if changes["feed"] != gateway.feed:
-                # Of an older feed than the state; or of a newer one, which its own state will start.
+                # From an older feed than the state: drop it. From a newer one: wait for that feed's own whole state.
                 if gateway.pending[-1]["feed"] == changes["feed"]:
                     return False
                 gateway.pending.popleft()
@@ -182,7 +182,7 @@ class QueueMirror:
             gateway.pending.popleft()
             self._rates(gateway, changes)
             if changes["version"] == gateway.version and changes["total"] != len(gateway.rows):
-                gateway.version = UNKNOWN  # whatever it was: only a whole state puts it right
+                gateway.version = UNKNOWN  # whatever the cause, only a whole state can correct it
                 return False
         return gateway.version != UNKNOWN
 
@@ -229,15 +229,15 @@ class QueueMirror:
     # ---- for pages ------------------------------------------------------------------------------------------------
 
     def oldest_at(self) -> float | None:
-        """Of the gateway heard of longest ago; None without any."""
+        """Time of the least recent gateway message; None without gateways."""
         return min((gateway.at for gateway in self._gateways.values()), default=None)
 
     def kinds(self) -> list[tuple[Kind, int, float]]:
-        """Tenant and class, how many wait, the earliest instant one of them has to start by."""
+        """Tenant and class, number waiting, and the earliest latest-start time among them."""
         return [(kind, len(rows), float(rows[:1][0][0])) for kind, rows in sorted(self._kinds.items())]  # type: ignore[arg-type]
 
     def ids(self, kind: Kind | None = None, text: str = "") -> Sequence[str]:
-        """What waits, the most urgent first; of one class, or what a text finds (see queue_filter)."""
+        """Ids of waiting requests, most urgent first; of one class, or matching a text (see queue_filter)."""
         chosen = self._all if kind is None else self._kinds.get(kind, NONE)
         words = words_of(text)
         if not (words.anywhere or words.exactly):
@@ -246,7 +246,7 @@ class QueueMirror:
         return [each for each in Ids(chosen) if words.match(owner[each].rows[each], texts[each])]
 
     def shown(self, request_id: str) -> Shown | None:
-        """None when it waits no more."""
+        """None if the request has left the queue."""
         gateway = self._owner.get(request_id)
         if gateway is None:
             return None

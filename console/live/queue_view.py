@@ -1,4 +1,4 @@
-"""The part of the queue that one browser looks at: a window of rows, with when each is expected to start."""
+"""The part of the queue that one browser shows: a window of rows, each with its predicted start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`limit` rows from `offset`, of one class (`key`: tenant and class) or with a text in them. `held`: as it was."""
+    """`limit` rows from `offset`, of one class (`key`: tenant/class) or matching a text. `held`: updates are paused."""
 
     offset: int = 0
     limit: int = 60
@@ -29,7 +29,7 @@ class Window:
 
 
 def window_of(message: Mapping[str, Any]) -> Window | None:
-    """What a browser asked for; None if it makes no sense."""
+    """The window that a browser requests; None if the message is invalid."""
     fields = {name: value for name, value in message.items() if name != "type"}
     if not fields.keys() <= {"offset", "limit", "key", "text", "held"}:
         return None
@@ -45,7 +45,7 @@ def window_of(message: Mapping[str, Any]) -> Window | None:
 
 
 def ids_in(mirror: QueueMirror, window: Window) -> Sequence[str]:
-    """All that the window could show, in order."""
+    """The ids of all rows that the window can scroll through, in order."""
     tenant, _, slo_class = window.key.partition("/")
     return mirror.ids((tenant, slo_class) if window.key else None, window.text)
 
@@ -53,8 +53,8 @@ def ids_in(mirror: QueueMirror, window: Window) -> Sequence[str]:
 def queue_frame(
     mirror: QueueMirror, window: Window, ids: Sequence[str], capacity: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Rows at their place in `ids`. Of one that has left while the picture is held only the id is known. `capacity`: by
-    model, whether an engine takes its requests; empty where that is not known."""
+    """The rows of the window. Of a row that left while updates are paused only the id is known. `capacity`: by model,
+    whether an engine takes its requests; empty if unknown."""
     offset = min(window.offset, max(0, len(ids) - window.limit))
     return {
         "total": len(mirror),
@@ -63,7 +63,7 @@ def queue_frame(
         "matching": len(ids),
         "offset": offset,
         "held": window.held,
-        "key": window.key,  # what it was made for: a browser that has asked for something else meanwhile leaves it
+        "key": window.key,  # lets a browser that has changed its filter meanwhile ignore this frame
         "text": window.text,
         "by_class": [
             {
@@ -89,10 +89,10 @@ def as_row(mirror: QueueMirror, request_id: str) -> dict[str, Any]:
 
 
 def predicted_start(shown: Shown) -> float | None:
-    """When its turn comes if the gateway goes on as over the last ten seconds and nobody overtakes it. Epoch seconds.
+    """Predicted start in epoch seconds, at the service rate of the last ten seconds if no other request overtakes it.
 
-    None for what is held back, for what cannot make it any more (served last, from what is spare, or never), and while
-    nothing of its model was served.
+    None if it is paused, if it can no longer meet its TTFT (then it is served last, from spare capacity, or never), and
+    while no request of its model has started lately.
     """
     if shown.row["paused"] or shown.row["hopeless"] or shown.rate <= 0:
         return None

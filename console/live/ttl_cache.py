@@ -1,4 +1,4 @@
-"""One answer for all who ask within a moment: a hundred dashboards poll the same figures of the last hour and day."""
+"""A cache of one value with a time to live: many dashboards poll the same figures of the last hour and 24 hours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Makes a value at most once every `kept_s` seconds of this process; who asks meanwhile gets the last one.
+    """Makes a value at most once every `kept_s` seconds in this process; until then callers get the last one.
 
-    One caller makes it, the others that find it old wait for that one. An error is nobody's answer but its maker's.
+    One caller makes a new value while others wait for it. An error is raised to that caller only and not cached.
     """
 
     def __init__(self, kept_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""A filtered list as a file to save: CSV or JSON, streamed."""
+"""Export of a filtered list as a CSV or JSON file, streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyset pages: rows after the last one shown, by an index, whatever the size of the table. No OFFSET, no count."""
+"""Keyset pages: the rows after the last one shown, read by an index. No OFFSET, no count, whatever the table's size."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Page:
 
 
 def page_of(rows: QuerySet[Any], order: tuple[str, str], after: str | None, size: int) -> Page:
-    """`order`: two descending fields, the second one unique. Raises BadRequest for an `after` that is not ours."""
+    """`order`: two descending fields, the second unique. Raises BadRequest for an `after` that page_of did not make."""
     first, second = (name.lstrip("-") for name in order)
     ordered = rows.order_by(*order)
     if after:
         at, key = _decoded(after, rows.model, first, second)
-        # The plain bound is what the index uses; the rest settles ties.
+        # The index uses the first bound; the second condition resolves ties.
         ordered = ordered.filter(Q(**{f"{first}__lte": at}), Q(**{f"{first}__lt": at}) | Q(**{f"{second}__lt": key}))
     found = list(ordered[: size + 1])
     more = len(found) > size
@@ -68,5 +68,5 @@ def _typed(model: type[Model], name: str, value: Any) -> Any:
 
 
 def _storable(value: Any) -> bool:
-    """A time with its zone, and with room for zones at both ends of the calendar."""
+    """A time must have a zone, and room for conversion to other zones at both ends of the calendar."""
     return not isinstance(value, datetime) or (value.tzinfo is not None and 1 < value.year < 9999)

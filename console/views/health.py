@@ -1,7 +1,7 @@
-"""GET /healthz: 200 once every component is ready, 503 before and while one is away, with the state of each.
+"""GET /healthz: 200 when every component is ready, else 503, with the state of each.
 
-Every check has its own short time-out and is cancelled when it runs out, so a PostgreSQL or Redis that hangs costs this
-page two seconds and no thread. Read by `make up`, by load balancers, and by people: no login, and nothing secret in it.
+Every check has a short time-out of its own, so a PostgreSQL or Redis that hangs costs two seconds and no thread. `make
+up`, load balancers and people read it without a login, so it contains no secrets.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ async def healthz(request: HttpRequest) -> JsonResponse:
     body = {"status": "ok" if ok else "unavailable", "components": components}
     response = JsonResponse(body, status=200 if ok else 503)
     response["Cache-Control"] = "no-store"
-    response._has_been_logged = True  # type: ignore[attr-defined]  # asked twice a second during a start: not an error each time
+    # `make up` polls twice a second: do not log each 503 as an error.
+    response._has_been_logged = True  # type: ignore[attr-defined]
     return response
 
 
 async def check_postgres() -> Component:
-    """A connection of its own: the pool's may be the ones that hang."""
+    """Uses its own connection: those of the pool may be the ones that hang."""
     params = server_params() | {"connect_timeout": int(CHECK_TIMEOUT_S)}
     connection = await psycopg.AsyncConnection.connect(**params, autocommit=True)
     async with connection:
@@ -106,8 +107,8 @@ async def check_gateway() -> Component:
 
 
 def config_old(body: Mapping[str, Any]) -> str:
-    """What is wrong with the configuration of a gateway that answers so: a revoked key may still work there."""
-    if "config_age_s" not in body:  # of an older release
+    """The problem if a gateway has not read its configuration lately (a revoked key may still work there), else ""."""
+    if "config_age_s" not in body:  # a gateway of an older release
         return ""
     age_s = body["config_age_s"]
     if age_s is None:
@@ -127,7 +128,7 @@ def heartbeat_state(redis: Component, process: str) -> Component:
 
 
 def jobs_state(redis: Component) -> Component:
-    """Tasks that run each second, and fail each time."""
+    """Periodic tasks that fail on every run."""
     if redis["state"] != "ok":
         return {"state": "unknown", "detail": "Redis is unavailable"}
     told = failing_told(redis["failing"])
@@ -135,10 +136,10 @@ def jobs_state(redis: Component) -> Component:
 
 
 def engines_state(postgres: Component, gateway: Component) -> Component:
-    """Ready: those the gateway can send to. Enough: of each model and role its policy's lower bound, one at least.
+    """Down if a model and role has fewer ready instances than its policy's minimum, or if none is ready at all.
 
-    Not all that are wanted: an instance that the scaler has just asked for must not turn a serving fleet unready. Many
-    of one role do not make up for none of another.
+    Ready means that the gateway can send to it. The check is against the minimum, not the desired number: an instance
+    that the scaler has just requested must not turn a serving fleet unready.
     """
     if postgres["state"] != "ok" or "serving" not in gateway:
         return {"state": "unknown", "detail": "PostgreSQL or the gateway is unavailable"}

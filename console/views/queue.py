@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from console.access import allows
 from console.forms.numbers import number_of
-from console.live.queue_commands import Order, Telling, matching
+from console.live.queue_commands import Order, RunningCommand, matching
 from console.live.queue_view import window_of
 from controller.selectors import decisions
 from controller.selectors.roles import Role
@@ -103,16 +103,16 @@ def queue_command_all(request: HttpRequest) -> HttpResponseBase:
         return JsonResponse({"message": said}, status=503)
     if not found.by_gateway:
         return JsonResponse({"message": "No gateway reported its queue. No requests were changed."}, status=503)
-    lines = _lines(Telling(order, found, actor))
+    lines = _lines(RunningCommand(order, found, actor))
     return StreamingHttpResponse(lines, content_type="application/x-ndjson", headers={"X-Accel-Buffering": "no"})
 
 
-async def _lines(telling: Telling) -> AsyncIterator[bytes]:
-    yield orjson.dumps(telling.progress()) + b"\n"
-    async with aclosing(telling.run()) as parts:
+async def _lines(command: RunningCommand) -> AsyncIterator[bytes]:
+    yield orjson.dumps(command.progress()) + b"\n"
+    async with aclosing(command.run()) as parts:
         async for progress in parts:
             yield orjson.dumps(progress) + b"\n"
-    yield orjson.dumps({**telling.progress(), **said_of(telling.order.kind, telling.outcome)}) + b"\n"
+    yield orjson.dumps({**command.progress(), **said_of(command.order.kind, command.outcome)}) + b"\n"
 
 
 @require_GET

@@ -1,5 +1,5 @@
-"""Signing in, which says what became of a form whose session had ended; signing out, which ends the live connections
-of that session at once; and whether somebody still is signed in."""
+"""Sign-in, with a notice about a form whose session had ended; sign-out, which closes the live connections of that
+session immediately; and a check whether the session is still valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @receiver(user_logged_out)
 def end_sockets(sender: Any, request: HttpRequest, **rest: Any) -> None:
-    """By whatever way somebody signs out. Without Redis they end with the next look at their session."""
+    """On every sign-out. Without Redis the sockets close at their next session check (console/consumers/base.py)."""
     key = getattr(getattr(request, "session", None), "session_key", None)
     if key is None:
         return
@@ -41,5 +41,5 @@ class SignIn(LoginView):
 @require_GET
 @allows(Role.VIEWER)
 def session(request: HttpRequest) -> HttpResponse:
-    """For a page whose connection was lost: 204, or the way to the login."""
+    """For a page that lost its connection: 204, or a redirect to the login page."""
     return HttpResponse(status=204)

@@ -1,4 +1,4 @@
-// Numbers and times as people read them. The server's template filters (console/templatetags/units.py) say the same.
+// Formats numbers and times. The template filters in console/templatetags/units.py produce the same texts.
 
 export const DASH = "–";
 const missing = (value) => value === null || value === undefined || Number.isNaN(value);
@@ -39,7 +39,7 @@ export function clock(date) {
   return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 }
 
-/** Every <time datetime> of `root` shows the reader's own time, and UTC on hover. */
+/** Shows every <time datetime> of `root` in local time, with UTC on hover. */
 export function localTimes(root = document) {
   for (const element of root.querySelectorAll("time[datetime]:not([data-local])")) {
     const date = new Date(element.dateTime);

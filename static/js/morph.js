@@ -1,16 +1,16 @@
-// Makes a part of the page look like a newer one and touches only what differs: focus, scroll bars, a selection, open
-// <details> and charts stay. Children are matched by id or data-key, those without by their place.
+// Updates a part of the page to a newer version and touches only what differs: focus, scroll position, selection, open
+// <details> and charts stay. Children are matched by id or data-key, those without one by position.
 
 const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "");
 
-/** What script owns: widths of meters (style), what a reader has opened. */
+/** Attributes that belong to the browser: widths of meters (style), <details> that the user opened. */
 const ours = (element, name) => name === "style" || (name === "open" && element.tagName === "DETAILS");
 
-/** `old` is in the page, `fresh` is not and is used up. What is marked data-kept stays as it is inside. */
+/** `old` is in the page; `fresh` is not, and its nodes may be moved into it. The inside of [data-kept] is left alone. */
 export function morph(old, fresh) {
   const focused = document.activeElement;
   become(old, fresh);
-  // Moving an element in the page takes its focus.
+  // An element that is moved in the page loses its focus.
   if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
 }
 
@@ -40,7 +40,7 @@ function children(old, fresh) {
   for (const wanted of [...fresh.childNodes]) {
     const key = keyOf(wanted);
     const match = key ? known.get(key) : alike(here, wanted) ? here : null;
-    if (key && match) while (here && here !== match && !keyOf(here)) drop(); // sooner than to move what may have the focus
+    if (key && match) while (here && here !== match && !keyOf(here)) drop(); // rather than move the match, which may have the focus
     if (match && match === here) here = here.nextSibling;
     else old.insertBefore(match ?? wanted, here);
     if (match) become(match, wanted);

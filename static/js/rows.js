@@ -1,11 +1,11 @@
-// A table body that holds only the rows near what is seen; two spacers keep the scroll bar true for all of them.
-// Rows must have one height, which the stylesheet gives them.
+// A table body that holds only the rows near the visible ones; two spacers keep the scroll bar correct for all rows. All
+// rows must have the same height, which the stylesheet sets.
 
-const SPARE = 1; // screens of rows kept ready above and below what is seen
+const SPARE = 1; // screens of rows kept above and below the visible ones
 const LIMIT_MAX = 200; // as in console/live/queue_view.py
 
 export class RowWindow {
-  /** `make(row)` gives a new element, `update(element, row)` fills it, `ask(offset, limit)` is told of another window. */
+  /** `make(row)` returns a new element, `update(element, row)` fills it, `ask(offset, limit)` requests another window. */
   constructor(scroller, body, columns, { make, update, ask }) {
     Object.assign(this, { scroller, body, make, update, ask });
     this.elements = new Map(); // id -> element
@@ -26,7 +26,7 @@ export class RowWindow {
     new ResizeObserver(() => this.look()).observe(scroller);
   }
 
-  /** Rows `offset`... of `count`, each with an id; elements of those that stay are kept. */
+  /** Shows the rows from `offset` of `count`, each with an id. Elements of rows that stay are reused. */
   show(rows, offset, count) {
     const present = new Set(rows.map((row) => row.id));
     for (const [id, element] of this.elements) {
@@ -54,7 +54,7 @@ export class RowWindow {
     this.look();
   }
 
-  /** Asks for other rows where those that are here do not cover what is seen. */
+  /** Requests other rows if the current ones do not cover the visible part. */
   look() {
     if (!this.height || !this.count) return;
     const seen = Math.ceil(this.scroller.clientHeight / this.height) + 1;

@@ -96,7 +96,7 @@ def test_of_an_hour_that_comes_twice_either_may_be_meant(visit: Visit):
     field, note = page.get_by_label("Arrived after (your time)"), page.locator("#id_since_utc")
     field.fill("2026-11-01T01:30")
     expect(note).to_contain_text("= 2026-11-01 05:30:00 UTC, the first of two such times")
-    note.get_by_role("button", name="Take the second").click()
+    note.get_by_role("button", name="Use the second").click()
     expect(note).to_contain_text("= 2026-11-01 06:30:00 UTC, the second of two such times")
     expect(field).to_be_focused()
     search(page, "2026-11-01T06:30:00")
@@ -104,7 +104,7 @@ def test_of_an_hour_that_comes_twice_either_may_be_meant(visit: Visit):
     expect(note).to_contain_text("the second of two")
     assert shown(page, "since") == "2026-11-01T01:30:00"
     search(page, "2026-11-01T06:30:00")  # what was not touched is sent as it came
-    note.get_by_role("button", name="Take the first").click()
+    note.get_by_role("button", name="Use the first").click()
     search(page, "2026-11-01T05:30:00")
 
 

@@ -11,7 +11,7 @@ from django.db import connections
 from django.test import AsyncClient
 
 from console.live import queue_commands as queue_all
-from console.live.queue_commands import Matching, Order, Telling
+from console.live.queue_commands import Matching, Order, RunningCommand
 from controller.models import Decision
 from controller.services.actors import Actor
 from controller.wording.sentences import sentence
@@ -199,7 +199,7 @@ async def test_what_came_of_a_stopped_command_is_said_to_who_gave_it(live_store,
     await other.aforce_login(await sync_to_async(factories.user)("operator"))
     order = Order("cancel", "", "", 0.0, id=ORDER)
     ids = [f"r{n}" for n in range(1000)]
-    telling = Telling(order, Matching({"gateway-1": ids}, 0), Actor.person(user.get_username()))
+    telling = RunningCommand(order, Matching({"gateway-1": ids}, 0), Actor.person(user.get_username()))
     parts = telling.run()
     await anext(parts)
     assert (await owner.get(f"{ALL}{ORDER}/")).json() == {"known": False}
@@ -214,7 +214,7 @@ async def test_what_came_of_a_stopped_command_is_said_to_who_gave_it(live_store,
 async def test_who_stops_in_the_middle_leaves_a_record_of_what_was_done(live_store, thread_left_clean):
     live_store.answer = lambda ids: [said_by("gateway-1", ids, applied=ids)]
     ids = [f"r{n}" for n in range(1000)]
-    telling = Telling(Order("cancel", "", "", 0.0), Matching({"gateway-1": ids}, 0), Actor.person("olga"))
+    telling = RunningCommand(Order("cancel", "", "", 0.0), Matching({"gateway-1": ids}, 0), Actor.person("olga"))
     parts = telling.run()
     assert (await anext(parts))["told"] == 250
     await parts.aclose()
