@@ -1,4 +1,4 @@
-"""What surrounded one request: its model's scalers at that moment, its class, and the decisions around it."""
+"""The context of one request: its model's scalers at that time, its class, and related decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTANCES = 5
 
 
 class Scaler(NamedTuple):
-    """`policy` on the terms of that time; `then`: the sample near the moment, none where nothing was recorded."""
+    """`policy` with its values of that time; `then`: the sample near the moment, None if nothing was recorded."""
 
     policy: ScalingPolicy
     then: ScalingSample | None
@@ -37,14 +37,14 @@ class Scaler(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """`moment`: when its waiting ended, in a place at an engine or without one."""
+    """`moment`: when its waiting ended, with or without a place on an engine."""
 
     moment: datetime
     scaling_url: str
     decisions_url: str
     scalers: list[Scaler]
     slo_class: SLOClass | None
-    instances: list[tuple[str, str]]  # what each was to it, and its id
+    instances: list[tuple[str, str]]  # label and id
     decisions: list[tuple[Decision, str]]
 
 
@@ -63,44 +63,44 @@ def around(row: RequestRecord) -> Around:
         scalers=_scalers(row.model, moment),
         slo_class=_class_of(row),
         instances=_instances(row),
-        decisions=[(each, told_of(each, [_key(row)])) for each in _near(row, since, until)],
+        decisions=[(each, sentence_for(each, [_key(row)])) for each in _near(row, since, until)],
     )
 
 
 def _scalers(model: str, moment: datetime) -> list[Scaler]:
     policies = scaling.as_of(scaling.policies(model=model), moment)
     samples = scaling.samples_at(at=moment, model=model) if policies else {}
-    # A policy that was off is looked after by nobody: what is on record of it is of before.
-    seen = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
-    return [Scaler(policy, then, why(policy, then) if then else "") for policy, then in seen]
+    # No scaler evaluates a disabled policy: any sample near the moment is from before it was disabled.
+    found = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
+    return [Scaler(policy, then, why(policy, then) if then else "") for policy, then in found]
 
 
 def _class_of(row: RequestRecord) -> SLOClass | None:
-    """As it is now, if it still is: the tenant's own, else the common one."""
+    """The class as it is now, if it still exists: the tenant's own, else the common one."""
     owners = Q(tenant__isnull=True) | Q(tenant__name=row.tenant)
     found = SLOClass.objects.filter(owners, name=row.slo_class) if row.slo_class else SLOClass.objects.none()
     return min(found, key=lambda each: each.tenant_id is None, default=None)
 
 
 def _instances(row: RequestRecord) -> list[tuple[str, str]]:
-    """Where it was, else those that its last decision names as having no room for it."""
-    mine = "Its instance" if never_decoded_s(row) is None else "Prefilled by"
-    found = [(mine, row.instance), ("Prefilled by", row.prefill_instance)]
-    been = [(what, name) for what, name in found if name]
+    """The instances that served it, else those that its last decision rejected."""
+    label = "Instance" if never_decoded_s(row) is None else "Prefill instance"
+    found = [(label, row.instance), ("Prefill instance", row.prefill_instance)]
+    served = [(what, name) for what, name in found if name]
     last = row.decisions[-1] if row.decisions else {}
-    return been or [("Instance", name) for name in last.get("rejected") or {}]
+    return served or [("Instance", name) for name in last.get("rejected") or {}]
 
 
 def _near(row: RequestRecord, since: datetime, until: datetime) -> list[Decision]:
-    """Oldest first: those that its scalers had taken before and that held on, then the nearest to its moment."""
-    whom = causes.Traffic(row.tenant, row.slo_class, (_key(row),), (row.model,))
-    near = decisions.search(since=since, until=until, bearing=causes.bearing_on(whom))
+    """Oldest first: its scalers' earlier decisions that were still in force, then those nearest to the request."""
+    about = causes.Traffic(row.tenant, row.slo_class, (_key(row),), (row.model,))
+    near = decisions.search(since=since, until=until, bearing=causes.bearing_on(about))
     ended = until - AROUND
-    told = near.filter(kind="refusals", at__gte=ended).order_by("at", "id")[:BATCHES]  # its own is among them
+    refusals = near.filter(kind="refusals", at__gte=ended).order_by("at", "id")[:BATCHES]  # includes its own
     held = causes.lasting((row.model,), since)
     others = near.exclude(kind="refusals")
     after = others.filter(at__gt=ended).order_by("at", "id")[:SHOWN_AFTER]
-    found = others.filter(at__lte=ended)[:SHOWN_BEFORE].union(after, told, *held, all=True)
+    found = others.filter(at__lte=ended)[:SHOWN_BEFORE].union(after, refusals, *held, all=True)
     return sorted(found, key=lambda each: (each.at, each.pk))
 
 
@@ -108,27 +108,27 @@ def _key(row: RequestRecord) -> str:
     return f"{row.tenant}/{row.slo_class}"
 
 
-def told_of(decision: Decision, keys: Sequence[str]) -> str:
-    """Its sentence; of a gateway's batch of refusals also how many were of these classes ("tenant/class")."""
+def sentence_for(decision: Decision, keys: Sequence[str]) -> str:
+    """Its sentence; for a gateway's batch of refusals also how many were of these classes ("tenant/class")."""
     counts = decision.inputs.get("by_class") or {} if decision.kind == "refusals" else {}
     shares = [f"{counts[key]} of them {key.partition('/')[2] or 'without a class'}" for key in keys if key in counts]
     return "; ".join([sentence(decision), *shares])
 
 
 def leads(decision: Decision) -> list[tuple[str, str]]:
-    """From a decision to what it was about: label and address."""
+    """Links from a decision to what it was about: label and URL."""
     then = f"{reverse('scaling')}?{urlencode({'at': _second(decision.at)})}"
     if decision.kind == "refusals":
         return _refused(decision)
     if decision.subject_type == "scaling_policy":
-        return [*_named_instances(decision), ("Scaling at that moment", then)]
+        return [*_named_instances(decision), ("Scaling at this time", then)]
     if decision.subject_type == "instance":
-        return [("The instance", reverse("instance", args=[decision.subject])), ("Scaling at that moment", then)]
+        return [("View instance", reverse("instance", args=[decision.subject])), ("Scaling at this time", then)]
     return []
 
 
 def _named_instances(decision: Decision) -> list[tuple[str, str]]:
-    """Those that a scaler's decision started, took, stopped or tells of."""
+    """The instances that a scaler's decision started, woke, stopped or names."""
     outcome, one = decision.outcome, decision.inputs.get("instance")
     lists = (outcome.get(name) or [] for name in ("started", "asleep", "stopped"))
     switched = (outcome.get("switched") or {}).get("instance")
@@ -137,7 +137,7 @@ def _named_instances(decision: Decision) -> list[tuple[str, str]]:
 
 
 def _refused(decision: Decision) -> list[tuple[str, str]]:
-    """The requests of a batch, by class: they arrived before it, some of them long before."""
+    """Links to the requests of a batch of refusals, by class. They arrived before it, some of them long before."""
     found = []
     for key in list(decision.inputs.get("by_class") or {})[:CLASSES]:
         tenant, _, slo_class = key.partition("/")
@@ -147,11 +147,11 @@ def _refused(decision: Decision) -> list[tuple[str, str]]:
             "attained": "no",
             "until": _second(decision.at + SECOND),
         }
-        label = f"Misses of {class_name(slo_class)}, {tenant}, until then"
+        label = f"Misses of {class_name(slo_class)} · {tenant} up to then"
         found.append((label, f"{reverse('requests')}?{urlencode(asked)}"))
     return found
 
 
 def _second(at: datetime) -> str:
-    """As inputs of moments have it. Bounds lie a minute off, so that a part of a second loses nobody."""
+    """In the format of time fields. Bounds are a minute away, so dropping fractions of a second loses nothing."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

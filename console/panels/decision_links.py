@@ -1,4 +1,4 @@
-"""The figures of a decision with links: to the instances that it names, and to the decisions that it belongs to."""
+"""The figures of a decision, with links to the instances and decisions that they name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.utils.safestring import SafeString, mark_safe
 from controller.models import Decision, Instance
 from controller.wording.figures import figure
 
-# Keys whose values name instances, and those whose value is the number of another decision.
+# Figures whose values name instances, and figures whose value is the id of another decision.
 INSTANCES = (
     "instance", "replacement", "seed", "started", "stopped", "asleep", "warm", "woken", "switched", "from", "source",
     "target",
 )  # fmt: skip
 DECISIONS = ("scale_out", "scale_in", "launch")
-ROLES_SAID = ("role_change", "role_switch", "role_switch_failed")  # their `from` is a role
-MOST = 100  # names that are looked up
+ROLE_CHANGES = ("role_change", "role_switch", "role_switch_failed")  # their `from` is a role
+NAMES_MAX = 100  # looked up at most
 
 
 class Linked(NamedTuple):
@@ -32,10 +32,10 @@ class Linked(NamedTuple):
 
 
 def linked_figures(decision: Decision, *records: Mapping[str, Any]) -> list[list[Linked]]:
-    """Of each record its figures. Two queries at most: only what is an instance, or still on record, has a link."""
-    keys = [key for key in INSTANCES if key != "from" or decision.kind not in ROLES_SAID]
+    """The figures of each record. Two queries at most: only existing instances and stored decisions get a link."""
+    keys = [key for key in INSTANCES if key != "from" or decision.kind not in ROLE_CHANGES]
     named = {name for record in records for key in keys for name in _names(record.get(key))}
-    there = Instance.objects.filter(pk__in=sorted(named)[:MOST]).values_list("pk", flat=True) if named else ()
+    there = Instance.objects.filter(pk__in=sorted(named)[:NAMES_MAX]).values_list("pk", flat=True) if named else ()
     addresses = {name: reverse("instance", args=[name]) for name in there}
     numbers = {value for record in records for key, value in record.items() if _is_number_of_one(key, value)}
     kept = set(Decision.objects.filter(pk__in=numbers).values_list("pk", flat=True)) if numbers else set()
@@ -58,7 +58,7 @@ def _with_links(
 
 
 def _names(value: Any) -> Iterator[str]:
-    """All texts in it, keys too: a figure may be one name, a list of them, or what is said of each."""
+    """All strings in it, including keys: a figure may be one name, a list of names, or a mapping by name."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _marked_up(text: str, addresses: Mapping[str, str]) -> SafeString | str:
-    """Each whole name in it as a link; all else is escaped."""
+    """Turns each whole name in it into a link; everything else is escaped."""
     if not addresses:
         return text
     longest_first = "|".join(re.escape(name) for name in sorted(addresses, key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""One finished request as a waterfall against its deadlines. Seconds after arrival, shares 0..1 of the width."""
+"""The timeline of one finished request against its deadlines. Seconds after arrival, shares 0..1 of the width."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from controller.wording.figures import number
 from controller.wording.reasons import reason_in_words
 from controller.wording.request_steps import due_s, is_given_up, never_decoded_s, prefilled_s
 
-ROOM = 1.03  # so that the last mark is not on the edge
+MARGIN = 1.03  # keeps the last mark off the edge
 TICKS = 6  # at most
-FARTHEST = 3.0  # times what was measured: loose targets must not squeeze it into a sliver
+FARTHEST = 3.0  # times the measured span: loose targets must not squeeze the bars into a sliver
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Track:
-    """One line of the picture; `note` says what its figure does not."""
+    """One row of the timeline; `note` is shown beside its figure."""
 
     label: str
     value_s: float | None
@@ -40,14 +40,14 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`axis`: where a labelled line stands, and its label."""
+    """`axis`: position and label of each tick."""
 
     tracks: list[Track]
     axis: list[tuple[float, str]]
 
 
 def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
-    """`whole_s`: the width of the picture, to put two requests on one scale; without it the request's own span."""
+    """`whole_s`: the time span of the timeline, to put two requests on one scale; by default the request's own."""
     whole = whole_s or span_s(row)
     tracks = [_decisions(row, whole), _queue(row, whole)]
     if row.queue_s is not None and row.e2e_s is not None:
@@ -57,16 +57,16 @@ def timeline(row: RequestRecord, whole_s: float | None = None) -> Timeline:
 
 
 def span_s(row: RequestRecord) -> float:
-    """The width of the picture: whatever is latest, measured or due; a due time far beyond is told, not drawn."""
+    """The time span: up to the latest time, measured or due. A due time far beyond becomes a note instead."""
     measured = (row.e2e_s, row.ttft_s, row.queue_s)
     due = (row.target_ttft_s, row.target_deadline_s, due_s(row, row.output_tokens))
     latest = max([value for value in (*measured, *due) if value is not None] or [0.0])
     happened = max([value for value in measured if value is not None] or [0.0])
-    return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * ROOM or 1.0
+    return min(latest, FARTHEST * max(happened, row.target_ttft_s) or latest) * MARGIN or 1.0
 
 
 def token_numbers(kept: int, tokens: int) -> list[int]:
-    """Which tokens the record's times belong to: the 1st, 2nd, 4th, 8th ... and the last."""
+    """The tokens whose times a record keeps: the 1st, 2nd, 4th, 8th ... and the last."""
     return [*(2**index for index in range(kept - 1)), tokens] if kept else []
 
 
@@ -87,7 +87,7 @@ def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> Bar:
 
 
 def _due(track: Track, at_s: float, whole: float, what: str) -> None:
-    """An upright mark, or a note where it lies beyond the picture."""
+    """Adds a due mark, or a note if the due time is beyond the timeline."""
     if at_s <= whole:
         track.bars.append(_mark(at_s, whole, f"{what} after {at_s:.4g} s"))
     else:
@@ -95,7 +95,7 @@ def _due(track: Track, at_s: float, whole: float, what: str) -> None:
 
 
 def _decisions(row: RequestRecord, whole: float) -> Track | None:
-    """When each recorded step was taken, by its number in the list below the picture."""
+    """A dot for each recorded step, with its number in the list below the timeline."""
     bars = [
         _mark(at, whole, f"{place} {step.get('kind', '')} after {at:.3f} s", "decision")
         for place, step in enumerate(row.decisions, 1)
@@ -109,60 +109,60 @@ def _queue(row: RequestRecord, whole: float) -> Track:
     track = Track("Queue", waited, note="" if row.queue_s is not None else "never sent")
     if waited is not None:
         kind = "queue" if row.queue_s is not None else "bad"
-        track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway's queue"))
-    if row.queue_s is None:  # no other line could say it
+        track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway queue"))
+    if row.queue_s is None:  # no other row can show it
         _due(track, row.target_ttft_s, whole, "first token due")
     if row.waiting_time_s is not None:
-        _due(track, row.waiting_time_s, whole, "gives up")
+        _due(track, row.waiting_time_s, whole, "times out")
     return track
 
 
 def _stages(row: RequestRecord, whole: float) -> list[Track]:
-    """Prefill and decode; between them the KV cache's way, where two instances shared the work."""
-    moves = kv_moves(row)
-    if not moves:
+    """Prefill and decode; with disaggregation the KV transfer between them."""
+    transfers = kv_transfers(row)
+    if not transfers:
         return [_prefill(row, whole, row.ttft_s or 0.0), _decode(row, whole)]
     ended = prefilled_s(row)
-    until = moves[-1].began_s if ended is None else ended
-    return [_prefill(row, whole, until), _kv(moves, whole), _decode(row, whole)]
+    until = transfers[-1].began_s if ended is None else ended
+    return [_prefill(row, whole, until), _kv(transfers, whole), _decode(row, whole)]
 
 
 def _unseen(row: RequestRecord, whole: float) -> list[Track]:
-    """Without a first token that anybody saw; an instance that only prefilled has said when it was through."""
+    """Without an observed first token. A prefill instance still reports when it finished."""
     waits_from = never_decoded_s(row)
     if waits_from is not None:
-        return _waited_in_vain(row, waits_from, whole)
+        return _never_decoded(row, waits_from, whole)
     ended = prefilled_s(row) if row.prefill_instance else None
     if ended is None:
         return [_engine(row, whole, row.queue_s or 0.0)]
-    moves = kv_moves(row)
-    kv = [_kv(moves, whole)] if moves else []
+    transfers = kv_transfers(row)
+    kv = [_kv(transfers, whole)] if transfers else []
     return [_prefill(row, whole, ended), *kv, _engine(row, whole, ended)]
 
 
-def _waited_in_vain(row: RequestRecord, waits_from: float, whole: float) -> list[Track]:
-    """Prefilled, and ended before an instance that decodes had it: its engine had long done its part."""
-    moves, ended = kv_moves(row), row.e2e_s or 0.0
-    begins = max([waits_from, *(move.ended_s for move in moves)])
-    wait = Track("Wait to decode", ended - begins, note="given up" if is_given_up(row) else "never placed")
+def _never_decoded(row: RequestRecord, waits_from: float, whole: float) -> list[Track]:
+    """Prefilled, but ended before a decode instance took it: the prefill engine was done long before."""
+    transfers, ended = kv_transfers(row), row.e2e_s or 0.0
+    begins = max([waits_from, *(each.ended_s for each in transfers)])
+    wait = Track("Wait for decode", ended - begins, note="timed out" if is_given_up(row) else "never placed")
     kind = "bad" if verdict(row).badge == "bad" else "queue"
-    wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without an instance that decodes it"))
-    return [_prefill(row, whole, waits_from), *([_kv(moves, whole)] if moves else []), wait]
+    wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without a decode instance"))
+    return [_prefill(row, whole, waits_from), *([_kv(transfers, whole)] if transfers else []), wait]
 
 
-class KvMove(NamedTuple):
-    """One attempt to bring the KV cache to an instance that decodes. Seconds after arrival."""
+class KvTransfer(NamedTuple):
+    """One attempt to transfer the KV cache to a decode instance. Seconds after arrival."""
 
     began_s: float
     ended_s: float
     source: str
     target: str
     arrived: bool
-    told: str  # what it is called where the bar is pointed at
+    title: str  # shown when the bar is hovered
 
 
-def kv_moves(row: RequestRecord) -> list[KvMove]:
-    """In the order of their ends; only the last one can have arrived."""
+def kv_transfers(row: RequestRecord) -> list[KvTransfer]:
+    """In the order of their ends; only the last one can have succeeded."""
     found = []
     for step in row.decisions:
         figures = step.get("figures") or {}
@@ -172,35 +172,35 @@ def kv_moves(row: RequestRecord) -> list[KvMove]:
         began, arrived = max(0.0, ended - took), figures.get("outcome", "done") == "done"
         words = [f"attempt {figures.get('attempt', 1)}", f"{began:.3f} s to {ended:.3f} s"]
         if figures.get("early_bytes"):
-            early = f"{number(figures['early_bytes'], 'bytes')} of them while the prompt was computed"
+            early = f"{number(figures['early_bytes'], 'bytes')} of them during prefill"
             words.append(f"{number(figures['bytes'], 'bytes')}, {early}")
         elif figures.get("bytes") and figures.get("seconds"):
             rate = number(figures["bytes"] / figures["seconds"], "bytes/s")
             words.append(f"{number(figures['bytes'], 'bytes')} in {figures['seconds']:.4f} s, {rate}")
         if not arrived:
             words.append(reason_in_words(str(step.get("reason", ""))))
-        elif figures.get("undo"):  # of what it left at its source
+        elif figures.get("undo"):  # how its source was cleaned up
             words.append(reason_in_words(str(figures["undo"])))
         target, source = str(figures.get("instance", "")), str(figures.get("source", ""))
-        found.append(KvMove(began, ended, source, target, arrived, ", ".join(words)))
+        found.append(KvTransfer(began, ended, source, target, arrived, ", ".join(words)))
     return found
 
 
-def _kv(moves: list[KvMove], whole: float) -> Track:
-    last = moves[-1]
+def _kv(transfers: list[KvTransfer], whole: float) -> Track:
+    last = transfers[-1]
     way = f"{last.source} to {last.target}" if last.source else f"to {last.target}" if last.target else ""
-    tries = f"{len(moves)} attempts" if len(moves) > 1 else ""
-    track = Track("KV cache", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part))
-    for move in moves:
-        track.bars.append(_bar(move.began_s, move.ended_s, whole, "kv" if move.arrived else "bad", move.told))
+    tries = f"{len(transfers)} attempts" if len(transfers) > 1 else ""
+    track = Track("KV transfer", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part))
+    for each in transfers:
+        track.bars.append(_bar(each.began_s, each.ended_s, whole, "kv" if each.arrived else "bad", each.title))
     return track
 
 
 def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
-    """From being sent to the first token: the engine's own queue is in it, nobody outside can tell them apart."""
+    """From dispatch to the first token. It includes the engine's own queue, which cannot be told apart from outside."""
     sent = row.queue_s or 0.0
-    apart = row.instance if never_decoded_s(row) is not None else row.prefill_instance
-    where = f"on {apart}, its queue included" if apart else "engine's queue included"
+    prefill = row.instance if never_decoded_s(row) is not None else row.prefill_instance
+    where = f"on {prefill}, including its queue" if prefill else "including the engine's queue"
     track = Track("Prefill", until - sent, note=where)
     kind = "" if row.ttft_met or (row.ttft_s is None and until <= row.target_ttft_s) else "bad"
     said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
@@ -226,13 +226,13 @@ def _decode(row: RequestRecord, whole: float) -> Track:
 
 
 def _engine(row: RequestRecord, whole: float, sent: float) -> Track:
-    """Not streamed, or cut before the first token: prefill and decode cannot be seen apart."""
+    """Not streamed, or cut off before the first token: prefill and decode cannot be told apart."""
     ended = row.e2e_s or 0.0
-    what = f"KV cache and decode on {row.instance}, " if row.prefill_instance else ""
-    track = Track("Engine", ended - sent, note=f"{what}first token not seen")
+    what = f"KV transfer and decode on {row.instance}, " if row.prefill_instance else ""
+    track = Track("Engine", ended - sent, note=f"{what}first token not observed")
     kind = "bad" if verdict(row).badge == "bad" else ""
-    track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s in the engine"))
-    _due(track, due_s(row, row.output_tokens), whole, "answer due by TTFT and TPOT")
+    track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s on the engine"))
+    _due(track, due_s(row, row.output_tokens), whole, "last token due")
     return track
 
 
@@ -241,7 +241,7 @@ def _times(summary: Sequence[Any]) -> list[float]:
 
 
 def _answer(row: RequestRecord, whole: float) -> Track:
-    track = Track("Whole answer", row.e2e_s)
+    track = Track("End to end", row.e2e_s)
     if row.e2e_s is not None:
         kind = "bad" if verdict(row).badge == "bad" else "engine"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))

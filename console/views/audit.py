@@ -1,4 +1,4 @@
-"""Audit: decisions of people and jobs, newest first, by keyset pages; exported with the same filters."""
+"""Audit: decisions of people and background jobs, newest first, with keyset pages; exports use the same filters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET
 
 from console.access import allows
 from console.forms.base import AuditSearch
-from console.panels.context import leads, told_of
+from console.panels.context import leads, sentence_for
 from console.panels.decision_links import linked_figures
 from console.panels.history import NO_CLASS
 from console.panels.scale_outs import ways_of
@@ -38,8 +38,8 @@ EXPORTED = (
 )  # fmt: skip
 
 
-# By kind: the page whose form takes `?restore=`, and where the changed row is looked for (None: it is made again).
-UNDONE_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
+# By kind: the page whose form takes `?restore=`, and the query set of the changed row (None: it is created again).
+REVERTED_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
     "slo_class_updated": ("class-edit", catalogue.slo_classes),
     "slo_class_removed": ("class-new", None),
     "priority_mapping_updated": ("mapping-edit", catalogue.priority_mappings),
@@ -51,14 +51,14 @@ UNDONE_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
 @allows(Role.VIEWER)
 def decision_list(request: HttpRequest) -> HttpResponse:
     form = AuditSearch(request.GET)
-    if form.is_valid() and (whom := asked_about(form)) and not form.cleaned_data["since"]:
-        return redirect(f"{request.path}?{from_its_misses(request.GET, *whom, form.cleaned_data['until'])}")
+    if form.is_valid() and (whose := class_filter(form)) and not form.cleaned_data["since"]:
+        return redirect(f"{request.path}?{since_first_miss(request.GET, *whose, form.cleaned_data['until'])}")
     about = traffic_of(form)
     page = page_of(found(form, about), decisions.ORDER, request.GET.get("after"), PAGE_ROWS)
-    rows = [(decision, told_of(decision, about.keys if about else ())) for decision in page.rows]
+    rows = [(decision, sentence_for(decision, about.keys if about else ())) for decision in page.rows]
     context = {
         "about": about,
-        **(bearing_context(request, form, about) if about and not request.GET.get("after") else {}),
+        **(affecting_context(request, form, about) if about and not request.GET.get("after") else {}),
         "form": form,
         "rows": rows,
         "next_url": page.next_url(request),
@@ -70,7 +70,7 @@ def decision_list(request: HttpRequest) -> HttpResponse:
 
 
 def found(form: AuditSearch, about: Traffic | None = None) -> QuerySet[Decision]:
-    """An invalid filter finds nothing; the form says why."""
+    """Nothing for an invalid form, which shows its errors."""
     if not form.is_valid():
         return Decision.objects.none()
     data = form.cleaned_data
@@ -79,30 +79,30 @@ def found(form: AuditSearch, about: Traffic | None = None) -> QuerySet[Decision]
     return decisions.search(**exact, since=data["since"], until=data["until"], text=data["q"] or None, bearing=bearing)
 
 
-def asked_about(form: AuditSearch) -> tuple[str | None, str | None] | None:
-    """The tenant and the class whose misses are to be explained; None: the whole audit was asked for."""
+def class_filter(form: AuditSearch) -> tuple[str | None, str | None] | None:
+    """The tenant and class whose misses are to be explained, or None if the search names neither."""
     tenant, slo_class = form.cleaned_data["tenant"] or None, form.cleaned_data["slo_class"] or None
     return (tenant, "" if slo_class == NO_CLASS else slo_class) if tenant or slo_class else None
 
 
 def traffic_of(form: AuditSearch) -> Traffic | None:
-    if not form.is_valid() or (whom := asked_about(form)) is None:
+    if not form.is_valid() or (whose := class_filter(form)) is None:
         return None
     data = form.cleaned_data
     until = data["until"] or timezone.now()
-    return traffic(tenant=whom[0], slo_class=whom[1], since=data["since"], until=until)
+    return traffic(tenant=whose[0], slo_class=whose[1], since=data["since"], until=until)
 
 
-def from_its_misses(query: QueryDict, tenant: str | None, slo_class: str | None, until: datetime | None) -> str:
-    """The same search with a beginning, so that its address means the same tomorrow."""
+def since_first_miss(query: QueryDict, tenant: str | None, slo_class: str | None, until: datetime | None) -> str:
+    """The query with a start time added, so that its URL shows the same decisions tomorrow."""
     since = looked_back_to(tenant=tenant, slo_class=slo_class, until=until or timezone.now())
     bounded = query.copy()
     bounded["since"] = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
     return bounded.urlencode()
 
 
-def bearing_context(request: HttpRequest, form: AuditSearch, about: Traffic) -> dict[str, Any]:
-    """What the scalers had decided last before the list begins, for it held on; and how many of each kind there are."""
+def affecting_context(request: HttpRequest, form: AuditSearch, about: Traffic) -> dict[str, Any]:
+    """The scalers' last decisions before the list begins, still in force then, and the number of decisions by kind."""
     counts = found(form, about).order_by("kind").values_list("kind").annotate(count=Count("pk"))
     query = request.GET.copy()
     kinds = []
@@ -116,10 +116,10 @@ def bearing_context(request: HttpRequest, form: AuditSearch, about: Traffic) -> 
 @require_GET
 @allows(Role.VIEWER)
 def decision_export(request: HttpRequest) -> HttpResponseBase:
-    """All that the filters find, not one page of it."""
+    """Every decision that matches the filters, not just one page."""
     form, wanted = AuditSearch(request.GET), request.GET.get("format", "csv")
     if wanted not in FORMATS:
-        raise BadRequest("format: csv or json")
+        raise BadRequest("format: must be csv or json")
     if not form.is_valid():
         raise BadRequest(", ".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items()))
     return export(found(form, traffic_of(form)), "at", EXPORTED, wanted, "decisions")
@@ -131,29 +131,29 @@ def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     decision = get_object_or_404(Decision, pk=decision_id)
     changed = changed_fields(decision.inputs)
     inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in ("before", "after"))}
-    made_on, outcome = linked_figures(decision, inputs, decision.outcome)
+    shown_inputs, outcome = linked_figures(decision, inputs, decision.outcome)
     sections = [
-        ("Figures it was made on", made_on),
+        ("Inputs", shown_inputs),
         ("Outcome", outcome),
-        ("Rejected", alternatives(decision.rejected)),
+        ("Rejected alternatives", alternatives(decision.rejected)),
     ]
     context = {"decision": decision, "sentence": sentence(decision), "changed": changed, "sections": sections}
-    context |= {"undo": undo_address(decision), "leads": leads(decision), "policy": policy_of(decision)}
+    context |= {"revert_url": revert_url(decision), "leads": leads(decision), "policy": policy_of(decision)}
     context |= {"ways": ways_of(decision)}
     return render(request, "console/decision.html", context)
 
 
 def policy_of(decision: Decision) -> ScalingPolicy | None:
-    """The policy that a scaler decided by, if it still is."""
+    """The policy behind a scaler's decision, if it still exists."""
     model, _, role = decision.subject.rpartition("/")
     if decision.subject_type != "scaling_policy" or not model:
         return None
     return catalogue.scaling_policies().filter(model__name=model, role=role).first()
 
 
-def undo_address(decision: Decision) -> str:
-    """The form with the values before a change, where there is one; "" otherwise, or where the row is gone."""
-    page, rows = UNDONE_AT.get(decision.kind, ("", None))
+def revert_url(decision: Decision) -> str:
+    """URL of the form with the values before a change; "" if there is no such form or the row no longer exists."""
+    page, rows = REVERTED_AT.get(decision.kind, ("", None))
     if not page:
         return ""
     if rows is None:

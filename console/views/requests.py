@@ -1,4 +1,4 @@
-"""Requests: search by keyset pages, one request as a waterfall against its deadlines, two side by side."""
+"""Requests: search with keyset pages, the timeline of one request, and two requests compared."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from controller.wording.request_steps import end_code, step
 from controller.wording.sentences import sentence
 
 PAGE_ROWS = 50
-TOUCHED = 20
+AUDITED_MAX = 20
 COMMANDS = ("queue_cancel", "queue_pause", "queue_resume", "queue_reprioritise")
-TOLD_WITHIN = timedelta(minutes=2)  # a command on thousands is recorded when all of them are told
+RECORDED_WITHIN = timedelta(minutes=2)  # a command on thousands of requests is recorded when it has finished
 EXACT = ("id", "tenant", "model", "instance", "outcome")
 ATTAINED = {"yes": True, "no": False}
-# Label, field and unit ("s" a time in seconds, "n" a count, "" as it is) of what a comparison shows.
+# Label, field and unit ("s": seconds, "n": a count, "": shown as stored) of the rows of a comparison.
 COMPARED = (
     ("Tenant", "tenant", ""),
     ("Class", "slo_class", ""),
     ("Model", "model", ""),
     ("Instance", "instance", ""),
-    ("Prefilled by", "prefill_instance", ""),
+    ("Prefill instance", "prefill_instance", ""),
     ("Outcome", "outcome", ""),
     ("Queue", "queue_s", "s"),
     ("TTFT", "ttft_s", "s"),
-    ("TTFT promised", "target_ttft_s", "s"),
+    ("TTFT target", "target_ttft_s", "s"),
     ("TPOT", "tpot_s", "s"),
-    ("TPOT promised", "target_tpot_s", "s"),
-    ("Whole answer", "e2e_s", "s"),
+    ("TPOT target", "target_tpot_s", "s"),
+    ("End to end", "e2e_s", "s"),
     ("Deadline", "target_deadline_s", "s"),
     ("Prompt tokens", "prompt_tokens", "n"),
     ("Output tokens", "output_tokens", "n"),
-    ("Tokens in time", "goodput_tokens", "n"),
+    ("Tokens on time", "goodput_tokens", "n"),
     ("Priority", "priority", "n"),
     ("Attempts", "attempts", "n"),
 )
@@ -68,7 +68,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
 
 
 def found(form: RequestSearch) -> QuerySet[RequestRecord]:
-    """An invalid filter finds nothing; the form says why. Long columns are not fetched for a list."""
+    """Nothing for an invalid form, which shows its errors. A list does not fetch the long columns."""
     if not form.is_valid():
         return RequestRecord.objects.none()
     data = form.cleaned_data
@@ -111,7 +111,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
 @require_GET
 @allows(Role.VIEWER)
 def request_compare(request: HttpRequest) -> HttpResponse:
-    """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for the newest of its class that made it."""
+    """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for the newest attained one of its class."""
     ids = [each.strip() for each in request.GET.getlist("id") if each.strip()]
     if len(ids) == 1 and request.GET.get("with") == "attained":
         ids += [other.id for other in [attained_like(stored(ids[0]))] if other]
@@ -127,12 +127,12 @@ def request_compare(request: HttpRequest) -> HttpResponse:
 def stored(request_id: str) -> RequestRecord:
     row = records.request_record(id=request_id)
     if row is None:
-        raise Http404(f"no request {request_id}")
+        raise Http404(f"request {request_id} not found")
     return row
 
 
 def attained_like(row: RequestRecord) -> RequestRecord | None:
-    """The newest request of the same tenant, class and model that arrived before it and made it."""
+    """The newest earlier request of the same tenant, class and model that attained its SLO."""
     rows = records.search(
         tenant=row.tenant, slo_class=row.slo_class, model=row.model, attained=True, until=row.arrived_at
     )
@@ -140,25 +140,25 @@ def attained_like(row: RequestRecord) -> RequestRecord | None:
 
 
 def described(row: RequestRecord, whole_s: float | None = None) -> dict[str, Any]:
-    touched = [(decision, sentence(decision)) for decision in touching(row)]
+    audited = [(decision, sentence(decision)) for decision in decisions_on(row)]
     steps = [step(recorded) for recorded in row.decisions]
-    return {"row": row, "timeline": timeline(row, whole_s), "steps": steps, "touched": touched}
+    return {"row": row, "timeline": timeline(row, whole_s), "steps": steps, "audited": audited}
 
 
-def touching(row: RequestRecord) -> list[Decision]:
-    """What was decided of this request, and what an operator said of many, this one among them, while it waited: by the
-    ids on record, or by the command that its own record names."""
-    until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + TOLD_WITHIN
-    meant = Q(inputs__request_ids__contains=[row.id])
+def decisions_on(row: RequestRecord) -> list[Decision]:
+    """Decisions about this request, and queue commands on several requests that included it: found by the recorded ids,
+    or by the command that the request's own record names."""
+    until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + RECORDED_WITHIN
+    included = Q(inputs__request_ids__contains=[row.id])
     figures = [recorded.get("figures") or {} for recorded in row.decisions]
     for command in {str(each["command"]) for each in figures if "command" in each}:
-        meant |= Q(outcome__commands__contains=[command])
+        included |= Q(outcome__commands__contains=[command])
     rows = decisions.search(since=row.arrived_at, until=until)
-    return list(rows.filter(Q(request_id=row.id) | Q(meant, kind__in=COMMANDS, request_id=""))[:TOUCHED])
+    return list(rows.filter(Q(request_id=row.id) | Q(included, kind__in=COMMANDS, request_id=""))[:AUDITED_MAX])
 
 
 def compared(first: RequestRecord, second: RequestRecord) -> list[dict[str, Any]]:
-    """Figure by figure; `differs` marks those that are not the same."""
+    """The rows of a comparison; `differs` marks rows whose values are not the same."""
     rows = []
     for label, name, unit in COMPARED:
         values = getattr(first, name), getattr(second, name)

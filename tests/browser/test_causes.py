@@ -52,7 +52,7 @@ def overload(stack: Stack, caller: Caller) -> Iterator[list[Future[int]]]:
 
 def row_of_the_class(page: Page) -> Locator:
     row = page.locator("[data-classes] tr").filter(has=page.get_by_text(CLASS, exact=True))
-    expect(row.locator("[data-cell=status]")).to_have_text("missing", timeout=30_000)
+    expect(row.locator("[data-cell=status]")).to_have_text("below target", timeout=30_000)
     return row
 
 
@@ -62,13 +62,13 @@ def test_from_a_missing_class_to_the_decisions_that_explain_it(visit, overload, 
     row = row_of_the_class(page)
     within(30, lambda: any(f"demo/{CLASS}" in each["inputs"]["by_class"] for each in caller.recorded("refusals")))
     click(row.get_by_role("link", name="Decisions"))
-    expect(page.get_by_role("heading", name=f"What bears on {CLASS} of demo")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"Decisions affecting {CLASS} of demo")).to_be_visible()
     rows = page.locator("#audit-rows tr")
     expect(rows.filter(has_text=f"of them {CLASS}").first).to_be_visible()
     assert not rows.filter(has_text="cannot scale demo/collocated").count(), "another model's scaler"
     click(rows.get_by_role("link", name=CANNOT).first)
-    expect(page.get_by_role("link", name="Scaling at that moment")).to_be_visible()
-    click(page.get_by_role("link", name="Change this policy"))
+    expect(page.get_by_role("link", name="Scaling at this time")).to_be_visible()
+    click(page.get_by_role("link", name="Edit policy"))
     expect(page.get_by_label("Maximum instances")).to_have_value("1")
     assert click.made == 3
 
@@ -77,17 +77,17 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     """The verdict's class, one of its misses, the policy that stood in its way, and Save: then the scaler acts."""
     page, click = visit("operator"), Clicks()
     row_of_the_class(page)
-    click(page.locator("[data-verdict-lines]").get_by_role("link", name=f"{CLASS} · demo"))
+    click(page.locator("[data-summary-lines]").get_by_role("link", name=f"{CLASS} · demo"))
     page.wait_for_url("**attained=no**")
     lost = page.locator("#request-rows tr").filter(has_text="expired").first
     click(lost.get_by_role("rowheader").get_by_role("link"))
     why = page.get_by_role("region", name="Why it missed")
     expect(why).to_contain_text(re.compile(r"It expired after 4\.\d+ s in the queue: the only instance was busy"))
     expect(why).to_contain_text("1 instance is the limit")
-    around = page.get_by_role("region", name="Decisions around it").first
+    around = page.get_by_role("region", name="Related decisions").first
     expect(around.get_by_role("link", name=CANNOT).first).to_be_visible()
     request_page = page.url
-    click(why.get_by_role("link", name=f"Change this policy of {MODEL}"))
+    click(why.get_by_role("link", name=f"Edit policy of {MODEL}"))
     page.get_by_label("Maximum instances").fill("2")
     click(page.get_by_role("button", name="Save"))
     expect(page.get_by_role("status").filter(has_text="updated")).to_be_visible()
@@ -104,12 +104,12 @@ def test_a_miss_leads_to_what_surrounded_it(visit, overload):
     page = visit("viewer", f"/requests/?slo_class={CLASS}&attained=no")
     page.locator("#request-rows th a").first.click()
     why = page.get_by_role("region", name="Why it missed")
-    expect(why.get_by_role("link", name="Change this policy")).to_have_count(0)
+    expect(why.get_by_role("link", name="Edit policy")).to_have_count(0)
     request_page = page.url
     for link, heading in (
-        ("Scaling at that moment", "Scaling"),
-        (f"Its class, {CLASS}", re.compile(CLASS)),
-        ("Decisions around it", f"What bears on {CLASS} of demo"),
+        ("Scaling at this time", "Scaling"),
+        (f"Class {CLASS}", re.compile(CLASS)),
+        ("Related decisions", f"Decisions affecting {CLASS} of demo"),
     ):
         why.get_by_role("link", name=link).click()
         expect(page.get_by_role("heading", name=heading).first).to_be_visible()

@@ -73,6 +73,6 @@ def test_requests_are_searched_without_a_new_page(visit):
     expect(page.locator("#request-rows time").first).to_have_attribute("data-local", "yes")
     assert page.evaluate("window.stayed")
     page.locator("#request-rows a").first.click()
-    expect(page.get_by_role("heading", name="Against its deadlines")).to_be_visible()
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
     widths = page.locator(".timeline .track i").evaluate_all("(bars) => bars.map((bar) => bar.style.left)")
     assert all(width.endswith("%") for width in widths)

@@ -53,7 +53,7 @@ def test_a_decision_is_said_in_words_with_units_and_kept_as_recorded(visit: Visi
     for key in made["inputs"]:
         if "_" in key:
             expect(page.locator("main")).not_to_contain_text(key)
-    page.get_by_role("link", name="As recorded (JSON)").click()
+    page.get_by_role("link", name="View as JSON").click()
     expect(page.locator("body")).to_contain_text('"since_wish_s"')
 
 

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.browser
 
 def test_a_miss_is_compared_with_one_that_made_it(visit, places):
     page = visit("viewer", f"/requests/{places['missed']}/")
-    expect(page.get_by_role("heading", name="Against its deadlines")).to_be_visible()
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
     expect(page.get_by_role("region", name="Decisions", exact=True)).to_be_visible()
-    page.get_by_role("link", name="Compare with one that made it").click()
+    page.get_by_role("link", name="Compare with an attained request").click()
     expect(page.get_by_role("heading", name="Compare two requests")).to_be_visible()
 
 
@@ -24,7 +24,7 @@ def test_two_ticked_requests_are_compared(visit):
     boxes = page.locator('#request-rows input[name="id"]')
     boxes.nth(0).check()
     boxes.nth(1).check()
-    page.get_by_role("button", name="Compare the two that are ticked").click()
+    page.get_by_role("button", name="Compare two selected").click()
     expect(page.locator(".timeline")).to_have_count(2)
     assert page.locator(".timeline .track i").first.evaluate("(bar) => bar.style.left !== ''")
 

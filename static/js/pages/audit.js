@@ -1,13 +1,13 @@
-// Audit: the list stays as it was loaded, so that nothing moves under a reader; what was decided since is counted.
+// Audit: the list stays as it was loaded, so that rows do not move while they are read; newer decisions are counted.
 
 import { count } from "../format.js";
 import { LiveTopic } from "../live.js";
 
 const button = document.querySelector("[data-newer]");
-// Those on the page, not a highest number: what several processes decide is not stored in the order of its time.
+// The ids on the page, not the highest one: decisions of several processes are not stored in order of time.
 const listed = new Set(button.dataset.listed.split(" "));
 const newer = new Set();
-let more = ""; // said where none of the newest that the console keeps at hand was known here: there may be others
+let more = ""; // " or more" when all decisions in the snapshot are new to this page: there may be others before them
 
 new LiveTopic("decisions", {
   data({ decisions }, { type }) {

@@ -79,7 +79,7 @@ def test_what_was_measured_is_never_a_sliver_beside_loose_targets():
     assert span_s(loose) > 2.9
     looser = row(e2e_s=1.0, ttft_s=0.4, target_ttft_s=0.5, target_deadline_s=90.0, token_times=[0.4, 1.0])
     assert span_s(looser) == pytest.approx(3.09)
-    answer = tracks(looser)["Whole answer"]
+    answer = tracks(looser)["End to end"]
     assert answer.note == "deadline after 90 s"
     assert all(bar.start <= 1 for track in timeline(looser).tracks for bar in track.bars)
 
@@ -94,10 +94,12 @@ def test_the_kv_caches_way_stands_between_prefill_and_decode():
         {"kind": "transfer", "reason": "kv_landed", "at": 0.4, "figures": {"instance": "decode-1", "after_s": 0.1}},
     ]
     shown = tracks(row(queue_s=0.1, ttft_s=0.4, e2e_s=1.4, decisions=steps), whole=2.0)
-    assert list(shown) == ["Decisions", "Queue", "Prefill", "KV cache", "Decode", "Whole answer"]
-    ends = [(bar.start, bar.start + bar.share) for bar in (shown[n].bars[0] for n in ("Prefill", "KV cache", "Decode"))]
+    assert list(shown) == ["Decisions", "Queue", "Prefill", "KV transfer", "Decode", "End to end"]
+    ends = [
+        (bar.start, bar.start + bar.share) for bar in (shown[n].bars[0] for n in ("Prefill", "KV transfer", "Decode"))
+    ]
     assert ends == [pytest.approx((0.05, 0.15)), pytest.approx((0.15, 0.2)), pytest.approx((0.2, 0.7))]
-    assert (shown["KV cache"].note, shown["KV cache"].value_s) == ("to decode-1", pytest.approx(0.1))
+    assert (shown["KV transfer"].note, shown["KV transfer"].value_s) == ("to decode-1", pytest.approx(0.1))
 
 
 def test_where_two_engines_share_a_request_each_stage_names_its_own_and_ends_when_it_ended():
@@ -119,7 +121,7 @@ def test_a_prefill_apart_is_seen_without_a_first_token():
     shown = tracks(row(streamed=False, ttft_s=None, token_times=[], judged_by="e2e", decisions=steps, **shared))
     assert shown["Prefill"].value_s == pytest.approx(0.15)
     assert shown["Engine"].value_s == pytest.approx(1.15)
-    assert shown["Engine"].note.startswith("KV cache and decode on decode-1")
+    assert shown["Engine"].note.startswith("KV transfer and decode on decode-1")
 
 
 def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
@@ -133,7 +135,7 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
         attempt(1, 0.3, outcome="failed"),
         attempt(2, 0.45, outcome="done", bytes=12_000_000, seconds=0.05, undo="left_to_lease"),
     ]
-    kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV cache"]
+    kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV transfer"]
     assert [bar.kind for bar in kv.bars] == ["bad", "kv"]
     assert "the link between the two was down" in kv.bars[0].title
     assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
@@ -146,4 +148,4 @@ def test_what_is_counted_as_no_miss_has_no_bar_of_a_fault():
     refused = {"outcome": "refused", "error_code": "engine_rejected"}
     for fields, kinds in ((refused, ["", "engine"]), ({"outcome": "cancelled"}, ["", "engine"]), ({}, ["bad", "bad"])):
         shown = tracks(row(**unseen, **fields))
-        assert [shown[name].bars[0].kind for name in ("Engine", "Whole answer")] == kinds
+        assert [shown[name].bars[0].kind for name in ("Engine", "End to end")] == kinds

@@ -96,7 +96,7 @@ def test_the_page_of_a_decision_shows_what_changed(viewer):
     inputs = {"before": {"ttft_s": 0.5, "title": "<i>old</i>"}, "after": {"ttft_s": 0.4, "title": "<i>old</i>"}}
     row = decide(inputs=inputs, outcome={"id": 3, "version": 2}, rejected={"other": 1.5})
     html = viewer.get(reverse("decision", args=[row.pk])).content.decode()
-    assert "What changed" in html
+    assert "Changes" in html
     assert "<del>500 ms</del>" in html
     assert "<ins>400 ms</ins>" in html
     assert "<i>old" not in html

@@ -147,7 +147,7 @@ def test_what_is_asked_of_all_tenants_or_of_all_classes(viewer, burst):
     assert kinds(of_tenant) == [("refusals", "gateway-1"), ("scale_hold", f"{OTHER_MODEL}/collocated")]
     nobody = viewer.get(reverse("audit"), {"tenant": "nobody", "slo_class": "(none)", "since": since})
     assert kinds(nobody) == []
-    assert b"nothing of scaling is listed" in nobody.content
+    assert b"scaling is not included" in nobody.content
 
 
 @pytest.mark.django_db(transaction=True)
@@ -204,7 +204,7 @@ def test_the_fix_does_not_rewrite_what_caused_the_miss(operator, burst):
 def test_a_viewer_is_led_to_histories_and_to_no_form(viewer, burst):
     slo_class = factories.slo_class(name="interactive")
     shown = viewer.get(reverse("request", args=["req-lost"])).content.decode()
-    assert "Change this policy" not in shown
+    assert "Edit policy" not in shown
     assert reverse("class-history", args=[slo_class.pk]) in shown
     assert reverse("class-edit", args=[slo_class.pk]) + '"' not in shown
 
@@ -219,17 +219,17 @@ def test_a_tenants_own_class_is_the_one_that_is_meant(viewer, burst):
 
 def test_what_is_not_on_record_is_said_and_not_guessed(viewer, burst):
     ScalingSample.objects.all().delete()
-    assert b"Nothing is on record of the scaler of demo" in viewer.get(reverse("request", args=["req-lost"])).content
+    assert b"The scaler of demo, " in viewer.get(reverse("request", args=["req-lost"])).content
     burst[1].delete()
     shown = viewer.get(reverse("request", args=["req-lost"])).content
-    assert b"No policy scales demo" in shown
-    assert b"Nothing was decided around it." in shown
+    assert b"No scaling policy for demo exists now" in shown
+    assert b"No related decisions" in shown
 
 
 def test_one_that_attained_has_its_surroundings_and_no_excuse(viewer, burst):
     stored(factories.record(id="req-fine", arrived_at=burst[0].timestamp()))
     shown = viewer.get(reverse("request", args=["req-fine"])).content.decode()
-    assert "What surrounded it" in shown
+    assert "Context" in shown
     assert "Why it missed" not in shown
     assert reverse("instance", args=["engine-1"]) in shown
 
@@ -239,11 +239,11 @@ def test_from_a_decision_to_what_it_was_about(viewer, operator, burst):
     hold = scaled("scale_hold", "at_max", at)
     shown = operator.get(reverse("decision", args=[hold.pk])).content.decode()
     assert reverse("scaling-edit", args=[policy.pk]) in shown
-    assert "Scaling at that moment" in shown
-    assert "Change this policy" not in viewer.get(reverse("decision", args=[hold.pk])).content.decode()
+    assert "Scaling at this time" in shown
+    assert "Edit policy" not in viewer.get(reverse("decision", args=[hold.pk])).content.decode()
     batch = refused(at + timedelta(seconds=8), acme_interactive=330)
     (lead,) = viewer.get(reverse("decision", args=[batch.pk])).context["leads"]
-    assert lead[0] == "Misses of interactive, acme, until then"
+    assert lead[0] == "Misses of interactive · acme up to then"
     assert "req-lost" in viewer.get(lead[1]).content.decode()
     gone = scaled("scale_hold", "at_max", at, model="forgotten")
     assert operator.get(reverse("decision", args=[gone.pk])).context["policy"] is None

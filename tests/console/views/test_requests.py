@@ -93,7 +93,7 @@ def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
     )  # fmt: skip
     html = viewer.get("/audit/?q=chat").content.decode()
     assert "olga changed SLO class chat: first token within 400 ms (was 500 ms)" in html
-    assert "Nothing matches" in viewer.get("/audit/?q=nobody").content.decode()
+    assert "No decisions match" in viewer.get("/audit/?q=nobody").content.decode()
     detail = viewer.get(f"/audit/{decision.pk}/").content.decode()
     assert "<ins>400 ms</ins>" in detail
 
@@ -119,7 +119,7 @@ def test_a_miss_is_compared_with_the_newest_of_its_class_that_made_it(viewer, re
     assert [each["row"].id for each in answer.context["pair"]] == ["req-slow", "req-made-0"]
     alone = viewer.get("/requests/compare/?id=req-none&with=attained")
     assert alone.status_code == 422
-    assert b"No request of its class" in alone.content
+    assert b"No earlier request of this class" in alone.content
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_command_on_many_is_found_from_each_of_them(viewer, records):
             actor=factories.ACTOR, kind=kind, subject_type="request", subject="5000 requests", reason="person_asked",
             inputs=inputs, outcome=outcome, at=arrived + timedelta(seconds=seconds),
         )  # fmt: skip
-    touched = viewer.get("/requests/req-many/").context["whole"]["touched"]
+    touched = viewer.get("/requests/req-many/").context["whole"]["audited"]
     assert [decision.kind for decision, _ in touched] == ["queue_cancel", "queue_pause"]
     assert touched[0][1] == "olga cancelled 5000 requests"
 

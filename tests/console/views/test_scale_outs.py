@@ -138,7 +138,7 @@ def test_only_what_is_an_instance_becomes_a_link(viewer, live_store):
         outcome={"started": ["engine-10", "engine-1", "<b>engine-1</b>"]},
     )  # fmt: skip
     html = viewer.get(address(turned)).content.decode()
-    facts = html.split("<h2>Figures it was made on</h2>")[1]
+    facts = html.split("<h2>Inputs</h2>")[1]
     assert set(re.findall(r'href="/fleet/instances/([^"]*?)/"', facts)) == {"engine-1"}
     assert f'<a href="{reverse("instance", args=["engine-1"])}">engine-1</a>' in facts
     assert reverse("instance", args=["decode"]) not in facts

@@ -35,30 +35,30 @@ def test_it_has_a_bar_for_its_prefill_and_one_for_its_wait():
     shown = tracks(row(**NEVER_DECODED))
     assert "Engine" not in shown
     assert shown["Prefill"].value_s == pytest.approx(0.021)
-    assert shown["Prefill"].note == "on p-1, its queue included"
+    assert shown["Prefill"].note == "on p-1, including its queue"
     assert shown["Prefill"].bars[0].kind == "", "it was in time"
-    assert (shown["Wait to decode"].value_s, shown["Wait to decode"].note) == (pytest.approx(24.977), "given up")
-    assert [bar.kind for bar in shown["Wait to decode"].bars] == ["bad"]
+    assert (shown["Wait for decode"].value_s, shown["Wait for decode"].note) == (pytest.approx(24.977), "timed out")
+    assert [bar.kind for bar in shown["Wait for decode"].bars] == ["bad"]
 
 
 def test_its_client_may_leave_while_it_waits():
     shown = tracks(row(**(NEVER_DECODED | {"outcome": "cancelled", "decisions": [PREFILLED]})))
-    assert (shown["Wait to decode"].note, shown["Wait to decode"].bars[0].kind) == ("never placed", "queue")
+    assert (shown["Wait for decode"].note, shown["Wait for decode"].bars[0].kind) == ("never placed", "queue")
 
 
 def test_its_wait_begins_where_the_last_attempt_to_move_its_kv_ended():
     figures = {"instance": "d-1", "source": "p-1", "after_s": 0.5, "outcome": "failed"}
     lost = {"kind": "transfer", "reason": "transfer_failed", "at": 1.0, "figures": figures}
     shown = tracks(row(**(NEVER_DECODED | {"decisions": [PREFILLED, lost, LEFT]})))
-    assert shown["KV cache"].bars[0].kind == "bad"
-    assert shown["Wait to decode"].value_s == pytest.approx(24.0)
+    assert shown["KV transfer"].bars[0].kind == "bad"
+    assert shown["Wait for decode"].value_s == pytest.approx(24.0)
 
 
 def test_one_that_began_anew_on_an_instance_that_does_both_has_no_wait():
     again = {"kind": "place", "reason": "no_decode_instance", "at": 3.0, "figures": {"instance": "p-1"}}
     both = {"instance": "both", "outcome": "ok", "queue_s": 3.1, "e2e_s": 4.0, "decisions": [PREFILLED, again]}
     shown = tracks(row(**(NEVER_DECODED | both)))
-    assert "Wait to decode" not in shown
+    assert "Wait for decode" not in shown
     assert shown["Engine"].value_s == pytest.approx(0.9)
 
 
