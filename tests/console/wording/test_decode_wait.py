@@ -109,7 +109,7 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
     )
     shown = html.unescape(operator.get(reverse("request", args=["req-left"])).content.decode())
     assert "24 ready, 0 starting" in shown, "what was seen last before it was given up"
-    assert "The scaling policy of demo, decode, was switched off." in shown
+    assert "The scaling policy of demo, decode, was disabled." in shown
     assert "1 ready" not in shown
     assert "Prefilled by p-1" in shown
     assert "Given up" in shown
@@ -118,4 +118,4 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
         actor=factories.ACTOR, policy_id=off.pk, version=off.version, changes={"enabled": True, "min_instances": 1}
     )
     later = html.unescape(operator.get(reverse("request", args=["req-left"])).content.decode())
-    assert "The scaling policy of demo, decode, was switched off." in later
+    assert "The scaling policy of demo, decode, was disabled." in later
