@@ -238,11 +238,11 @@ class AuditSearch(forms.Form):
     kind = forms.CharField(max_length=64, required=False)
     actor = forms.CharField(max_length=150, required=False)
     actor_type = forms.ChoiceField(
-        required=False, label="Actor is a", choices=[("", "any"), *Decision.ActorType.choices]
+        required=False, label="Actor type", choices=[("", "any"), *Decision.ActorType.choices]
     )
-    subject_type = forms.CharField(max_length=32, required=False, label="Kind of subject")
+    subject_type = forms.CharField(max_length=32, required=False, label="Subject type")
     subject = forms.CharField(max_length=255, required=False)
-    tenant = forms.CharField(max_length=64, required=False, label="What bears on tenant")
-    slo_class = forms.CharField(max_length=64, required=False, label="What bears on class")
+    tenant = forms.CharField(max_length=64, required=False, label="Affects tenant")
+    slo_class = forms.CharField(max_length=64, required=False, label="Affects class")
     since = TimeField(label="After (UTC)")
     until = TimeField(label="Before (UTC)")

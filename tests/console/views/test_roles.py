@@ -59,7 +59,7 @@ def test_an_operator_may_edit(operator, edits):
 @pytest.mark.parametrize(("role", "shown"), [("viewer", False), ("operator", True)])
 def test_only_those_who_may_act_see_the_controls(signed_in, live_store, edits, role, shown):
     client = signed_in(role)
-    for path, control in (("/classes/", b"New class"), ("/mappings/", b">Change<"), ("/queue/", b"Cancel requests")):
+    for path, control in (("/classes/", b"New class"), ("/mappings/", b">Edit<"), ("/queue/", b"Cancel requests")):
         assert (control in client.get(path).content) is shown
 
 

@@ -111,7 +111,7 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
     assert "24 ready, 0 starting" in shown, "what was seen last before it was given up"
     assert "The scaling policy of demo, decode, was disabled." in shown
     assert "1 ready" not in shown
-    assert "Prefilled by p-1" in shown
+    assert "Prefill instance p-1" in shown
     assert "Given up" in shown
     assert "failed, no instance that decodes was up (HTTP 503)" in " ".join(shown.split())
     scaling_policy_update(
