@@ -55,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     _raise_file_limit()
     name = arguments.name or f"gateway-{socket.gethostname()}-{arguments.port}"
     options = GatewayOptions(
-        name, settings.DISPATCH_POLICY, settings.DISPATCH_OVERRIDES, token_pacing=settings.TOKEN_PACING
+        name,
+        settings.DISPATCH_POLICY,
+        settings.DISPATCH_OVERRIDES,
+        token_pacing=settings.TOKEN_PACING,
+        scheduler_log=arguments.scheduler_log,
     )
     alone = arguments.snapshot is not None
     store = _store(arguments.snapshot)
@@ -112,6 +116,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--name", help="id of this gateway (default: from host and port)")
     parser.add_argument("--snapshot", type=Path, help="run alone from a configuration file")
+    parser.add_argument(
+        "--scheduler-log", type=Path, metavar="FILE", help="record what the scheduler is told and answers, for a replay"
+    )
     return parser.parse_args(argv)
 
 

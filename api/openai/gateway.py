@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime, report_defect
 from api.openai.state.fleet import Fleet
 from api.openai.state.instruments import Instruments
+from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
 from api.openai.tokenizers import Tokenizers
 from controller.core.decisions import Decision
@@ -45,6 +47,7 @@ class GatewayOptions:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     token_pacing: float = 0.0  # pace of streamed tokens as a share of the TPOT target; 0: as they come
+    scheduler_log: Path | None = None  # where to record what the scheduler is told and answers
 
 
 class Gateway:
@@ -65,10 +68,14 @@ class Gateway:
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.fleet = Fleet(session, options.limits, self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock)
+        handle = self.scheduler.handle
+        if options.scheduler_log is not None:
+            handle = SchedulerLog(options.scheduler_log, self.scheduler, options.overrides).handle
         self.runtime = Runtime(
             self.scheduler,
             self.fleet.backends,
             self.ledger,
+            handle=handle,
             suspect=self.monitor.probe,
             heard=self.fleet.heard,
         )

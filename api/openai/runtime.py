@@ -60,20 +60,20 @@ class Runtime:
         backends: Mapping[str, Backend],
         outcomes: Outcomes,
         *,
-        handle: Handle | None = None,
+        handle: Handle,
         suspect: Callable[[str], None] = lambda instance_id: None,
         heard: Callable[[str, float], None] = lambda instance_id, now: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`handle`: the scheduler's, where somebody listens in. `suspect`: told of an instance that cannot be reached.
-        `heard`: told of each token's instance: it lives."""
+        """`handle`: the scheduler's, or one that records its calls. `suspect`: told of an instance that cannot be
+        reached. `heard`: told of each token's instance: it lives."""
         self.scheduler = scheduler
         self.requests: dict[str, InFlightRequest] = {}
         self.decided: Counter[tuple[str, str, str, str]] = Counter()  # (tenant, class, kind, reason)
         self.clock = clock
         self.rates = StageRates()
         self.transfers = Transfers(self, backends)
-        self._handle = handle or scheduler.handle
+        self._handle = handle
         self._backends = backends
         self._outcomes = outcomes
         self._suspect = suspect

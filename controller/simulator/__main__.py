@@ -2,6 +2,9 @@
 
 CONFIG is a JSON file; controller/simulator/experiments/ has examples. Prints a progress bar to stderr,
 one table and, last, one line of JSON. A wrong file ends with status 2, the field and the valid names.
+
+`replay LOG` takes what a gateway recorded of its scheduler (`python -m api.openai --scheduler-log LOG`, also gzipped)
+and ends with status 1 unless the scheduler answers all of it alike.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from controller.core.errors import ConfigError
+from controller.dispatch.event_log import Log
 from controller.simulator import runner
 from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
+from controller.simulator.replay import Replay
 from controller.simulator.report import table
 from controller.simulator.report.page import page
 from controller.simulator.report.summary import report
@@ -29,6 +34,7 @@ from controller.simulator.workloads.sources import Row, parse_row
 
 BAR = 30
 EVERY_S = 0.1
+SHOWN = 5  # differences of a replay that are printed
 
 
 class Bar:
@@ -155,8 +161,9 @@ def _number(text: str, field: str) -> float:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m controller.simulator", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("run", "compare", "sweep", "goodput"), help="run: the first policy, once")
-    parser.add_argument("config", type=Path, metavar="CONFIG")
+    kinds = ("run", "compare", "sweep", "goodput", "replay")
+    parser.add_argument("what", choices=kinds, help="run: the first policy, once; replay: a gateway's log")
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="an experiment, or the log of a replay")
     parser.add_argument("--policies", default="", help="only these policy sets, comma-separated")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="LABEL=POLICY:JSON", help="one more contender"
@@ -209,6 +216,27 @@ def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -
     return Found((table.sweep_table if what == "sweep" else table.comparison_table)(found), found, found)
 
 
+def read_log(path: Path) -> Iterator[str]:
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            yield from lines
+    except OSError as error:
+        raise ConfigError(f"{error.strerror or error}", field="log") from None
+
+
+def replayed(path: Path) -> int:
+    replay = Replay(Log(read_log(path)))
+    different = 0
+    for found in replay.differences():
+        different += 1
+        if different <= SHOWN:
+            print(f"batch {found.batch} at {found.at}:\n  logged   {found.logged}\n  answered {found.answered}")
+    same = replay.batches - different
+    print(f"{same} of {replay.batches} batches answered alike")
+    print(json.dumps({"batches": replay.batches, "different": different, "actions": dict(replay.kinds)}))
+    return 1 if different else 0
+
+
 def write(path: Path, text: str, option: str) -> None:
     try:
         path.write_text(text)
@@ -223,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     bar = Bar(sys.stderr)
     try:
+        if options.what == "replay":
+            return replayed(options.config)
         experiment = load(options)
         found = carry_out(options.what, experiment, bar, options.trace)
         bar.close()

@@ -1,0 +1,71 @@
+"""Replays what a gateway's scheduler was told, through the driver that simulations use: the same actions must follow.
+
+The log takes the place of simulated engines: its batches are the happenings, at the times at which the gateway handed
+them over, and nothing is performed. It also says when the scheduler woke, since a real clock wakes it a little late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from controller.core import events as ev
+from controller.dispatch import build_scheduler
+from controller.dispatch.event_log import Batch, Encoder, Log
+from controller.simulator.driver import Driver
+from controller.simulator.heap import Kind
+
+
+class Difference(NamedTuple):
+    """The `batch`th (from 1) was answered otherwise. Actions as in the log."""
+
+    batch: int
+    at: float
+    logged: Sequence[Any]
+    answered: Sequence[Any]
+
+
+class Replay:
+    """One log, once. `kinds` counts the actions that were compared, by type."""
+
+    def __init__(self, log: Log) -> None:
+        policy, overrides = log.header
+        # What raised in the gateway was survived there, and is here.
+        scheduler = build_scheduler(policy, overrides, lambda who, events, error: None)
+        self.driver = Driver(scheduler, self._answer, heard=self._heard, wakes=False)
+        self.driver.handlers[Kind.DELIVERY] = self._handed_over
+        self.batches = 0
+        self.kinds: Counter[str] = Counter()
+        self._log = log.batches()
+        self._encoder = Encoder()
+        self._answered: list[Any] = []
+        self._plan()
+
+    def differences(self) -> Iterator[Difference]:
+        while self.driver.heap:
+            self._answered = []
+            self.driver.step()
+            answered = json.loads(json.dumps(self._answered))  # as it would be read from the log
+            if answered != self._batch.actions:
+                yield Difference(self.batches, self._batch.now, self._batch.actions, answered)
+
+    def _plan(self) -> None:
+        """One batch ahead, and never two: events name requests that earlier ones brought."""
+        batch = next(self._log, None)
+        if batch is not None:
+            self.driver.heap.push(batch.now, Kind.DELIVERY, batch)
+
+    def _handed_over(self, batch: Batch, _: int) -> None:
+        self._batch = batch
+        self.batches += 1
+        self.driver.tell(*batch.events)
+        self._plan()
+
+    def _heard(self, events: Sequence[ev.Event], now: float) -> None:
+        self._encoder.named(events)  # from here on requests are written by their ids, as in the log
+
+    def _answer(self, actions: Sequence[ev.Action]) -> None:
+        self._answered += self._encoder.named(actions)
+        self.kinds.update(type(action).__name__ for action in actions)

@@ -1,0 +1,48 @@
+"""The table of a request's states: what the page draws, and that dispatcher, migrator and scheduler keep to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from controller.dispatch.disaggregation.transfers import MigratorConfig
+from controller.dispatch.lifecycle import OPEN, STEPS, TWO_STAGES, OpenRequest, State, after
+from tests.controller.dispatch.fleet import request
+
+PAGE = Path(__file__).parents[3] / "docs/concepts/request-lifecycle.md"
+ARROW = re.compile(r"^ +(\w+) --> (\w+): (.+)$", re.M)
+ROW = re.compile(r"^\| `([^`]+)` \| ([\w, ]+) \| (\w+) \|", re.M)
+
+
+def test_the_page_shows_the_table() -> None:
+    page = PAGE.read_text()
+    shown = [(before, on, to) for before, to, ons in ARROW.findall(page) for on in ons.split(", ")]
+    shown += [(before, on, to) for on, befores, to in ROW.findall(page) for before in befores.split(", ")]
+    assert sorted(shown) == sorted((step.state.value, step.on, step.to.value) for step in STEPS)
+
+
+def test_nothing_leads_to_two_states() -> None:
+    assert len({(step.state, step.on) for step in STEPS}) == len(STEPS)
+
+
+def test_every_state_is_reached_and_left_but_the_last() -> None:
+    assert {step.to for step in STEPS} == {*State}
+    assert {step.state for step in STEPS} == {*OPEN} == {*State} - {State.ENDED}
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_client_may_always_hang_up(state: State) -> None:
+    assert after(state, "Cancelled") is State.ENDED
+
+
+@pytest.mark.parametrize("state", set(TWO_STAGES) - {State.COMMITTED, State.RELEASED})
+def test_each_state_before_the_kv_is_there_has_a_time_out(state: State) -> None:
+    assert hasattr(MigratorConfig(), f"{state.value}_timeout_s")
+
+
+def test_what_does_not_apply_changes_nothing() -> None:
+    waits = OpenRequest(request("a"))
+    assert not waits.follow("TransferDone")
+    assert waits.state is State.QUEUED
