@@ -21,10 +21,12 @@ TORCH_DEV :=
 endif
 SHELL := /bin/bash
 PYTEST_ARGS ?=
-# WORKERS: processes of pytest, each with a PostgreSQL and a Redis of its own; 0: all in one, as a debugger needs it.
-# One more than there are cores: tests that wait for a process leave theirs to another.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+# WORKERS: processes of `make test`, each with a PostgreSQL and a Redis of its own; 0: all in one, as a debugger needs it.
+# One more than there are cores, eight at most: a test that waits for an engine leaves its core to another test.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
+# Tests start hundreds of Python processes; each would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=
 PAGES ?=
 
