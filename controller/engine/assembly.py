@@ -1,4 +1,4 @@
-"""A step from what was planned: chunks of prefill and single tokens of decodes."""
+"""Builds a step from a plan: chunks of prefill and one token for each decode."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from controller.engine.blocks import BlockManager
 
 
 class Lead(NamedTuple):
-    """Decodes that head the grants, with blocks for their next token; their lengths add up to `context`."""
+    """The decodes at the head of the grants. They have blocks for their next token; `context` is their total length."""
 
     decodes: Sequence[Seq]
     context: int
 
     def still_running(self) -> Lead:
-        """Without those that were evicted since."""
+        """Without those that have been evicted since."""
         decodes = [seq for seq in self.decodes if seq.state is SeqState.RUNNING]
         return Lead(decodes, sum(seq.tokens for seq in decodes))
 
@@ -25,8 +25,11 @@ NOBODY = Lead((), 0)
 
 
 def lead(grants: Sequence[tuple[Seq, int]], blocks: BlockManager) -> Lead:
-    """As many as run, have run before and find their blocks among those that are free: nearly always all decodes, as
-    policies grant them first. What follows is composed one by one. A simulation spends its time here."""
+    """The longest run of decodes at the head of the grants that only need blocks that are free.
+
+    Policies grant decodes first, so this is nearly always all of them; `assemble` takes the rest one by one.
+    """
+    # A simulation spends most of its time in this loop: read attributes once, call as little as possible.
     context, size, running = 0, blocks.block_size, SeqState.RUNNING
     decodes: list[Seq] = []
     take = decodes.append
@@ -46,7 +49,7 @@ def lead(grants: Sequence[tuple[Seq, int]], blocks: BlockManager) -> Lead:
 
 
 def assemble(step_id: int, planned: Mapping[Seq, int], now: float, ahead: Lead = NOBODY) -> Step:
-    """`planned`: tokens by sequence, in order, behind those of `ahead`. Marks when a sequence first ran."""
+    """`planned`: tokens by sequence, in order, after those of `ahead`. Also records when each sequence first ran."""
     chunks: list[Chunk] = []
     decodes, context = list(ahead.decodes), ahead.context
     for seq, tokens in planned.items():

@@ -7,20 +7,21 @@ never written. vLLM (Kwon et al., SOSP 2023, https://arxiv.org/abs/2309.06180) i
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
+from hashlib import blake2b
 
 from controller.core.errors import SlacklineError
 from controller.core.steps import Seq
-from controller.engine.hashing import extend_hashes
 
 
 class BlockError(SlacklineError):
-    """The books do not balance: a defect, never a load condition."""
+    """The block accounting is inconsistent: always a bug, never a result of load."""
 
 
 class BlockManager:
-    """`free` counts cached blocks too: they can be had at once."""
+    """Allocates blocks to sequences. `free` includes cached blocks, since they can be evicted at any time."""
 
     def __init__(self, blocks: int, block_size: int, prefix_caching: bool = True) -> None:
         self.total = blocks
@@ -38,14 +39,14 @@ class BlockManager:
 
     @property
     def usage(self) -> float:
-        """0..1, blocks referenced by a sequence."""
+        """Share of blocks referenced by a sequence, 0..1."""
         return 1.0 - self.free / self.total
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
     def cached_tokens(self, seq: Seq) -> int:
-        """Tokens of a queued sequence whose KV is here already. At least one token is always left to compute."""
+        """Tokens of a queued sequence whose KV is cached. At least one token is always left to compute."""
         return len(list(self._prefix(seq))) * self.block_size
 
     def _prefix(self, seq: Seq) -> Iterator[int]:
@@ -59,7 +60,7 @@ class BlockManager:
             yield block
 
     def fits(self, seq: Seq) -> bool:
-        """Whether all present tokens of a queued sequence would find blocks; those it shares are not counted twice."""
+        """Whether all current tokens of a queued sequence find blocks, not counting its cached prefix twice."""
         shared = list(self._prefix(seq))
         idle = sum(not self._refs[block] for block in shared)
         return self.blocks_for(seq.tokens) - len(shared) <= self.free - idle
@@ -74,7 +75,7 @@ class BlockManager:
         return seq.computed
 
     def extend(self, seq: Seq, tokens: int) -> bool:
-        """Blocks for `tokens` more computed tokens: all of them, or none and False."""
+        """Take blocks for `tokens` more computed tokens. All or nothing: False if there are too few."""
         missing = self.blocks_for(seq.computed + tokens) - len(seq.blocks)
         if missing <= 0:
             return True
@@ -98,19 +99,20 @@ class BlockManager:
             del self._by_hash[digest]
 
     def seal(self, seq: Seq, was_computed: int) -> None:
-        """Name the blocks that became full since `was_computed`, so that others can share them."""
+        """Hash the blocks that became full since `was_computed`, so that other sequences can share them."""
         first, last = was_computed // self.block_size, seq.computed // self.block_size
         if first == last or not self.caching:
             return
         extend_hashes(seq, self.block_size, seq.computed)
         for index in range(first, min(last, len(seq.block_hashes))):
             digest, block = seq.block_hashes[index], seq.blocks[index]
-            if digest not in self._by_hash:  # computed twice at the same time: the first one stays the shared one
+            if digest not in self._by_hash:  # two sequences computed the same block: the first one is shared
                 self._by_hash[digest] = block
                 self._hash_of[block] = digest
 
     def release(self, seq: Seq) -> None:
-        """Last block first, so that of one prefix the tail is evicted before the head that others may share."""
+        """Free its blocks, last one first: of a cached prefix the tail is then evicted before the head, which more
+        sequences share."""
         refs, named, empty = self._refs, self._hash_of, self._empty
         for block in reversed(seq.blocks):
             refs[block] -= 1
@@ -123,14 +125,14 @@ class BlockManager:
         seq.computed = 0
 
     def forget(self) -> None:
-        """Drop every cached prefix. Blocks in use stay, but nobody new shares them."""
+        """Drop every cached prefix. Blocks in use stay, but no further sequence will share them."""
         for digest in list(self._by_hash):
             self._hash_of[self._by_hash.pop(digest)] = None
         self._empty.extend(self._cached)
         self._cached.clear()
 
     def check(self, holders: Iterable[Seq]) -> None:
-        """Raise BlockError unless every block is in exactly one place and every count matches its holders."""
+        """Raise BlockError unless every block is in exactly one place and every reference count matches `holders`."""
         held = Counter(block for seq in holders for block in seq.blocks)
         places = Counter(self._empty) + Counter(list(self._cached)) + Counter(list(held))
         if places != Counter(range(self.total)):
@@ -142,3 +144,17 @@ class BlockManager:
             raise BlockError("hashes and blocks do not match one to one")
         if any(self._hash_of[block] is not None for block in self._empty):
             raise BlockError("an empty block has a name")
+
+
+# ---- hashes of prefixes ---------------------------------------------------------------------------------------------
+
+
+def extend_hashes(seq: Seq, block_size: int, tokens: int) -> None:
+    """Make `seq.block_hashes` cover every full block among the first `tokens` tokens, as far as ids are known."""
+    if seq.token_ids is None:
+        return
+    hashes = seq.block_hashes
+    for index in range(len(hashes), tokens // block_size):
+        parent = hashes[-1] if hashes else blake2b(seq.salt, digest_size=16).digest()
+        content = array("q", seq.token_ids[index * block_size : (index + 1) * block_size]).tobytes()
+        hashes.append(blake2b(parent + content, digest_size=16).digest())  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Size and rules of one engine, checked when it is built."""
+"""Sizes and limits of one engine, checked when the config is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SchedulingPolicy = Literal["priority", "fcfs"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Lengths are tokens. `max_waiting` bounds the queue (None: no bound); a sequence beyond it is rejected."""
+    """Lengths in tokens. `max_waiting` bounds the queue (None: unbounded); sequences beyond it are rejected."""
 
     kv_blocks: int
     block_size: int = 16

@@ -1,7 +1,8 @@
-"""KV that comes from another engine or waits to be taken by one: the engine's side of prefill/decode disaggregation.
+"""KV transfers as the engine's scheduler sees them: sequences that arrive from or wait for another engine.
 
-On a decode engine blocks are reserved before anything is sent, so that what arrives always has its place; on a prefill
-engine the blocks of an ended sequence stay until the other side has them. Who goes where is the migrator's business.
+A decode engine reserves blocks before anything is sent, so that arriving KV always has room. A prefill engine keeps the
+blocks of a finished sequence until the other side has copied them. The migrator (controller.dispatch) decides which
+request goes where.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from controller.engine.errors import ProtocolError
 from controller.engine.queue import Key, SeqQueue
 
 
-class Handover:
-    """`incoming`: reserved, on its way. `arrived`: here, waits for a slot. `held`: ended here, wanted elsewhere."""
+class KvInTransit:
+    """Sequences by stage of their transfer.
+
+    `incoming`: blocks reserved, KV on its way. `arrived`: KV here, waiting for a slot. `held`: finished here, kept
+    until another engine has taken the KV.
+    """
 
     def __init__(self, blocks: BlockManager, key: Callable[[Seq], Key]) -> None:
         self._blocks = blocks
@@ -25,11 +30,11 @@ class Handover:
 
     @property
     def coming(self) -> int:
-        """Sequences with blocks here and no slot."""
+        """Sequences that hold blocks here but no slot."""
         return len(self.incoming) + len(self.arrived)
 
     def reserve(self, seq: Seq) -> bool:
-        """Blocks for the sequence as it is, less what the prefix cache has; False (and nothing taken) without room."""
+        """Take blocks for its current tokens, less its cached prefix. All or nothing: False if there are too few."""
         if not self._blocks.fits(seq):
             return False
         seq.cached = self._blocks.take_prefix(seq)
@@ -46,7 +51,7 @@ class Handover:
         self.arrived.add(seq)
 
     def drop(self, seq: Seq) -> None:
-        """One that arrives is not wanted any more."""
+        """Give up an incoming or arrived sequence."""
         if self.incoming.pop(seq.id, None) is None:
             self.arrived.remove(seq)
         self._blocks.release(seq)
@@ -60,7 +65,7 @@ class Handover:
             self._blocks.release(seq)
 
     def holders(self) -> Iterator[Seq]:
-        """Everybody here who has blocks."""
+        """All sequences here that hold blocks."""
         yield from self.incoming.values()
         yield from self.arrived
         yield from self.held.values()

@@ -1,7 +1,7 @@
-"""What can be wrong between an engine's scheduler and its driver."""
+"""Errors between an engine's scheduler and its driver."""
 
 from controller.core.errors import SlacklineError
 
 
 class ProtocolError(SlacklineError):
-    """The driver broke the protocol (a result for no step, one id twice, KV that was never announced)."""
+    """The driver broke the protocol (a result without a step, a duplicate id, KV without a reservation)."""

@@ -1,7 +1,7 @@
-"""Leaps: many equal decode steps as one event, for drivers on virtual time. Results are those of single steps.
+"""Leaps: many equal decode steps as one event, for simulators. The results are the same as of single steps.
 
-Blocks that single steps would take one after the other are taken at the leap's end; `repeats` never allows more steps
-than there are blocks for.
+The blocks that single steps would take one by one are taken at the end of the leap; `repeats` never allows more steps
+than there are free blocks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from controller.engine.errors import ProtocolError
 
 
 def repeats(step: Step, blocks: BlockManager, config: EngineConfig) -> int:
-    """How often a step of decodes alone runs unchanged: until the first sequence ends or blocks may run out."""
+    """How often a step of decodes alone repeats unchanged: until the first sequence ends or blocks may run out."""
     longest = config.max_model_len
     lefts = [min(seq.max_tokens, longest - seq.prompt_tokens) - seq.output_tokens for seq in step.decodes]
     until_end = min(lefts)
@@ -22,10 +22,8 @@ def repeats(step: Step, blocks: BlockManager, config: EngineConfig) -> int:
 
 
 def decode(step: Step, times: int, now: float, blocks: BlockManager, config: EngineConfig) -> tuple[int, list[Seq]]:
-    """`times` tokens for each decode that still runs; the tokens in all, and the sequences that came to their end.
-
-    A simulation spends its time here: nothing is called that need not be.
-    """
+    """Give `times` tokens to each decode that still runs. Returns all tokens generated and the sequences that ended."""
+    # A simulation spends most of its time in this loop: nothing is called that need not be.
     size, longest, running = config.block_size, config.max_model_len, SeqState.RUNNING
     leaping, sealing = times > 1, blocks.caching
     generated, ended = 0, []

@@ -1,4 +1,4 @@
-"""How well a link to another engine is, from what happened on it: no sockets, no clock."""
+"""Health of a link to another engine, derived from its pings and transfers. No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from controller.core.kv_links import LinkReport, LinkState
 
 SMALLEST_BYTES = 1 << 18  # a smaller transfer says more about latency than about bandwidth
 NEWEST = 0.3  # weight of the newest sample in a mean
-BEST_FADES = 0.99  # a sample: the best of long ago counts less
+BEST_FADES = 0.99  # per sample: an old best counts less and less
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """`slow_share`: of the best bandwidth seen; below it a link is degraded. `remember_s`: so is one on which anything
-    failed that long ago."""
+    """When a link is degraded: below `slow_share` of the best bandwidth seen, or within `remember_s` of a failure."""
 
     slow_share: float = 0.25
     remember_s: float = 10.0
 
 
 class LinkHealth:
-    """Times are the caller's monotonic seconds."""
+    """State and figures of one link. Times are the caller's monotonic seconds."""
 
     def __init__(self, limits: LinkLimits | None = None) -> None:
         self.limits = limits or LinkLimits()
@@ -33,7 +32,7 @@ class LinkHealth:
         self._known = False
         self._failed_at: float | None = None
         self._best = 0.0
-        self._unmeasured = False  # something moved since, at a pace that was not the link's
+        self._unmeasured = False  # a transfer since then was not limited by the link
 
     def connected(self) -> None:
         self._known, self.down_since = True, None
@@ -43,37 +42,37 @@ class LinkHealth:
         self.latency_s = _mean(self.latency_s, round_trip_s / 2)
 
     def measured(self, nbytes: int, seconds: float) -> None:
-        """Bytes that came in that time, wanted by somebody or not."""
+        """Bytes received in that time, whether a transfer succeeded or not."""
         if nbytes >= SMALLEST_BYTES and seconds > 0:
             self.bandwidth_bytes_s = _mean(self.bandwidth_bytes_s, nbytes / seconds)
             self._best = max(self.bandwidth_bytes_s, self._best * BEST_FADES)
             self._unmeasured = False
 
     def moved(self, nbytes: int, seconds: float) -> None:
-        """A transfer that arrived. `seconds` 0: it waited for more than the link."""
+        """A transfer succeeded. `seconds` 0: it was limited by something other than the link."""
         self._unmeasured = self._unmeasured or seconds <= 0
         self.transfers, self.bytes = self.transfers + 1, self.bytes + nbytes
         self.measured(nbytes, seconds)
 
     def failed(self, error: str, now: float, nbytes: int = 0) -> None:
-        """A transfer that ended early after `nbytes`; whether the link still answers is another question."""
+        """A transfer failed after `nbytes`. Says nothing about whether the link still answers."""
         self.failures, self.bytes = self.failures + 1, self.bytes + nbytes
         self.last_error, self._failed_at = error, now
 
     def lost(self, error: str, now: float) -> None:
-        """No answer any more, or none yet."""
+        """The peer stopped answering, or has never answered."""
         self._known, self.last_error, self._failed_at = True, error, now
         if self.down_since is None:
             self.down_since = now
 
     @property
     def slow(self) -> bool:
-        """Far below the best it had."""
+        """Its bandwidth is far below its best."""
         return (self.bandwidth_bytes_s or 0.0) < self.limits.slow_share * self._best
 
     @property
     def wants_probe(self) -> bool:
-        """Its bandwidth is not known, or what moves over it would not show that it has changed."""
+        """Its bandwidth is unknown, or may have changed without a transfer showing it."""
         return self.bandwidth_bytes_s is None or self._unmeasured or self.slow
 
     def state(self, now: float) -> LinkState:

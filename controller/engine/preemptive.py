@@ -1,23 +1,23 @@
 """FlowPrefill's prefill scheduler: event-driven rounds, and preemption inside a running step.
 
 "FlowPrefill: Decoupling Preemption from Prefill Scheduling Granularity", Alg. 2 with Alg. 1 for batches and eq. 3 for
-the order. A round happens when a prompt arrives and when a batch is done (or a client hangs up), never in between:
-about two for each request. It ranks what waits, what runs and what lies suspended; the first becomes the device's work.
-If something else runs there, that is signalled to stop, stops at its next boundary (operator, layer or chunk), and only
-then the new one begins; whatever was suspended is resumed where it stopped, computing the same bits.
+the order. A round happens when a prompt arrives, when a batch is done and when a request is aborted, so about twice for
+each request. It ranks waiting prompts and running and suspended tasks; the first one gets the device. A task that runs
+there is signalled, stops at its next boundary (operator, layer or chunk), and only then the new one begins. A suspended
+task later resumes where it stopped and computes the same bits.
 
-Read otherwise than printed: the running task is not among the candidates of a batch (line 14 would execute it twice)
-and is cleared before the round that its end causes; needs are times *still* needed, so that what is nearly done does
-not look hopeless; a batch ranks as its head with the tokens of the whole batch. Ours: prompts that arrive while a
-signal is out are ranked at once and may change what follows it; a prompt that finds no KV blocks or no slot waits and
-lets suspended work go first, whose blocks are held; blocks for the longest output are reserved at admission, so nothing
-is recomputed. A batch is one step, whatever the engine's `max_num_batched_tokens`, unless `chunk_tokens` cuts it.
+Where we deviate from the printed algorithm: the running task is not a candidate for a batch (line 14 would execute it
+twice), and it is cleared before the round that its end causes; remaining times are ranked, not total times, so that a
+nearly finished task does not look hopeless; a batch is ranked by its head with the tokens of the whole batch.
 
-Sequences that go on decoding here (the paper's intra-device P/D runs them beside the prefill; one device can do one
-thing at a time): a decode step of all of them is put between boundaries at the last moment that still keeps every mean
-time per token, and without delay while no prompt is there.
+What we add: prompts that arrive between a signal and its acknowledgement are ranked at once; a prompt that finds no KV
+blocks or no slot waits while suspended tasks, which hold their blocks, run; blocks for the longest possible output are
+reserved at admission, so nothing is ever recomputed. A batch is one step, whatever `max_num_batched_tokens` is, unless
+`chunk_tokens` cuts it. Sequences may also decode here (the paper runs them beside the prefill on the same device; we
+run one step at a time): a decode step of all of them runs between boundaries, at the last moment that attains every
+TPOT, or at once while there are no prompts.
 
-The outer interface is EngineScheduler's. Cost: O(log n) a round in what waits, plus the scan of Alg. 1 on a submission.
+The interface is EngineScheduler's. Cost: O(log n) a round for n waiting prompts, plus Alg. 1's scan for each batch.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ from controller.core.steps import (
 )
 from controller.engine.assembly import assemble
 from controller.engine.config import EngineConfig
-from controller.engine.decode_turns import DecodeTurns
 from controller.engine.errors import ProtocolError
-from controller.engine.ranked import RankedQueue
+from controller.engine.queue import RankedQueue
 from controller.engine.scheduler import EngineScheduler
-from controller.engine.tasks import PreemptionConfig, RoundTotals, Task, holds
+from controller.engine.tasks import DecodeTurns, PreemptionConfig, PrefillTask, RoundTotals, holds
 from controller.policies.batching.slo_aware_batching import SloAwareBatching
 
 
 class PreemptivePrefill(EngineScheduler):
-    """`rounds` counts what sec. 6.4 of the paper measures."""
+    """FlowPrefill's scheduler. `rounds` counts what sec. 6.4 of the paper measures."""
 
     def __init__(
         self, config: EngineConfig, batching: SloAwareBatching, preemption: PreemptionConfig | None = None
@@ -66,9 +65,9 @@ class PreemptivePrefill(EngineScheduler):
         self.rounds = RoundTotals()
         self._rules = batching
         self._ranked = RankedQueue(batching.order)
-        self._suspended: list[Task] = []
-        self._task: Task | None = None  # on the device; None too while a decode step runs there
-        self._next: Task | Seq | None = None  # what the last round chose
+        self._suspended: list[PrefillTask] = []
+        self._task: PrefillTask | None = None  # on the device; None too while a decode step runs there
+        self._next: PrefillTask | Seq | None = None  # what the last round chose
         self._round = False
         self._turns = DecodeTurns(self.preemption)
 
@@ -79,14 +78,14 @@ class PreemptivePrefill(EngineScheduler):
         for event in events:
             self._apply(event, now, actions)
             self.batching.observe(event, now)
-        self._seats.take_arrived(self._handover.arrived)
+        self._seats.take_arrived(self._in_transit.arrived)
         if self._round or self._lost_room():
             self._choose(now)
         self._act(now, actions)
         return EngineReply(actions, self._wake_at(now))
 
     def _wake_at(self, now: float) -> float | None:
-        """When the running prompts must make way for a decode step, if no event comes before."""
+        """When the running prompts must be suspended for a decode step, if no event comes before."""
         task = self._task
         if task is None or task.signalled_at is not None or self.preemption.boundary == "none":
             return None
@@ -121,11 +120,11 @@ class PreemptivePrefill(EngineScheduler):
         self._round = True
 
     def _look_for_room(self) -> None:
-        """Blocks were given back: who found none before may now."""
+        """Blocks were freed: a prompt that found none before may fit now."""
         self._round |= self._next is None and len(self._ranked) > 0
 
     def _reserve_for(self, seq: Seq, actions: list[EngineAction]) -> None:
-        """As at admission: for all that it can come to hold, since nothing here is recomputed."""
+        """As at admission, reserve blocks for its longest possible output, since nothing here is recomputed."""
         if seq.tokens < self.config.max_model_len and self._blocks_wanted(seq) > self.blocks.free:
             actions.append(Reject(seq, "no_room"))
             return
@@ -141,8 +140,8 @@ class PreemptivePrefill(EngineScheduler):
 
     # ---- the end of a part ----------------------------------------------------------------------------------------
 
-    def _ran(self, task: Task, now: float) -> None:
-        """A step of the task has ended; it may have been signalled to stop."""
+    def _ran(self, task: PrefillTask, now: float) -> None:
+        """A step of the task ended, possibly after a signal."""
         task.used_s += now - task.since
         task.step, task.step_s = None, 0.0
         self._answered(task, now)
@@ -164,7 +163,7 @@ class PreemptivePrefill(EngineScheduler):
         self.rounds.preempts += 1
         self._after_steps()
 
-    def _answered(self, task: Task, now: float) -> None:
+    def _answered(self, task: PrefillTask, now: float) -> None:
         if task.signalled_at is not None:
             self.rounds.blocked(now - task.signalled_at)
             task.signalled_at = None
@@ -174,7 +173,7 @@ class PreemptivePrefill(EngineScheduler):
     def _choose(self, now: float) -> None:
         self._round = False
         self.rounds.rounds += 1
-        best: Task | Seq | None = None
+        best: PrefillTask | Seq | None = None
         key = None
         for task in self._live_tasks():
             rank = self._ranked.key(task.unfinished[0], task.needed_s(now, task is self._task), now)
@@ -186,7 +185,7 @@ class PreemptivePrefill(EngineScheduler):
             best = first[1]
         self._next = best
 
-    def _live_tasks(self) -> list[Task]:
+    def _live_tasks(self) -> list[PrefillTask]:
         tasks = self._suspended if self._task is None else [*self._suspended, self._task]
         return [task for task in tasks if task.unfinished]
 
@@ -194,11 +193,11 @@ class PreemptivePrefill(EngineScheduler):
         return len(self._running) < self.config.max_num_seqs and self._blocks_wanted(seq) <= self.blocks.free
 
     def _lost_room(self) -> bool:
-        """KV from elsewhere took the blocks or the seat of the prompt that was to run next."""
+        """Arriving KV took the blocks or the slot of the prompt chosen to run next."""
         return isinstance(self._next, Seq) and not self._has_room(self._next)
 
     def _longest(self, seq: Seq) -> int:
-        """Tokens whose KV it can come to hold: its newest token's is never computed."""
+        """Most tokens whose KV it can ever hold. The KV of its last token is never computed."""
         left = max(1, seq.max_tokens - seq.output_tokens)
         return min(seq.tokens + left, self.config.max_model_len) - 1
 
@@ -212,7 +211,7 @@ class PreemptivePrefill(EngineScheduler):
             self._signal_if_wanted(now, actions)
             return
         self._forget_dead(actions)
-        if self._round:  # what they held may be room for somebody
+        if self._round:  # the blocks that they held may be enough for a prompt
             self._choose(now)
         if self._paused is not None:
             self._drop_all_if_asked(now, actions)
@@ -240,7 +239,7 @@ class PreemptivePrefill(EngineScheduler):
         if self.preemption.boundary != "chunk":  # a chunk ends by itself
             actions.append(Suspend(task.step.id))
 
-    def _run(self, chosen: Task | Seq, now: float, actions: list[EngineAction]) -> None:
+    def _run(self, chosen: PrefillTask | Seq, now: float, actions: list[EngineAction]) -> None:
         if isinstance(chosen, Seq):
             task = self._submit(chosen, now)
         else:
@@ -256,7 +255,7 @@ class PreemptivePrefill(EngineScheduler):
             self.rounds.resumes += 1
             actions.append(Resume(task.step.id))
 
-    def _submit(self, head: Seq, now: float) -> Task:
+    def _submit(self, head: Seq, now: float) -> PrefillTask:
         others = [seq for seq in self._ranked if seq is not head]
         needs = [self.uncached(seq) for seq in others] if self.config.prefix_caching else [s.tokens for s in others]
         found = self._rules.members(self.uncached(head), needs, head.due - now)
@@ -269,10 +268,10 @@ class PreemptivePrefill(EngineScheduler):
         self.rounds.submits += 1
         self.rounds.batched += len(members) - 1
         chunks = -(-tokens // (self.preemption.chunk_tokens or tokens))
-        return Task(members, self._rules.predict(tokens) + (chunks - 1) * self._rules.predict(0))
+        return PrefillTask(members, self._rules.predict(tokens) + (chunks - 1) * self._rules.predict(0))
 
     def _take(self, seq: Seq) -> bool:
-        """Out of the queue, with blocks for all it can come to hold."""
+        """Admit it, with blocks for its longest possible output. False if there are too few."""
         seq.cached = self.blocks.take_prefix(seq)
         if not self.blocks.extend(seq, self._longest(seq) - seq.computed):
             self.blocks.release(seq)
@@ -287,8 +286,8 @@ class PreemptivePrefill(EngineScheduler):
         self.totals.step_tokens += step.tokens
         return step
 
-    def _chunk(self, task: Task) -> dict[Seq, int]:
-        """The next step's tokens: everything, or as much as a chunk holds, member by member."""
+    def _chunk(self, task: PrefillTask) -> dict[Seq, int]:
+        """Tokens of the next step: all that remain, or as many as fit into a chunk, member by member."""
         left = self.preemption.chunk_tokens or sum(seq.remaining for seq in task.unfinished)
         planned: dict[Seq, int] = {}
         for seq in task.unfinished:
@@ -323,7 +322,7 @@ class PreemptivePrefill(EngineScheduler):
             self.blocks.release(seq)
 
     def _after_steps(self) -> None:
-        """Blocks of the ended, unless a step that is suspended or runs still writes them."""
+        """Free the blocks of ended sequences, except those that a running or suspended step still writes."""
         steps = [self._step, *(task.step for task in self._suspended)]
         kept = [seq for seq in self._after_step if any(holds(step, seq) for step in steps)]
         for seq in self._after_step:
@@ -332,7 +331,7 @@ class PreemptivePrefill(EngineScheduler):
         self._after_step = kept
 
     def _drop_kv_if_asked(self) -> None:
-        """Done when the device is free, where suspended steps can be discarded too."""
+        """Postponed until the device is free, when suspended steps can be discarded too."""
 
     def _drop_all_if_asked(self, now: float, actions: list[EngineAction]) -> None:
         if self._paused is None or not self._paused.release_kv:

@@ -1,9 +1,9 @@
 """The engine's scheduler: continuous batching over KV blocks, as a state machine without I/O.
 
-It is told what happened and what time it is, and answers with the step to run next and the tokens to hand out. One step
-runs at a time. *Which* tokens run is the batching policy's choice; this class keeps the promises around it: nothing is
-lost or invented, blocks balance, and the most urgent sequence always makes progress. Whoever gives its blocks back
-(engine.seats) keeps its output: what was sampled is part of what is recomputed.
+It takes events and the time, and returns the step to run next and the tokens to emit. One step runs at a time. The
+batching policy chooses which tokens run; this class keeps the invariants: no token is lost or duplicated, blocks are
+accounted for, and the most urgent sequence always makes progress. An evicted sequence (engine.seats) keeps its output,
+and its sampled tokens are recomputed with its prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from controller.engine import leaps
 from controller.engine.assembly import assemble, lead
 from controller.engine.blocks import BlockManager
 from controller.engine.config import EngineConfig
-from controller.engine.disaggregation import Handover
+from controller.engine.disaggregation import KvInTransit
 from controller.engine.errors import ProtocolError
 from controller.engine.queue import by_arrival, by_priority
 from controller.engine.seats import Seats
@@ -50,9 +50,9 @@ from controller.policies.batching import Batching, Pausing
 
 
 class EngineScheduler:
-    """Also the EngineView its batching policy reads."""
+    """Continuous batching. Also the EngineView that its batching policy reads."""
 
-    whole_prompts = False  # a prompt is one step however long it is, and may lie suspended in the middle of it
+    whole_prompts = False  # True: a prompt is one step however long it is, and may be suspended in the middle
 
     def __init__(self, config: EngineConfig, batching: Batching) -> None:
         self.config = config
@@ -64,10 +64,10 @@ class EngineScheduler:
         key = by_priority if config.scheduling_policy == "priority" else by_arrival
         self._seats = Seats(config, self.blocks, self.totals, key, self._pausing)
         self._waiting, self._running = self._seats.waiting, self._seats.running
-        self._handover = Handover(self.blocks, key)
+        self._in_transit = KvInTransit(self.blocks, key)
         self._ids: set[str] = set()
         self._step: Step | None = None
-        self._after_step: list[Seq] = []  # ended while their step ran: their blocks are still being written
+        self._after_step: list[Seq] = []  # ended while their step runs: it still writes their blocks
         self._paused: Paused | None = None
         self._evicted = False  # while the running step was composed
 
@@ -101,12 +101,12 @@ class EngineScheduler:
 
     @property
     def idle(self) -> bool:
-        return self._step is None and not self._ids and not self._handover.held
+        return self._step is None and not self._ids and not self._in_transit.held
 
     @property
     def arrived_count(self) -> int:
-        """Sequences whose KV has come from another engine and that have no slot yet."""
-        return len(self._handover.arrived)
+        """Sequences whose KV has arrived from another engine and that have no slot yet."""
+        return len(self._in_transit.arrived)
 
     # ---- events -------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class EngineScheduler:
             self.batching.observe(event, now)
             if ran is not None and isinstance(event, StepDone | StepsDone):
                 self.batching.observe(StepRan(ran, getattr(event, "repeats", 1), event.seconds), now)
-        anybody = self._running or self._waiting or self._handover.arrived
+        anybody = self._running or self._waiting or self._in_transit.arrived
         if self._step is None and self._paused is None and anybody:
             self._step = self._compose(now)
             if self._step is not None:
@@ -138,9 +138,9 @@ class EngineScheduler:
             case Reserve(seq):
                 self._reserve_for(seq, actions)
             case Landed(seq):
-                self._handover.land(seq)
+                self._in_transit.land(seq)
             case Release(seq):
-                self._handover.release(seq)
+                self._in_transit.release(seq)
             case Paused():
                 self._paused = event
                 self._drop_kv_if_asked()
@@ -163,7 +163,7 @@ class EngineScheduler:
         if seq.id in self._ids:
             raise ProtocolError(f"sequence id {seq.id!r} is in use")
         too_long = seq.tokens >= self.config.max_model_len
-        if too_long or not self._handover.reserve(seq):
+        if too_long or not self._in_transit.reserve(seq):
             actions.append(Reject(seq, "too_long" if too_long else "no_room"))
         else:
             self._ids.add(seq.id)
@@ -174,7 +174,7 @@ class EngineScheduler:
             return "too_long"
         bound = self.config.max_waiting
         free_slots = self.config.max_num_seqs - len(self._running)
-        if bound is not None and len(self._waiting) - free_slots >= bound:  # those the slots will take do not count
+        if bound is not None and len(self._waiting) - free_slots >= bound:  # not those for whom a slot is free
             return "queue_full"
         return None
 
@@ -184,7 +184,7 @@ class EngineScheduler:
         if seq.state is SeqState.WAITING:
             self._waiting.remove(seq)
         elif seq.state is SeqState.ARRIVING:
-            self._handover.drop(seq)
+            self._in_transit.drop(seq)
         else:
             self._running.remove(seq)
             self._give_back(seq)
@@ -235,9 +235,9 @@ class EngineScheduler:
     # ---- leaps (engine.leaps) -----------------------------------------------------------------------------------
 
     def repeats(self) -> int:
-        """How often the running step is sure to run, itself included, if no event but its end comes.
+        """How often the running step will run, itself included, if no event but its end comes.
 
-        More than 1 only for a steady batching policy and while all that run decode: then no prompt found a slot, a
+        More than 1 only for a steady batching policy while all running sequences decode: then no prompt found a slot, a
         token or a block, and none will until a sequence ends or blocks run out.
         """
         step = self._step
@@ -296,7 +296,7 @@ class EngineScheduler:
             self._running.remove(seq)
             self._end(seq, reason)
             if seq.keep_kv:
-                self._handover.hold(seq)
+                self._in_transit.hold(seq)
             else:
                 self.blocks.release(seq)
         return reason
@@ -315,7 +315,7 @@ class EngineScheduler:
     # ---- the next step ------------------------------------------------------------------------------------------
 
     def _compose(self, now: float) -> Step | None:
-        self._seats.take_arrived(self._handover.arrived)
+        self._seats.take_arrived(self._in_transit.arrived)
         self._evicted = False
         grants = self.batching.compose(self, now)
         ahead = lead(grants, self.blocks)
@@ -323,11 +323,11 @@ class EngineScheduler:
         if self._evicted:
             ahead = ahead.still_running()
         if not planned and not ahead.decodes and self._running:
-            # only queued ones were wanted: who holds the blocks must come to an end
+            # The policy granted only queued sequences, which found no blocks: run one that holds blocks
             seq = self._running.items()[0]
             self._seats.reserve(seq, min(seq.remaining, self.token_budget), planned, {seq for seq, _ in grants})
-        if not planned and not ahead.decodes and self._handover.arrived and not self._running:
-            return self._compose(now)  # the last one evicted itself: its slot is for one that holds blocks
+        if not planned and not ahead.decodes and self._in_transit.arrived and not self._running:
+            return self._compose(now)  # the last one evicted itself: its slot goes to a sequence that holds blocks
         if not planned and not ahead.decodes:
             return None
         self.totals.steps += 1
@@ -336,17 +336,17 @@ class EngineScheduler:
         return step
 
     def _plan(self, grants: Sequence[tuple[Seq, int]], first: int) -> dict[Seq, int]:
-        """Tokens by sequence, in order, of the grants from `first` on, as far as there are blocks."""
+        """Tokens by sequence, in order, of the grants from index `first`, as far as there are blocks."""
         planned: dict[Seq, int] = {}
         wanted = {seq for seq, _ in grants} if self._pausing else set()
         held, running, size = False, SeqState.RUNNING, self.config.block_size
         for seq, tokens in islice(grants, first, None):
             if seq.state is running and seq.computed + tokens <= len(seq.blocks) * size:
-                planned[seq] = tokens  # as nearly always: it has its blocks
+                planned[seq] = tokens  # the usual case: it has its blocks
             elif seq.state is running:
                 self._evicted |= self._seats.reserve(seq, tokens, planned, wanted)
             elif held or self._evicted or not self._seats.admit(seq, tokens, wanted):
-                held = True  # a queued sequence that finds no blocks also holds back the queued ones behind it
+                held = True  # no queued sequence may overtake one that found no blocks
             else:
                 planned[seq] = tokens
         return planned
@@ -355,9 +355,9 @@ class EngineScheduler:
 
     def check(self) -> None:
         """Raise unless queues, states and blocks agree. Linear in blocks: for tests and idle moments."""
-        self.blocks.check([*self._running, *self._after_step, *self._handover.holders()])
+        self.blocks.check([*self._running, *self._after_step, *self._in_transit.holders()])
         for queue, state in ((self._waiting, SeqState.WAITING), (self._running, SeqState.RUNNING)):
             if any(seq.state is not state for seq in queue):
                 raise ProtocolError(f"a sequence in the {state} queue is in another state")
-        if len(self._waiting) + len(self._running) + self._handover.coming != len(self._ids):
+        if len(self._waiting) + len(self._running) + self._in_transit.coming != len(self._ids):
             raise ProtocolError("ids known and ids queued differ")

@@ -1,7 +1,7 @@
-"""Who waits, who runs, and who gives way when seats or KV blocks are short.
+"""Which sequences wait, which run, and which are evicted when slots or KV blocks run out.
 
-When blocks run out, the least urgent running sequence gives its own back and is computed again later (preemption by
-recompute, as in vLLM); under a policy that pauses sequences, those that are paused go first.
+The least urgent running sequence is evicted first and recomputed later (preemption by recompute, as in vLLM). Under a
+policy that pauses sequences, paused ones are evicted before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from controller.policies.batching import Pausing
 
 
 class Seats:
-    """`wanted`: those that the step is being composed of; only policies that pause say who that is."""
+    """The waiting and the running sequences. `wanted` in its methods: the sequences of the step being composed, which
+    only policies that pause sequences provide."""
 
     def __init__(
         self,
@@ -36,14 +37,15 @@ class Seats:
         self._pausing = pausing
 
     def take(self, seq: Seq) -> None:
-        """A queued sequence whose blocks were found runs from now on."""
+        """Move a queued sequence that has its blocks to the running ones."""
         self.waiting.remove(seq)
         seq.state = SeqState.RUNNING
         self.running.add(seq)
         self._totals.admitted(seq, self._config.prefix_caching)
 
     def take_arrived(self, arrived: SeqQueue) -> None:
-        """Ahead of the queue: they hold their blocks, and whoever waits for those would wait for ever."""
+        """Run sequences whose KV has arrived, ahead of the queue: they hold blocks that the queued ones may need, so
+        the other way round neither might ever run."""
         while len(arrived) and len(self.running) < self._config.max_num_seqs:
             seq = arrived.items()[0]
             arrived.remove(seq)
@@ -51,7 +53,7 @@ class Seats:
             self.running.add(seq)
 
     def admit(self, seq: Seq, tokens: int, wanted: set[Seq]) -> bool:
-        """A seat and blocks for a queued sequence, at the cost of paused ones alone. False: none were found."""
+        """Give a queued sequence a slot and blocks, evicting only paused ones. False if that is not enough."""
         while len(self.running) >= self._config.max_num_seqs or not self._blocks.fits(seq):
             if (paused := self._spare(wanted)) is None:
                 return False
@@ -63,8 +65,8 @@ class Seats:
         return True
 
     def reserve(self, seq: Seq, tokens: int, planned: dict[Seq, int], wanted: set[Seq]) -> bool:
-        """Blocks for a running sequence, at the cost of the least urgent ones, which leave `planned`. True if one had
-        to go that was not merely paused."""
+        """Take blocks for a running sequence, evicting the least urgent ones, which leave `planned`. True if one was
+        evicted that was not paused."""
         evicted = False
         while not self._blocks.extend(seq, tokens):
             victim = self._spare(wanted) or self.running.items()[-1]
@@ -77,14 +79,14 @@ class Seats:
         return evicted
 
     def clear(self) -> list[Seq]:
-        """Everybody gives seat and blocks back; those who had one, most urgent first."""
+        """Evict all running sequences. Returns them, most urgent first."""
         seqs = self.running.clear()
         for seq in seqs:
             self._requeue(seq)
         return seqs
 
     def _spare(self, wanted: set[Seq]) -> Seq | None:
-        """Of those that hold KV but are paused, who gives it back first."""
+        """The paused sequence to evict first, if any."""
         return self._pausing.spare(self.running.items(), wanted) if self._pausing else None
 
     def _evict(self, seq: Seq) -> None:

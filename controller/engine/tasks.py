@@ -1,7 +1,9 @@
-"""What FlowPrefill's scheduler keeps of an execution: a batch of prompts, submitted, preempted and resumed as one."""
+"""FlowPrefill's units of work: batches of prompts, preempted and resumed as one, and decode turns."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
@@ -10,12 +12,12 @@ from controller.core.steps import BOUNDARIES, Boundary, Seq, SeqState, Step
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """`boundary`: where a running batch may be suspended; the executor must stop there too. "none": nowhere.
+    """`boundary`: where a running batch may be suspended ("none": nowhere). The executor must support it.
 
-    `chunk_tokens`: most tokens of one step; a batch of more runs as several, and each end is a boundary (None: a batch
-    is one step). `decode_a`, `decode_b`, `decode_c`: predicted seconds of a decode step (HyperFlexis eq. 2), for
-    sequences that decode here: on a prefill instance there are none. `decode_margin_s`: how much earlier than its last
-    moment a decode step is wanted.
+    `chunk_tokens`: most tokens of one step. A larger batch runs as several steps, each end being a boundary (None: a
+    batch is one step). `decode_a`, `decode_b`, `decode_c`: predicted seconds of a decode step (HyperFlexis eq. 2);
+    unused on a prefill instance, where nothing decodes. `decode_margin_s`: a decode step starts this much before the
+    last moment at which it still attains every TPOT.
     """
 
     boundary: Boundary = "operator"
@@ -38,11 +40,10 @@ class PreemptionConfig:
 
 
 @dataclass(slots=True, eq=False)
-class Task:
-    """`members`: head first. `step`: what runs or lies suspended of it; None between its chunks.
+class PrefillTask:
+    """A batch of prompts. `members`: head first. `step`: its running or suspended step; None between chunks.
 
-    `predicted_s`: of all its work; `used_s`: device seconds of the parts that have ended, while it does not run all of
-    them.
+    `predicted_s`: device seconds of all its work. `used_s`: device seconds of the parts that have ended.
     """
 
     members: list[Seq]
@@ -55,18 +56,18 @@ class Task:
 
     @property
     def unfinished(self) -> list[Seq]:
-        """Those whose prompt is still to be computed; the first of them stands for the task."""
+        """Members whose prompt is not yet computed. The first of them represents the task in the ranking."""
         return [seq for seq in self.members if seq.state is SeqState.RUNNING and not seq.decoding]
 
     def needed_s(self, now: float, running: bool) -> float:
-        """Predicted device seconds it still takes."""
+        """Predicted device seconds until it is done."""
         used = self.used_s + (now - self.since if running else 0.0)
         return max(0.0, self.predicted_s - used)
 
 
 @dataclass(slots=True)
 class RoundTotals:
-    """Counts since the start. `blocking_*`: from a signal to its acknowledgement (FlowPrefill sec. 6.4), seconds."""
+    """Counts since the start. `blocking_*`: seconds from a signal to its acknowledgement (FlowPrefill sec. 6.4)."""
 
     rounds: int = 0
     submits: int = 0
@@ -86,3 +87,27 @@ class RoundTotals:
 def holds(step: Step | None, seq: Seq) -> bool:
     """Whether the step reads or writes the sequence's blocks."""
     return step is not None and (seq in step.decodes or any(chunk.seq is seq for chunk in step.chunks))
+
+
+class DecodeTurns:
+    """Decides when the sequences that decode on a prefill engine get the device: as late as their TPOT allows.
+
+    Token n after the first is due n times the TPOT target after it (Kairos eq. 2 defines slack the same way).
+    """
+
+    def __init__(self, config: PreemptionConfig) -> None:
+        self._config = config
+
+    def due(self, decoding: Sequence[Seq], now: float) -> float | None:
+        """When the next step of all of them must begin, at the earliest now; None if none has a TPOT target."""
+        if not decoding:
+            return None
+        config = self._config
+        context = sum(seq.tokens for seq in decoding)
+        step_s = config.decode_a + config.decode_b * context + config.decode_c * len(decoding)
+        last = min((seq.first_token_at or now) + seq.output_tokens * seq.tpot_s for seq in decoding)
+        return None if math.isinf(last) else max(now, last - step_s - config.decode_margin_s)
+
+    def is_due(self, decoding: Sequence[Seq], now: float) -> bool:
+        due = self.due(decoding, now)
+        return due is not None and due <= now

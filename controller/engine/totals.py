@@ -1,4 +1,4 @@
-"""What an engine has done since it started."""
+"""Counters of one engine since it started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Totals:
 
     def admitted(self, seq: Seq, prefix_caching: bool) -> None:
         if seq.preemptions:
-            return  # counted when it first came in
+            return  # counted at its first admission
         self.prompt += seq.prompt_tokens
         self.prompt_cached += seq.cached
         if prefix_caching:

@@ -40,7 +40,7 @@ def test_what_landed_decodes_without_a_prefill():
     seq = coming("a", 8, max_tokens=4)
     assert answers(driver, Reserve(seq)) == [Reserved(seq)]
     assert (seq.state, len(seq.blocks), driver.step) == (SeqState.ARRIVING, 3, None)
-    assert driver.scheduler._handover.coming == 1
+    assert driver.scheduler._in_transit.coming == 1
     driver.send(Landed(seq))
     assert (driver.step.chunks, driver.step.decodes, driver.step.context_sum) == ((), (seq,), 9)
     driver.run()
@@ -100,7 +100,7 @@ def test_arrivals_beyond_the_slots_wait_with_their_blocks_and_go_before_the_queu
     seq = coming("landed", 4, max_tokens=2, arrival=9.0)
     answers(driver, Reserve(seq))
     driver.send(Landed(seq))
-    assert driver.scheduler._handover.coming == 1
+    assert driver.scheduler._in_transit.coming == 1
     driver.run()
     assert list(driver.ended) == ["running", "landed", "queued"]
 
