@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,13 +19,17 @@ def pinned(name: str) -> list[str]:
 
 
 def asked(tmp_path: Path, target: str, *options: str) -> list[list[str]]:
-    """The arguments of every call of an environment's python, which stands in for one that has everything."""
+    """The arguments of every call of an environment's python, which stands in for one that has everything.
+
+    `make test INSTALL=no` hands its own options on to every make below it, and these must not have them.
+    """
     told, python = tmp_path / "told", tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
     python.chmod(0o755)
     command = ["make", "--no-print-directory", target, f"VENV={tmp_path / 'venv'}", *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=60)
     return [line.split() for line in told.read_text().splitlines()]
 
 
