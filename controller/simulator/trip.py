@@ -142,6 +142,6 @@ class Trip:
 
 
 def paced_tokens(after: np.ndarray, targets: Targets) -> int:
-    """slo.goodput.token_goodput over a column: a run judges tens of millions of tokens."""
+    """slo.attainment.token_goodput over a column: a run judges tens of millions of tokens."""
     due = targets.ttft_s + np.arange(len(after)) * targets.tpot_s + 1e-9
     return int((after <= due).sum())

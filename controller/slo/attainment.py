@@ -10,7 +10,6 @@ from typing import NamedTuple
 from controller.core.messages import ClassWindow
 from controller.core.records import RequestRecord
 from controller.core.types import Outcome, Outlook, Targets
-from controller.slo.goodput import deadline_goodput, token_goodput
 
 # Deadlines are compared with this grace: clocks are read a few microseconds after the fact.
 EPSILON_S = 1e-6
@@ -199,3 +198,19 @@ def quantile(ascending: Sequence[float], share: float) -> float | None:
         return None
     rank = max(0, min(len(ascending) - 1, int(share * len(ascending) + 0.5) - 1))
     return ascending[rank]
+
+
+# ---- goodput (Concord ch. 3) ----------------------------------------------------------------------------------------
+
+
+def token_goodput(token_times: Sequence[float], ttft_s: float, tbt_s: float) -> int:
+    """Tokens delivered by ttft + i x tbt, i from 0 for the first one; a late token does not spoil later ones.
+
+    `token_times` are seconds after arrival.
+    """
+    return sum(at <= ttft_s + i * tbt_s + 1e-9 for i, at in enumerate(token_times))
+
+
+def deadline_goodput(e2e_s: float, deadline_s: float, prompt_tokens: int, output_tokens: int) -> int:
+    """Deadline and workflow requests: input and output tokens, all or nothing."""
+    return prompt_tokens + output_tokens if e2e_s <= deadline_s + 1e-9 else 0

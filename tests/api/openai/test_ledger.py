@@ -13,7 +13,7 @@ from api.openai.quotas import Quotas
 from api.openai.state.instruments import Instruments
 from controller.core.decisions import Decision
 from controller.core.types import Outcome, Request, Targets
-from controller.slo.goodput import deadline_goodput
+from controller.slo.attainment import deadline_goodput
 from tests.api.openai.gateways import ListSink
 from workers.backends.base import Usage
 

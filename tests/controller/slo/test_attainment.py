@@ -4,8 +4,7 @@ import pytest
 
 from controller.core.records import RequestRecord
 from controller.core.types import Outcome, Targets
-from controller.slo.attainment import AttainmentWindows, judge, quantile
-from controller.slo.goodput import deadline_goodput, token_goodput
+from controller.slo.attainment import AttainmentWindows, deadline_goodput, judge, quantile, token_goodput
 
 TARGETS = Targets(0.7, 0.5)
 
