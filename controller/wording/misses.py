@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.core.records import ENGINE_REJECTED, RequestRecord
+from controller.core.records import ENGINE_REJECTED
 from controller.wording.figures import count, ms
 from controller.wording.reasons import reason_in_words
-from controller.wording.request_steps import due_s, is_given_up, never_decoded_s
+from controller.wording.request_steps import RecordedRequest, due_s, is_given_up, never_decoded_s
 
 ENDS = ("refuse", "expire", "cancel", "place")  # kinds of decisions after which nothing more is tried
 
 
-def why_missed(row: RequestRecord) -> list[str]:
+def why_missed(row: RecordedRequest) -> list[str]:
     """Empty where it attained, or where it is counted as no miss: its client left, or the engine refused it."""
     if row.attained or row.error_code == ENGINE_REJECTED:
         return []
@@ -26,7 +26,7 @@ def why_missed(row: RequestRecord) -> list[str]:
     return _late(row) if row.outcome == "ok" else []
 
 
-def _unserved(row: RequestRecord) -> list[str]:
+def _unserved(row: RecordedRequest) -> list[str]:
     last = row.decisions[-1] if row.decisions else {}
     kind, reason = str(last.get("kind", "")), str(last.get("reason", ""))
     prefilled = never_decoded_s(row)
@@ -44,7 +44,7 @@ def _unserved(row: RequestRecord) -> list[str]:
 Told = Mapping[str, Any]
 
 
-def _expired(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     after = f"It expired after {ms(figures['waited_s'])} in the queue"
     if figures.get("paused"):
         return [f"{after}: an operator held it back until its waiting time was over."]
@@ -63,28 +63,28 @@ def _expired(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
     return said
 
 
-def _no_instance(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _no_instance(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     if "waited_s" in figures:
         waited = f"It was refused after {ms(figures['waited_s'])} in the queue"
         return [f"{waited}: no instance of {row.model} was up, and the one that was on its way came no more."]
     return [f"It was refused at once: no instance of {row.model} was up, and none was on its way."]
 
 
-def _starts_too_late(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _starts_too_late(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     starts, may = ms(figures["starts_in_s"]), ms(figures["waiting_s"])
     return [f"It was refused: no instance was up, the next one was expected in {starts}, and it may wait {may}."]
 
 
-def _queue_full(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _queue_full(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     return [f"It was refused: {count(figures['queued'])} requests waited, as many as the gateway's queue may hold."]
 
 
-def _behind(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _behind(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     after, others = ms(figures["waited_s"]), count(figures["queued"])
     return [f"It was refused after {after} in the queue: behind those before it, it would be late; {others} waited."]
 
 
-def _alone(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _alone(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     needs = {
         "decode_step_s": ("a token takes {}", "tpot_s", "{} a token were asked for"),
         "answer_s": ("its whole answer takes {}", "deadline_s", "its deadline was {}"),
@@ -97,22 +97,22 @@ def _alone(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
     return [f"It was refused: even alone on an idle instance {alone}, as predicted, and {was}."]
 
 
-def _not_decoded(row: RequestRecord, prefilled: float, code: str) -> str:
+def _not_decoded(row: RecordedRequest, prefilled: float, code: str) -> str:
     done = f"Its prompt was computed on {row.instance} {ms(prefilled)} after it came"
     return f"{done}, and it was given up after {ms(row.e2e_s)} without being decoded: {reason_in_words(code)}."
 
 
-def _engine_failed(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _engine_failed(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     tries = f"{figures['attempts']} attempts" if figures["attempts"] > 1 else "one attempt"
     return [f"It was given up after {tries}; the last, at {figures['instance']}, failed: {figures['error']}."]
 
 
-def _no_time(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _no_time(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     where = f"{figures['instance']} failed ({figures['error']})"
     return [f"{where}, and its waiting time left none to try another instance."]
 
 
-def _cancelled(row: RequestRecord, figures: Told, rejected: Told) -> list[str]:
+def _cancelled(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     return [f"{figures['actor']} cancelled it in the queue."]
 
 
@@ -129,7 +129,7 @@ UNSERVED = {
 }
 
 
-def _late(row: RequestRecord) -> list[str]:
+def _late(row: RecordedRequest) -> list[str]:
     """Served, but not in time: each promise that was broken, and what it met when it was sent."""
     said = []
     if not row.ttft_met:
@@ -142,20 +142,20 @@ def _late(row: RequestRecord) -> list[str]:
     return said
 
 
-def _first_token(row: RequestRecord) -> str:
+def _first_token(row: RecordedRequest) -> str:
     first, queue = row.ttft_s or 0.0, row.queue_s or 0.0
     late = f"Its first token came after {ms(first)}, {ms(first - row.target_ttft_s)} too late"
     where = row.prefill_instance or row.instance
     return f"{late}: {ms(queue)} in the gateway's queue, {ms(first - queue)} on {where}."
 
 
-def _unseen(row: RequestRecord) -> str:
+def _unseen(row: RecordedRequest) -> str:
     due, queue = ms(due_s(row, row.output_tokens)), ms(row.queue_s)
     took = f"Its answer, which was not streamed, took {ms(row.e2e_s)}, {queue} of it in the gateway's queue"
     return f"{took}; its first token and its pace allow {due} for {_number(row.output_tokens, 'token')}."
 
 
-def _as_sent(row: RequestRecord) -> list[str]:
+def _as_sent(row: RecordedRequest) -> list[str]:
     """What the dispatcher saw when it sent it, the last time."""
     sent = [step for step in row.decisions if step.get("kind") == "dispatch"]
     figures = (sent[-1].get("figures") or {}) if sent else {}

@@ -1,14 +1,13 @@
 """The steps of one request, as its record lists them: each in words, and how a disaggregated request ended.
 
-`row` is a stored record; it has the fields of `controller.core.records.RequestRecord`.
+`row`: its record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from controller.core.records import RequestRecord
 from controller.wording.reasons import SOURCES, reason_in_words
 
 # Steps of one request, as the gateway records them with it.
@@ -23,6 +22,64 @@ STEPS: dict[str, str] = {
 }
 NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
 PLACED, AGAIN, GIVEN_UP = "Placed for decoding", "Sent back to be prefilled again", "Given up"
+
+
+class RecordedRequest(Protocol):
+    """What is read of a request's record, of the gateway's (core.records.RequestRecord) or of the stored row."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def instance(self) -> str: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def error_code(self) -> str: ...
+
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def target_ttft_s(self) -> float: ...
+
+    @property
+    def target_tpot_s(self) -> float: ...
+
+    @property
+    def target_deadline_s(self) -> float | None: ...
+
+    @property
+    def queue_s(self) -> float | None: ...
+
+    @property
+    def ttft_s(self) -> float | None: ...
+
+    @property
+    def tpot_s(self) -> float | None: ...
+
+    @property
+    def e2e_s(self) -> float | None: ...
+
+    @property
+    def ttft_met(self) -> bool: ...
+
+    @property
+    def tpot_met(self) -> bool: ...
+
+    @property
+    def deadline_met(self) -> bool: ...
+
+    @property
+    def attained(self) -> bool: ...
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def prefill_instance(self) -> str: ...
 
 
 def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,24 +102,24 @@ def came_of_placing(recorded: Mapping[str, Any]) -> str:
     return AGAIN if "instance" in figures else PLACED
 
 
-def is_given_up(row: RequestRecord) -> bool:
+def is_given_up(row: RecordedRequest) -> bool:
     """Was giving it up the last that was decided?"""
     last = row.decisions[-1] if row.decisions else {}
     return last.get("kind") == "place" and came_of_placing(last) == GIVEN_UP
 
 
-def end_code(row: RequestRecord) -> str:
+def end_code(row: RecordedRequest) -> str:
     """Why it was not served. What its client was told says less of one that was given up: no capacity."""
     return str(row.decisions[-1].get("reason", "")) if is_given_up(row) else row.error_code
 
 
-def prefilled_s(row: RequestRecord) -> float | None:
+def prefilled_s(row: RecordedRequest) -> float | None:
     """When the last prefill on an instance that only prefills had ended."""
     found = _prefill_step(row)
     return None if found is None else float(found["at"])
 
 
-def never_decoded_s(row: RequestRecord) -> float | None:
+def never_decoded_s(row: RecordedRequest) -> float | None:
     """When it was prefilled, of one that ended before an instance that decodes had it; None of all others.
 
     Its record then names where it was prefilled as its only instance.
@@ -74,11 +131,11 @@ def never_decoded_s(row: RequestRecord) -> float | None:
     return float(found["at"]) if there and found["at"] >= (row.queue_s or 0.0) else None
 
 
-def _prefill_step(row: RequestRecord) -> Mapping[str, Any] | None:
+def _prefill_step(row: RecordedRequest) -> Mapping[str, Any] | None:
     steps = (step for step in reversed(row.decisions) if step.get("kind") == "prefill")
     return next((step for step in steps if isinstance(step.get("at"), int | float)), None)
 
 
-def due_s(row: RequestRecord, token: int) -> float:
+def due_s(row: RecordedRequest, token: int) -> float:
     """When token number `token` (from 1) was due: TTFT + (token - 1) x TPOT."""
     return row.target_ttft_s + max(0, token - 1) * row.target_tpot_s
