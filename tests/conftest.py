@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Importing torch takes seconds and may not even work: only for those who ask for it (`make test-torch`)."""
     for_torch = collection_path.name.startswith("test_torch_") or collection_path.parts[-3:-1] == ("engine", "torch")
-    if for_torch and "not torch" in config.option.markexpr:
+    asked = config.option.markexpr.replace("not torch", "").replace("not gpu", "")
+    if for_torch and asked and "torch" not in asked and "gpu" not in asked:
         return True
     return None
 
