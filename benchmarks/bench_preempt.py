@@ -41,7 +41,7 @@ from workers.engine.torch.config import read_config
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.pool import LEAD
 from workers.engine.torch.serving import load_program
-from workers.engine.torch.task import Boundary, Program, Task
+from workers.engine.torch.task import Boundary, Program, StepTask
 
 BLOCK_SIZE = 16
 TOLERANCE = 0.15  # measured against predicted ratio
@@ -178,7 +178,7 @@ class Device:
 
 def operator_times(program: Program, step: Step) -> list[float]:
     """Seconds of each stage of a step, in order."""
-    task, times = Task(0, program, segments_of(step)), []
+    task, times = StepTask(0, program, segments_of(step)), []
     with torch.inference_mode():
         while not task.over:
             began = time.perf_counter()

@@ -17,7 +17,7 @@ from benchmarks.trials import note
 from benchmarks.workloads import Task
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
-from workers.profiler import Limits, profile_engines
+from workers.profiler import ProfilingLimits, profile_engines
 
 FULL_BUDGET_S, QUICK_BUDGET_S = 100.0, 25.0
 # Round robin falls below 0.9 well before the engines are saturated: seen at this share of their capacity.
@@ -34,7 +34,7 @@ def profile_vllm(urls: Sequence[str], kept: Path, quick: bool) -> Profiled:
     """All servers at the same time, as they will serve. QUICK takes the kept profile where there is one."""
     if not (quick and kept.exists()):
         note("profiling the servers")
-        limits = Limits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)
+        limits = ProfilingLimits(MAX_NUM_SEQS, CONTEXT_TOKENS, budget_s=QUICK_BUDGET_S if quick else FULL_BUDGET_S)
         profile = asyncio.run(profile_engines(urls, MODEL_NAME, limits))
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(profile.as_json(MODEL_NAME, urls), indent=1) + "\n")

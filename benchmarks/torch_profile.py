@@ -34,7 +34,7 @@ from workers.engine.torch.config import read_config
 from workers.engine.torch.model_options import ELEMENT_BYTES
 from workers.engine.torch.serving import load_program
 from workers.engine.torch.task import Program
-from workers.profiler import Limits, Profile
+from workers.profiler import ProfileSamples, ProfilingLimits
 
 
 class Grid:
@@ -73,9 +73,9 @@ class Grid:
         self._device.executor.close()
 
 
-def measured(program: Program, limits: Limits, repeats: int, seed: int) -> Profile:
+def measured(program: Program, limits: ProfilingLimits, repeats: int, seed: int) -> ProfileSamples:
     """The grid within the bounds, until the budget is spent."""
-    profile, grid = Profile(), Grid(program, repeats, seed)
+    profile, grid = ProfileSamples(), Grid(program, repeats, seed)
     points, began = limits.points(), time.monotonic()
     try:
         for at, (batch, length) in enumerate(points, 1):
@@ -90,7 +90,7 @@ def measured(program: Program, limits: Limits, repeats: int, seed: int) -> Profi
     return profile
 
 
-def entry(profile: Profile, shape: str, dtype: str, device: str, capacity: int) -> dict[str, Any]:
+def entry(profile: ProfileSamples, shape: str, dtype: str, device: str, capacity: int) -> dict[str, Any]:
     """As `workers/engine/profiles.json` holds them. `device`: its name; `capacity`: tokens of KV it has room for."""
     fitted = profile.fit()
     k = fitted.coefficients
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    limits = Limits(args.max_num_seqs, 2 * args.batch_tokens, args.batch_tokens, args.budget)
+    limits = ProfilingLimits(args.max_num_seqs, 2 * args.batch_tokens, args.batch_tokens, args.budget)
     longest = max(batch * -(-length // BLOCK_SIZE) for batch, length in limits.points())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -53,7 +53,7 @@ OUTLIER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProfilingLimits:
     """What bounds the grid: the engine's slots and context, tokens a batch, and the time to spend (seconds)."""
 
     max_num_seqs: int = 32
@@ -76,7 +76,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Profile:
+class ProfileSamples:
     """Samples of one or more engines, and their fit."""
 
     prefill: list[PrefillSample] = field(default_factory=list)
@@ -130,7 +130,7 @@ class EngineProfiler:
         self.rng = random.Random(seed)
         self.lead_s = BLOCKER_LEAD_S
 
-    async def run(self, limits: Limits, profile: Profile) -> None:
+    async def run(self, limits: ProfilingLimits, profile: ProfileSamples) -> None:
         await self._stream(64, OUTPUT_TOKENS)  # first use of an engine is slow
         await self.settle()
         profile.kv_capacity_tokens = await self.kv_capacity()
@@ -148,7 +148,7 @@ class EngineProfiler:
             blocker_s = (await self._stream(BLOCKER_TOKENS, 1))[0] - sent
         self.lead_s = min(BLOCKER_LEAD_S, BLOCKER_LEAD_SHARE * blocker_s)
 
-    async def measure(self, batch: int, length: int, profile: Profile) -> None:
+    async def measure(self, batch: int, length: int, profile: ProfileSamples) -> None:
         """One grid point: adds its samples, or counts it as discarded where it was not one batch."""
         sent = time.monotonic()
         blocker = asyncio.create_task(self._stream(BLOCKER_TOKENS, 1))
@@ -215,9 +215,9 @@ def decode_sample(streams: Sequence[Sequence[float]], length: int) -> DecodeSamp
     return DecodeSample(len(streams), context, (end - begin) / steps)
 
 
-async def profile_engines(urls: Sequence[str], model: str, limits: Limits, seed: int = 1) -> Profile:
-    """Profiles all at the same time into one Profile. Raises ProfilingFailed or aiohttp.ClientError."""
-    profile = Profile()
+async def profile_engines(urls: Sequence[str], model: str, limits: ProfilingLimits, seed: int = 1) -> ProfileSamples:
+    """Profiles all at the same time into one ProfileSamples. Raises ProfilingFailed or aiohttp.ClientError."""
+    profile = ProfileSamples()
     # Shorter than engines keep idle connections (vLLM: 5 s), or a request may go into one that just closes.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
@@ -241,7 +241,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = parser().parse_args()
-    limits = Limits(arguments.max_num_seqs, arguments.max_model_len, arguments.batch_tokens, arguments.budget)
+    limits = ProfilingLimits(arguments.max_num_seqs, arguments.max_model_len, arguments.batch_tokens, arguments.budget)
     try:
         profile = asyncio.run(profile_engines(arguments.url, arguments.model, limits, arguments.seed))
         written = profile.as_json(arguments.model, arguments.url)

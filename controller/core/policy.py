@@ -29,7 +29,7 @@ class Rank(NamedTuple):
     valid_until: float | None = None
 
 
-class Verdict(NamedTuple):
+class AdmissionResult(NamedTuple):
     """`admit` with a probability of meeting the TTFT; otherwise wait (here, now) with the reason."""
 
     admit: bool
@@ -80,7 +80,9 @@ class Ordering(Policy, Protocol):
 
 
 class Admission(Policy, Protocol):
-    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> Verdict: ...
+    def judge(
+        self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float
+    ) -> AdmissionResult: ...
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
         """From this time on the request cannot make it even alone on an idle engine."""

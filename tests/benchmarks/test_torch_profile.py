@@ -11,7 +11,7 @@ from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import DecodeSample, PrefillSample
 from workers.engine.profiles import SHIPPED, load_profile
-from workers.profiler import Profile
+from workers.profiler import ProfileSamples
 
 pytestmark = pytest.mark.torch
 TRUE = LatencyCoefficients(0.01, 2e-5, 1e-9, 0.004, 1e-7, 1e-4)
@@ -22,7 +22,7 @@ def known():
     model = LatencyModel(TRUE)
     prefill = [PrefillSample(n, n * n, model.prefill_sums(n, n * n)) for n in range(100, 3000, 100)]
     decode = [DecodeSample(b, b * c, model.decode(b, b * c)) for b in (1, 4, 16) for c in (64, 512, 2048)]
-    return Profile(prefill, decode, points=len(prefill))
+    return ProfileSamples(prefill, decode, points=len(prefill))
 
 
 def test_an_entry_has_the_keys_of_all_shipped_ones_and_the_coefficients():

@@ -14,9 +14,9 @@ from controller.predict.latency import LatencyModel
 from controller.predict.latency_fit import DecodeSample, PrefillSample
 from workers.profiler import (
     EngineProfiler,
-    Limits,
-    Profile,
+    ProfileSamples,
     ProfilingFailed,
+    ProfilingLimits,
     decode_sample,
     profile_engines,
 )
@@ -98,7 +98,7 @@ def base(server: TestServer) -> str:
 
 
 async def test_measured_batches_match_the_engine(server):
-    profile = Profile()
+    profile = ProfileSamples()
     async with ClientSession() as session:
         profiler = EngineProfiler(session, base(server), "mid", seed=1)
         await profiler.settle()
@@ -118,7 +118,7 @@ async def test_measured_batches_match_the_engine(server):
 
 async def test_a_blocker_that_ended_before_its_batch_came_measures_nothing(server):
     """It takes this engine 41 ms: half a second later the batch finds it idle."""
-    profile = Profile()
+    profile = ProfileSamples()
     async with ClientSession() as session:
         profiler = EngineProfiler(session, base(server), "mid", seed=1)
         profiler.lead_s = 0.5
@@ -129,7 +129,7 @@ async def test_a_blocker_that_ended_before_its_batch_came_measures_nothing(serve
 
 
 async def test_a_profile_has_what_engines_and_instances_read(server):
-    profile = await profile_engines([base(server)], "mid", Limits(2, 600, budget_s=2.0))
+    profile = await profile_engines([base(server)], "mid", ProfilingLimits(2, 600, budget_s=2.0))
     written = profile.as_json("mid", [base(server)])
     assert set(written["coefficients"]) == set(LatencyCoefficients._fields)
     assert written["prefill"]["b"] == written["coefficients"]["prefill_b"]
@@ -138,12 +138,12 @@ async def test_a_profile_has_what_engines_and_instances_read(server):
 
 
 def test_the_grid_respects_all_bounds():
-    points = Limits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
+    points = ProfilingLimits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
     assert max(batch for batch, _ in points) == 32
     assert max(length for _, length in points) == 1024
     assert all(batch == 1 or batch * length <= 8192 for batch, length in points)
     assert 384 in {length for _, length in points}  # App. A prints 284
-    assert points == Limits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
+    assert points == ProfilingLimits(max_num_seqs=32, max_model_len=1100, batch_tokens=8192).points()
 
 
 def test_decode_counts_only_while_all_decode():
@@ -160,7 +160,7 @@ def test_outliers_are_fitted_away():
     model = LatencyModel(TRUE)
     prefill = [PrefillSample(n, n * n, model.prefill_sums(n, n * n)) for n in range(100, 3000, 100)]
     decode = [DecodeSample(b, 100 * b, model.decode(b, 0)) for b in range(1, 33)]
-    disturbed = Profile([*prefill, PrefillSample(500, 250_000, 0.5)], [*decode, DecodeSample(4, 400, 0.2)])
+    disturbed = ProfileSamples([*prefill, PrefillSample(500, 250_000, 0.5)], [*decode, DecodeSample(4, 400, 0.2)])
     found = disturbed.fit().coefficients
     assert found.prefill_b == pytest.approx(TRUE.prefill_b, rel=0.02)
     assert found.decode_a == pytest.approx(TRUE.decode_a, rel=0.02)
@@ -171,4 +171,4 @@ async def test_a_refusing_engine_is_an_error():
     app.router.add_post("/v1/completions", full)
     async with TestServer(app) as started:
         with pytest.raises(ProfilingFailed, match="503: full"):
-            await profile_engines([base(started)], "mid", Limits(budget_s=1.0))
+            await profile_engines([base(started)], "mid", ProfilingLimits(budget_s=1.0))

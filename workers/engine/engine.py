@@ -34,7 +34,7 @@ from controller.core.steps import (
     Suspended,
 )
 from controller.engine import EngineScheduler
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.metrics import Metrics
 from workers.engine.text.streams import Stream
 
@@ -101,26 +101,26 @@ class Engine:
     # ---- what the server calls ------------------------------------------------------------------------------------
 
     def submit(self, stream: Stream) -> None:
-        """Queue the stream's sequence, or raise ApiError (503) before anything was queued."""
+        """Queue the stream's sequence, or raise HttpError (503) before anything was queued."""
         self._refuse_if_down()
         self._streams[stream.seq.id] = stream
         self.handle(Added(stream.seq))
         if stream.seq.id not in self._streams:
-            raise ApiError("the engine's queue is full (--max-num-queued-reqs)", status=503)
+            raise HttpError("the engine's queue is full (--max-num-queued-reqs)", status=503)
 
     def _refuse_if_down(self) -> None:
         if self.failed:
-            raise ApiError("the engine has failed", status=500)
+            raise HttpError("the engine has failed", status=500)
         if self.closing or self.refusing:
-            raise ApiError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
+            raise HttpError("the engine is shutting down" if self.closing else "the engine is paused", status=503)
 
     def reserve(self, stream: Stream) -> None:
-        """Blocks for KV that will come from another engine, or ApiError (503) where there are none now."""
+        """Blocks for KV that will come from another engine, or HttpError (503) where there are none now."""
         self._refuse_if_down()
         self._streams[stream.seq.id] = stream
         self.handle(Reserve(stream.seq))
         if stream.seq.id not in self._streams:
-            raise ApiError("no room for the KV of this request now", "kv_transfer_params", status=503)
+            raise HttpError("no room for the KV of this request now", "kv_transfer_params", status=503)
 
     def abort(self, seq: Seq, reason: FinishReason = FinishReason.ABORT) -> None:
         """Harmless for a sequence that was never let in or has ended."""

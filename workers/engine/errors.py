@@ -10,7 +10,7 @@ import orjson
 _TYPES = {404: "NotFoundError", 413: "RequestTooLargeError", 503: "ServiceUnavailableError"}
 
 
-class ApiError(Exception):
+class HttpError(Exception):
     """`param` names the field to change, None where no single field is wrong; `told`: what else the answer says."""
 
     def __init__(

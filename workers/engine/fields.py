@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 
 Body = Mapping[str, Any]
 INT64 = 1 << 63
@@ -16,10 +16,10 @@ def integer(body: Body, name: str, default: int | None = None, low: int = -INT64
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ApiError(f"{name} must be an integer", name)
+        raise HttpError(f"{name} must be an integer", name)
     if not low <= value <= high:
         bounds = f"at least {low}" if high == INT64 - 1 else f"between {low} and {high}"
-        raise ApiError(f"{name} must be {bounds}, got {value}", name)
+        raise HttpError(f"{name} must be {bounds}, got {value}", name)
     return value
 
 
@@ -28,9 +28,9 @@ def number(body: Body, name: str, default: float, low: float, high: float) -> fl
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ApiError(f"{name} must be a number", name)
+        raise HttpError(f"{name} must be a number", name)
     if not low <= value <= high:
-        raise ApiError(f"{name} must be between {low} and {high}, got {value}", name)
+        raise HttpError(f"{name} must be between {low} and {high}, got {value}", name)
     return float(value)
 
 
@@ -39,7 +39,7 @@ def boolean(body: Body, name: str, default: bool = False) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ApiError(f"{name} must be true or false", name)
+        raise HttpError(f"{name} must be true or false", name)
     return value
 
 
@@ -48,7 +48,7 @@ def string(body: Body, name: str, default: str = "") -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise ApiError(f"{name} must be a string", name)
+        raise HttpError(f"{name} must be a string", name)
     return value
 
 
@@ -59,9 +59,9 @@ def strings(body: Body, name: str, most: int) -> tuple[str, ...]:
         return ()
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
-        raise ApiError(f"{name} must be a non-empty string or a list of them", name)
+        raise HttpError(f"{name} must be a non-empty string or a list of them", name)
     if len(found) > most:
-        raise ApiError(f"{name} may hold at most {most} strings, got {len(found)}", name)
+        raise HttpError(f"{name} may hold at most {most} strings, got {len(found)}", name)
     return tuple(found)
 
 
@@ -71,12 +71,12 @@ def integers(body: Body, name: str, most: int, low: int, high: int) -> frozenset
     if value is None:
         return frozenset()
     if not isinstance(value, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-        raise ApiError(f"{name} must be a list of integers", name)
+        raise HttpError(f"{name} must be a list of integers", name)
     if len(value) > most:
-        raise ApiError(f"{name} may hold at most {most} integers, got {len(value)}", name)
+        raise HttpError(f"{name} may hold at most {most} integers, got {len(value)}", name)
     for item in value:
         if not low <= item <= high:
-            raise ApiError(f"{name} must hold integers between {low} and {high}, got {item}", name)
+            raise HttpError(f"{name} must hold integers between {low} and {high}, got {item}", name)
     return frozenset(value)
 
 
@@ -85,5 +85,5 @@ def mapping(body: Body, name: str) -> Body:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ApiError(f"{name} must be an object", name)
+        raise HttpError(f"{name} must be an object", name)
     return value

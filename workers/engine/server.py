@@ -27,7 +27,7 @@ from workers.engine.http.kv import KvEndpoints
 from workers.engine.http.management import Management
 from workers.engine.http.requests import Served
 from workers.engine.http.weights import WeightEndpoints
-from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.store import EmulatedKv, KvStore
 from workers.engine.scheduler_choice import build_scheduler
 from workers.engine.text.model_tokenizer import model_tokenizer
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine, Handover | None]:
+def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, Engine, Disaggregation | None]:
     timer = LoopTimer(loop)
     latency = config.profile.coefficients if config.profile else None
     scheduler = build_scheduler(config.engine, config.batching, config.preemption, latency, config.batching_options)
@@ -66,7 +66,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
-        handover = Handover(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
+        handover = Disaggregation(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
         handover.expose(engine.metrics.registry)
     generator = Generator(engine, config, served, handover)
     weights = WeightManager(_weight_store(config, engine, store))

@@ -41,7 +41,7 @@ def next_experiment(*, previews_only: bool = False) -> bool:
     if claimed is None:
         return False
     row, lease = claimed
-    worker = Worker(row, lease)
+    worker = ExperimentJob(row, lease)
     try:
         worker.carry_out()
     except LeaseLost:
@@ -57,7 +57,7 @@ def next_experiment(*, previews_only: bool = False) -> bool:
     return True
 
 
-class Worker:
+class ExperimentJob:
     """One experiment in one process."""
 
     def __init__(self, row: Experiment, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:

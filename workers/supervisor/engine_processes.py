@@ -60,7 +60,7 @@ def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[st
     return {**env, VISIBLE: ",".join(mine[index] if mine else str(index) for index in held)}
 
 
-class Engine:
+class EngineProcess:
     """One wished engine: its process, and what was last written about it."""
 
     def __init__(self, engine_id: str, child: Child, port: int) -> None:
@@ -93,7 +93,7 @@ class EngineFolder:
 
     def __init__(self, folder: Path, logs: Path, env: Mapping[str, str]) -> None:
         self.folder, self.logs, self.env = folder, logs, env
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, EngineProcess] = {}
         self.refused: set[str] = set()  # wished for, and answered without a process
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"*{STATE}"):  # about processes of an earlier run
@@ -134,7 +134,7 @@ class EngineFolder:
         port = free_port()
         log = self.logs / f"engine-{engine_id}.log"
         child = Child(Spec(f"engine {engine_id}", engine_argv(port, wish), env, log, grace_s=GRACE_S))
-        self.engines[engine_id] = Engine(engine_id, child, port)
+        self.engines[engine_id] = EngineProcess(engine_id, child, port)
         self.engines[engine_id].copies = str(wish.get("host_copy") or "")
         self._write(self.engines[engine_id])
 
@@ -147,7 +147,7 @@ class EngineFolder:
                 state, {"id": engine_id, "state": "exited", "exit_code": None, "error": error, "at": time.time()}
             )
 
-    def _watch(self, engine: Engine) -> None:
+    def _watch(self, engine: EngineProcess) -> None:
         if engine.child.exit_code() is not None:
             if not engine.reported_exit:
                 engine.reported_exit = True
@@ -157,7 +157,7 @@ class EngineFolder:
             engine.ready = True
             self._write(engine)
 
-    def _stop(self, engine: Engine) -> None:
+    def _stop(self, engine: EngineProcess) -> None:
         stop_file = self.folder / f"{engine.id}{STOP}"
         if not engine.stopping:
             engine.stopping = True
@@ -169,12 +169,12 @@ class EngineFolder:
             (self.folder / f"{engine.id}{STATE}").unlink(missing_ok=True)
             stop_file.unlink(missing_ok=True)
 
-    def _ended(self, engine: Engine) -> None:
+    def _ended(self, engine: EngineProcess) -> None:
         """One that was killed cannot take away what nobody needs any more."""
         if engine.copies:
             sweep(Path(engine.copies))
 
-    def _write(self, engine: Engine) -> None:
+    def _write(self, engine: EngineProcess) -> None:
         write_json(self.folder / f"{engine.id}{STATE}", engine.state())
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.core.policy import ADMISSIONS, Cost, Stateless, Verdict, WorkerView
+from controller.core.policy import ADMISSIONS, AdmissionResult, Cost, Stateless, WorkerView
 from controller.core.types import Request
 from controller.policies.ordering.earliest_deadline_first import due
 
@@ -50,13 +50,13 @@ class TtftProbability(Stateless):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or Config()
 
-    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> Verdict:
+    def judge(self, request: Request, cost: Cost, worker: WorkerView, backlog_s: float, now: float) -> AdmissionResult:
         config = self.config
         left = due(request) - now - cost.prefill_s - backlog_s - config.margin_s * worker.utilisation()
         p = probability(left, config.error * (cost.prefill_s + backlog_s))
         if p >= config.theta:
-            return Verdict(True, p, "likely_in_time")
-        return Verdict(False, p, "unlikely_on_this_worker")
+            return AdmissionResult(True, p, "likely_in_time")
+        return AdmissionResult(False, p, "unlikely_on_this_worker")
 
     def hopeless_at(self, request: Request, cost: Cost) -> float:
         """When p on an idle engine falls below theta; for a deadline, when the answer alone would end too late."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from controller.core.steps import Seq
 from controller.policies.batching.base import Grant
-from controller.policies.batching.kairos_step_table import Profile, StepTable
+from controller.policies.batching.kairos_step_table import KairosProfile, StepTable
 
 
 class Known(NamedTuple):
@@ -28,7 +28,7 @@ class Known(NamedTuple):
 class Standing:
     """The decoding sequences of an engine; `prompting`: those that run and have still to prefill, in its order."""
 
-    def __init__(self, table: StepTable, profile: Profile) -> None:
+    def __init__(self, table: StepTable, profile: KairosProfile) -> None:
         """`table` starts from `profile`."""
         self.prompting: list[Seq] = []
         self._table = table

@@ -8,7 +8,7 @@ from typing import Protocol
 PROFILED_RUNS = 100
 
 
-class Profile(Protocol):
+class KairosProfile(Protocol):
     def parts(self, batch: int) -> tuple[float, float, float]:
         """base, slope, fixed: a step of `batch` takes base + slope x longest + fixed seconds, added in this order; the
         slope is not negative."""

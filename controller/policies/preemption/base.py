@@ -15,7 +15,7 @@ class Standing(NamedTuple):
     kv_tokens: int = 0
 
 
-class Choice(NamedTuple):
+class PreemptionChoice(NamedTuple):
     """`gain` and `cost` in tokens of goodput."""
 
     preempt: bool
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 class Preemption(Protocol):
     name: ClassVar[str]
 
-    def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> Choice:
+    def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> PreemptionChoice:
         """Should the challenger take the running one's place? `tokens_per_s`: what the engine generates meanwhile."""
         ...
 

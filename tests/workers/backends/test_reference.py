@@ -17,7 +17,7 @@ from tests.workers.engine.process import FLEET, EngineProcess
 from workers.backends.base import EngineError, Limits, Promise, UpstreamCall
 from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.generate import Generator
 from workers.engine.http.requests import Served, parse_completion
 from workers.engine.text.tokenizer import ChunkTokenizer
@@ -90,7 +90,7 @@ def test_kairos_sees_live_who_is_urgent():
 
 @pytest.mark.parametrize(("name", "value"), [("waited", -1), ("waited", "soon"), ("value", -2), ("target_tbt", True)])
 def test_a_bad_promise_is_refused_by_name(name, value):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(HttpError) as caught:
         parse_completion({"prompt": [1], name: value}, {}, SERVED)
     assert caught.value.param == name
 

@@ -16,7 +16,7 @@ from tests.workers.engine.client import COMPLETIONS, events_of
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.http.asgi import App
-from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.server import build
 from workers.engine.text.pseudo_text import token_at
 
@@ -167,7 +167,7 @@ class Part:
 
     def __init__(self, config: ServerConfig, token_bytes: int) -> None:
         loop = asyncio.get_running_loop()
-        handover: Handover | None
+        handover: Disaggregation | None
         self.app, self.engine, handover = build(config, loop)
         assert handover is not None
         self.handover = handover

@@ -6,7 +6,7 @@ from controller.core.steps import FinishReason, Seq, Step, StepDone
 from controller.engine import EngineConfig, EngineScheduler
 from controller.policies.batching import BATCHINGS
 from workers.engine.engine import Engine
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.text.streams import Stream
 
 
@@ -47,7 +47,7 @@ def test_a_defect_ends_every_stream_and_the_engine():
     assert engine.failed
     assert failures == ["told"]
     assert [stream.finish for stream in streams] == [FinishReason.ABORT] * 2
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(HttpError) as caught:
         submit(engine)
     assert caught.value.status == 500
 
@@ -64,7 +64,7 @@ def test_abort_by_name_spares_others_and_longer_names():
 def test_closing_refuses_newcomers():
     engine, _ = make_engine()
     engine.closing = True
-    with pytest.raises(ApiError, match="shutting down"):
+    with pytest.raises(HttpError, match="shutting down"):
         submit(engine)
     assert engine.streams == 0
 
@@ -72,6 +72,6 @@ def test_closing_refuses_newcomers():
 def test_a_full_queue_leaves_nothing_behind():
     engine, _ = make_engine(max_num_seqs=1, max_waiting=0)
     submit(engine)
-    with pytest.raises(ApiError, match="queue is full"):
+    with pytest.raises(HttpError, match="queue is full"):
         submit(engine)
     assert engine.streams == 1

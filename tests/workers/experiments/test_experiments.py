@@ -160,7 +160,7 @@ def test_a_cancelled_or_removed_one_stops_at_its_next_word(what, monkeypatch, ta
 def test_progress_is_said_twice_a_second_at_most(monkeypatch, said):
     row = data.experiment()
     now = [0.0]
-    job = worker.Worker(*steps.experiment_claim(), clock=lambda: now[0])
+    job = worker.ExperimentJob(*steps.experiment_claim(), clock=lambda: now[0])
     for tick in range(100):
         now[0] = 100 + tick * 0.1
         job._progress("x", tick, 100)

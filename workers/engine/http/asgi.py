@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -61,7 +61,7 @@ class Exchange:
             received += message.get("body", b"")
             more = message.get("more_body", False)
             if len(received) > MAX_BODY_BYTES:
-                raise ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
+                raise HttpError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413)
         return bytes(received)
 
     async def json(self, empty: bool = False) -> dict[str, Any]:
@@ -72,9 +72,9 @@ class Exchange:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise ApiError(f"the body is not valid JSON: {error}") from None
+            raise HttpError(f"the body is not valid JSON: {error}") from None
         if not isinstance(body, dict):
-            raise ApiError("the body must be a JSON object")
+            raise HttpError("the body must be a JSON object")
         return body
 
     async def disconnected(self) -> None:
@@ -115,7 +115,7 @@ class App:
         exchange = Exchange(scope, receive, send)
         try:
             await self._handler(exchange)(exchange)
-        except ApiError as error:
+        except HttpError as error:
             await exchange.answer(error.body(), error.status)
         except Disconnected:
             return
@@ -123,13 +123,13 @@ class App:
             logger.exception("%s %s failed", exchange.method, exchange.path)
             if exchange.started:
                 raise
-            await exchange.answer(ApiError("internal error", status=500).body(), 500)
+            await exchange.answer(HttpError("internal error", status=500).body(), 500)
 
     def _handler(self, exchange: Exchange) -> Handler:
         methods = self.routes.get(exchange.path)
         if methods is None:
-            raise ApiError(f"no such path: {exchange.path}", status=404)
+            raise HttpError(f"no such path: {exchange.path}", status=404)
         handler = methods.get(exchange.method)
         if handler is None:
-            raise ApiError(f"{exchange.path} takes {', '.join(sorted(methods))}", status=405)
+            raise HttpError(f"{exchange.path} takes {', '.join(sorted(methods))}", status=405)
         return handler

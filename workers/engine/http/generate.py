@@ -13,11 +13,11 @@ from controller.core.steps import FinishReason, Seq
 from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.asgi import JSON_TYPE, Exchange
 from workers.engine.http.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
-from workers.engine.kv.disaggregation import FIELD, Handover
+from workers.engine.kv.disaggregation import FIELD, Disaggregation
 from workers.engine.kv.transfer import Listener, Offer
 from workers.engine.text.pseudo_text import seed_of
 from workers.engine.text.streams import Stream
@@ -33,7 +33,9 @@ OFFER_HEADER = b"x-slackline-kv-offer"  # where the KV of a prompt waits that is
 class Generator:
     """`in_flight` counts requests being answered (for /load)."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, served: Served, handover: Handover | None = None) -> None:
+    def __init__(
+        self, engine: Engine, config: ServerConfig, served: Served, handover: Disaggregation | None = None
+    ) -> None:
         self._engine = engine
         self._served = served
         self._handover = handover
@@ -62,10 +64,10 @@ class Generator:
             self._give_up(stream.seq)  # nothing to do unless the response failed half-way
 
     async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
-        """Raises ApiError before anything is queued."""
+        """Raises HttpError before anything is queued."""
         if asked.hands_over or asked.offer is not None:
             if self._handover is None:
-                raise ApiError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
+                raise HttpError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
             if asked.offer is not None:
                 await self._decode(exchange, stream, form, asked, asked.offer, self._handover)
             else:
@@ -80,7 +82,7 @@ class Generator:
             await exchange.answer(self._whole(stream, form))
 
     async def _prefill(
-        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, handover: Handover
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, handover: Disaggregation
     ) -> None:
         """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
         handover.begin(stream.seq)
@@ -97,7 +99,13 @@ class Generator:
             await exchange.answer(body)
 
     async def _decode(
-        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, offer: Offer, handover: Handover
+        self,
+        exchange: Exchange,
+        stream: Stream,
+        form: Format,
+        asked: Generation,
+        offer: Offer,
+        handover: Disaggregation,
     ) -> None:
         """From KV of another engine. The headers of a stream say that blocks are reserved, a comment that the KV begins
         to come, another how it came; those of a whole answer come once the KV is here, and say it themselves."""
@@ -112,7 +120,7 @@ class Generator:
         try:
             began = partial(exchange.write, KV_BEGAN)
             moved = await handover.take_over(stream, offer, Listener(began))
-        except ApiError as error:
+        except HttpError as error:
             await exchange.write(b"data: " + error.body() + b"\n\n", more=False)
             return
         await exchange.write(b": kv %s\n\n" % orjson.dumps(moved._asdict()))

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 
 from workers.engine import fields
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 
 FleetHandler = Callable[[Exchange, fields.Body], Awaitable[None]]
@@ -27,6 +27,6 @@ def _check(expected: str, body: fields.Body) -> None:
     """Without a token of its own the engine takes nobody's."""
     token = fields.string(body, "token")
     if not expected:
-        raise ApiError("this engine knows no token of a fleet: start it with FLEET_TOKEN", "token", status=403)
+        raise HttpError("this engine knows no token of a fleet: start it with FLEET_TOKEN", "token", status=403)
     if not hmac.compare_digest(token.encode(), expected.encode()):
-        raise ApiError("the fleet's token is missing or wrong", "token", status=403)
+        raise HttpError("the fleet's token is missing or wrong", "token", status=403)

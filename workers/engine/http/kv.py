@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from workers.engine import fields
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.guard import guarded
-from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Peer
 
 MOST_PEERS = 1_000
@@ -17,7 +17,7 @@ LONGEST_WAIT_S = 5.0
 class KvEndpoints:
     """`handover` None: an engine without the fleet's token, which moves no KV."""
 
-    def __init__(self, handover: Handover | None, token: str) -> None:
+    def __init__(self, handover: Disaggregation | None, token: str) -> None:
         self._handover = handover
         self._token = token
 
@@ -37,7 +37,7 @@ class KvEndpoints:
         Says the same twice without harm. `wait_s`: answer when each link was tried once, or after that time.
         """
         if self._handover is None:
-            raise ApiError("this engine moves no KV", status=409)
+            raise HttpError("this engine moves no KV", status=409)
         peers, wait_s = _peers(body), fields.number(body, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
         links = self._handover.links
         links.me = fields.string(body, "id")
@@ -67,18 +67,18 @@ class KvEndpoints:
 def _peers(body: fields.Body) -> list[Peer]:
     given = body.get("peers")
     if not isinstance(given, list) or len(given) > MOST_PEERS:
-        raise ApiError(f"peers must be a list of at most {MOST_PEERS} objects", "peers")
+        raise HttpError(f"peers must be a list of at most {MOST_PEERS} objects", "peers")
     found = []
     for index, item in enumerate(given):
         where = f"peers[{index}]"
         if not isinstance(item, dict):
-            raise ApiError(f"{where} must be an object", where)
+            raise HttpError(f"{where} must be an object", where)
         try:
             name, host = fields.string(item, "id"), fields.string(item, "host")
             port = fields.integer(item, "port", low=1, high=65535)
-        except ApiError as error:
-            raise ApiError(f"{where}.{error}", f"{where}.{error.param}") from None
+        except HttpError as error:
+            raise HttpError(f"{where}.{error}", f"{where}.{error.param}") from None
         if not name or not host or port is None:
-            raise ApiError(f"{where} needs id, host and port", where)
+            raise HttpError(f"{where} needs id, host and port", where)
         found.append(Peer(name, host, port))
     return found

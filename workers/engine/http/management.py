@@ -11,7 +11,7 @@ from controller.engine import PreemptivePrefill
 from workers.engine import fields
 from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.generate import Generator
 from workers.engine.http.guard import guarded
@@ -127,7 +127,7 @@ class Management:
         elif isinstance(body.get("prompt"), str):
             tokens = self._tokenizer.encode(body["prompt"], fields.boolean(body, "add_special_tokens", True))
         else:
-            raise ApiError("prompt must be a string (or give messages)", "prompt")
+            raise HttpError("prompt must be a string (or give messages)", "prompt")
         answer = {"count": len(tokens), "max_model_len": self._config.engine.max_model_len, "tokens": tokens}
         if fields.boolean(body, "return_token_strs"):
             answer["token_strs"] = [self._tokenizer.decode([token]) for token in tokens]
@@ -136,7 +136,7 @@ class Management:
     async def detokenize(self, exchange: Exchange) -> None:
         tokens = (await exchange.json()).get("tokens")
         if not isinstance(tokens, list):
-            raise ApiError("tokens must be a list of token ids", "tokens")
+            raise HttpError("tokens must be a list of token ids", "tokens")
         await exchange.reply({"prompt": self._tokenizer.decode(token_ids(tokens, "tokens", self._tokenizer))})
 
     # ---- sleep and pause ------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Management:
         with self._engine.metrics.moves.labels("sleep").track_inprogress():
             async with self._moving:
                 if level and (self._weights.busy or self._weights.store.sending):
-                    raise ApiError("weights are being loaded or sent", status=409)
+                    raise HttpError("weights are being loaded or sent", status=409)
                 await self._stop(mode, release_kv=level > 0)
                 if level:
                     level = await self._release_weights(level)
@@ -159,7 +159,7 @@ class Management:
         await exchange.reply({"status": "sleeping", "level": level})
 
     async def _release_weights(self, level: int) -> int:
-        """The level that came of it. Raises ApiError where they cannot be given up; then the engine is what it was."""
+        """The level that came of it. Raises HttpError where they cannot be given up; then the engine is what it was."""
         await self._engine.device_free()
         try:
             await self._weights.release(keep_host_copy=level == 1)
@@ -168,7 +168,7 @@ class Management:
                 self._fall_asleep(2)
             elif not self._absent:
                 self._awaken()
-            raise ApiError(str(error), status=503) from error
+            raise HttpError(str(error), status=503) from error
         return 1 if self._weights.store.has_host_copy else 2
 
     def _fall_asleep(self, level: int) -> None:
@@ -198,7 +198,7 @@ class Management:
         named = exchange.query().get("tags")
         for tag in named or ():
             if tag not in WAKE_TAGS:
-                raise ApiError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
+                raise HttpError(f"tags must be among {', '.join(WAKE_TAGS)}, got {tag!r}", "tags")
         with self._engine.metrics.moves.labels("wake").track_inprogress():
             async with self._moving:
                 tags = sorted(self._absent) if named is None else named
@@ -211,11 +211,11 @@ class Management:
 
     async def _restore_weights(self) -> None:
         if self._weights.loading:
-            raise ApiError("weights are being loaded already", status=409)
+            raise HttpError("weights are being loaded already", status=409)
         store = self._weights.store
         sources = [Source("host")] if store.has_host_copy or store.shared_copy else []
         if not await self._weights.load([*sources, Source("disk")]):
-            raise ApiError(f"no weights: {self._weights.attempts[-1].error}", status=503)
+            raise HttpError(f"no weights: {self._weights.attempts[-1].error}", status=503)
 
     async def is_sleeping(self, exchange: Exchange) -> None:
         """True also when merely paused, as in vLLM."""
@@ -231,7 +231,7 @@ class Management:
 
     async def resume(self, exchange: Exchange, body: fields.Body) -> None:
         if self._absent:
-            raise ApiError("the engine sleeps: POST /wake_up", status=409)
+            raise HttpError("the engine sleeps: POST /wake_up", status=409)
         self._awaken()
         await exchange.reply({"status": "resumed"})
 
@@ -264,5 +264,5 @@ class Management:
 def _choice(exchange: Exchange, name: str, valid: tuple[str, ...], default: str) -> str:
     value = exchange.query().get(name, [default])[-1]
     if value not in valid:
-        raise ApiError(f"{name} must be one of {', '.join(valid)}, got {value!r}", name)
+        raise HttpError(f"{name} must be one of {', '.join(valid)}, got {value!r}", name)
     return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.core.steps import Sampling
 from workers.engine import fields
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.unsupported_fields import refuse_unserved
 from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_handover
 from workers.engine.kv.transfer import Offer
@@ -87,7 +87,7 @@ def _generation(
     max_tokens = _max_tokens(body, chat, context, len(tokens))
     min_tokens = fields.integer(body, "min_tokens", 0, low=0) or 0
     if min_tokens > max_tokens:
-        raise ApiError(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}", "min_tokens")
+        raise HttpError(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}", "min_tokens")
     stream = fields.boolean(body, "stream")
     return Generation(
         name=_name(body, headers, chat),
@@ -119,14 +119,14 @@ def _hands_over(body: fields.Body, max_tokens: int, stream: bool) -> bool:
     if not wants_handover(body):
         return False
     if max_tokens != 1 or stream:
-        raise ApiError("do_remote_decode needs max_tokens 1 and no stream", "kv_transfer_params.do_remote_decode")
+        raise HttpError("do_remote_decode needs max_tokens 1 and no stream", "kv_transfer_params.do_remote_decode")
     return True
 
 
 def _check_model(body: fields.Body, model: str) -> None:
     asked = fields.string(body, "model", model)
     if asked != model:
-        raise ApiError(f"The model `{asked}` does not exist.", "model", status=404)
+        raise HttpError(f"The model `{asked}` does not exist.", "model", status=404)
 
 
 def _sampling(body: fields.Body, used: bool) -> Sampling:
@@ -135,12 +135,12 @@ def _sampling(body: fields.Body, used: bool) -> Sampling:
     top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
     top_k = fields.integer(body, "top_k", 0, low=-1) or 0
     if used and top_p == 0.0:
-        raise ApiError("top_p must be above 0", "top_p")
+        raise HttpError("top_p must be above 0", "top_p")
     return Sampling(0.0 if temperature < GREEDY_BELOW else temperature, max(0, top_k), top_p)
 
 
-def too_long(context: int, tokens: int, param: str) -> ApiError:
-    return ApiError(
+def too_long(context: int, tokens: int, param: str) -> HttpError:
+    return HttpError(
         f"This model's maximum context length is {context} tokens, and one of them must be left for the answer; "
         f"your request has at least {tokens} input tokens. Please shorten the {param}.",
         param,
@@ -156,14 +156,14 @@ def _prompt(body: fields.Body, served: Served) -> list[int]:
     if isinstance(prompt, list) and prompt:
         return token_ids(prompt, "prompt", served.tokenizer)
     if prompt is None:
-        raise ApiError("prompt is required", "prompt")
-    raise ApiError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
+        raise HttpError("prompt is required", "prompt")
+    raise HttpError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
 
 
 def text_tokens(text: str, served: Served, param: str, special: bool = True) -> list[int]:
     """Tokens of a prompt; what cannot fit is refused before it is encoded."""
     if not text:
-        raise ApiError(f"{param} must not be empty", param)
+        raise HttpError(f"{param} must not be empty", param)
     least = served.tokenizer.estimate(text)
     if least >= served.context:
         raise too_long(served.context, least, param)
@@ -173,25 +173,27 @@ def text_tokens(text: str, served: Served, param: str, special: bool = True) -> 
 def token_ids(values: list[Any], param: str, tokenizer: Tokenizer) -> list[int]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ApiError(f"{param} must hold token ids (integers) only; one request has one prompt", param)
+            raise HttpError(f"{param} must hold token ids (integers) only; one request has one prompt", param)
         if not 0 <= value < tokenizer.vocab_size:
-            raise ApiError(f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.vocab_size - 1})", param)
+            raise HttpError(
+                f"token id {value} in {param} is out of vocabulary (0 to {tokenizer.vocab_size - 1})", param
+            )
     return list(values)
 
 
 def messages_of(body: fields.Body) -> list[tuple[str, str]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise ApiError("messages must be a non-empty list", "messages")
+        raise HttpError("messages must be a non-empty list", "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: Any, where: str) -> tuple[str, str]:
     if not isinstance(message, dict):
-        raise ApiError(f"{where} must be an object with role and content", "messages")
+        raise HttpError(f"{where} must be an object with role and content", "messages")
     role = message.get("role")
     if role not in ROLES:
-        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", "messages")
+        raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", "messages")
     return role, _content(message.get("content"), where)
 
 
@@ -201,10 +203,10 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(f"{where}.content must be a string or a list of text parts", "messages")
+        raise HttpError(f"{where}.content must be a string or a list of text parts", "messages")
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(f'{where}.content may hold parts {{"type": "text", "text": ...}} only', "messages")
+            raise HttpError(f'{where}.content may hold parts {{"type": "text", "text": ...}} only', "messages")
     return "".join(part["text"] for part in content)
 
 
@@ -223,7 +225,7 @@ def _max_tokens(body: fields.Body, chat: bool, context: int, prompt_tokens: int)
     if asked is None:
         return room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
     if asked > room:
-        raise ApiError(
+        raise HttpError(
             f"{name} is too large: {asked}. This model's maximum context length is {context} tokens and your request "
             f"has {prompt_tokens} input tokens ({asked} > {context} - {prompt_tokens}).",
             name,
@@ -243,7 +245,7 @@ def _priority(body: fields.Body, headers: Mapping[bytes, bytes]) -> int:
     try:
         value = int(header)
     except ValueError:
-        raise ApiError("X-Vllm-Priority must be an integer", "priority") from None
+        raise HttpError("X-Vllm-Priority must be an integer", "priority") from None
     return fields.integer({"priority": value}, "priority", 0) or 0
 
 
@@ -252,12 +254,12 @@ def _salt(body: fields.Body) -> bytes:
         return b""
     salt = fields.string(body, "cache_salt")
     if not 1 <= len(salt) <= 128 or SALT_FORBIDDEN.intersection(salt):
-        raise ApiError("cache_salt must have 1 to 128 characters without @, /, \\ and NUL", "cache_salt")
+        raise HttpError("cache_salt must have 1 to 128 characters without @, /, \\ and NUL", "cache_salt")
     return salt.encode("utf-8", "surrogatepass")
 
 
 def _include_usage(body: fields.Body, stream: bool) -> bool:
     options = fields.mapping(body, "stream_options")
     if options and not stream:
-        raise ApiError("stream_options is only allowed with stream=true", "stream_options")
+        raise HttpError("stream_options is only allowed with stream=true", "stream_options")
     return fields.boolean(options, "include_usage")

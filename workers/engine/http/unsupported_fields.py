@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from workers.engine import fields
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 
 EMPTY: tuple[Any, ...] = (False, "", [], {})
 
@@ -92,7 +92,7 @@ IN_MESSAGES = ("tool_calls", "tools")
 
 
 def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
-    """Raises ApiError naming the field. `real`: the engine runs a model."""
+    """Raises HttpError naming the field. `real`: the engine runs a model."""
     on = (On.ANY, On.REAL, *((On.CHAT,) if chat else ())) if real else (On.ANY,)
     for row in TABLE:
         value = body.get(row.name)
@@ -101,7 +101,7 @@ def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
         if row.within is not None:
             fields.number(body, row.name, 0.0, *row.within)
         if row.on in on and not any(_same(value, each) for each in row.nothing):
-            raise ApiError(f"{row.name} is not supported by this engine{_but(row)}", row.name)
+            raise HttpError(f"{row.name} is not supported by this engine{_but(row)}", row.name)
     if chat and real:
         _refuse_in_messages(body.get("messages"))
 
@@ -111,7 +111,7 @@ def _refuse_in_messages(messages: Any) -> None:
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         for name in IN_MESSAGES if isinstance(message, dict) else ():
             if message.get(name) not in (None, *EMPTY):
-                raise ApiError(f"messages[{index}].{name} is not supported by this engine", "messages")
+                raise HttpError(f"messages[{index}].{name} is not supported by this engine", "messages")
 
 
 def _but(row: Row) -> str:

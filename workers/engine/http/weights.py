@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from workers.engine import fields
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.guard import guarded
 from workers.engine.weights.manager import KINDS, Digesting, Identity, LoadFailed, Source, WeightManager
@@ -41,7 +41,7 @@ class WeightEndpoints:
         """
         sources, order = _sources(body), fields.string(body, "order")
         if self._manager.busy:
-            raise ApiError("weights are being loaded or given up already", status=409)
+            raise HttpError("weights are being loaded or given up already", status=409)
         if fields.boolean(body, "background") and self._manager.claim(order):
             self._task = asyncio.create_task(self._run(sources, order))
             return await exchange.reply({"loaded": False, **self._described()}, 202)
@@ -59,25 +59,25 @@ class WeightEndpoints:
         how far; ask again. 409: there are none to send, or they are not those that are wanted."""
         host, port = fields.string(body, "host"), fields.integer(body, "port", low=1, high=65535)
         if not host or port is None:
-            raise ApiError("host and port say where the weights are awaited", "host" if not host else "port")
+            raise HttpError("host and port say where the weights are awaited", "host" if not host else "port")
         nonce = fields.string(body, "nonce")
         if not nonce:
-            raise ApiError("nonce is what the receiver named this transfer", "nonce")
+            raise HttpError("nonce is what the receiver named this transfer", "nonce")
         wanted = Identity(fields.string(body, "model"), fields.string(body, "checkpoint"))
         for field in ("model", "checkpoint"):
             if not getattr(wanted, field):
-                raise ApiError("model and checkpoint say which weights are wanted", field)
+                raise HttpError("model and checkpoint say which weights are wanted", field)
         if self._manager.busy:
-            raise ApiError("weights are being loaded or given up", status=409)
+            raise HttpError("weights are being loaded or given up", status=409)
         held = self._manager.store.identity
         if self._manager.store.present and not held.meets(wanted):
-            raise ApiError(f"this engine holds {held}, not {wanted}", status=409)
+            raise HttpError(f"this engine holds {held}, not {wanted}", status=409)
         try:
             tensors = await self._manager.store.send(host, port, nonce)
         except Digesting as digesting:
             return await exchange.reply({"digested": digesting.nbytes, "bytes": self._manager.store.nbytes}, 202)
         except LoadFailed as error:
-            raise ApiError(str(error), status=409) from error
+            raise HttpError(str(error), status=409) from error
         size = self._manager.store.nbytes
         await exchange.reply({"tensors": tensors, "bytes": size, "checkpoint": held.checkpoint})
 
@@ -98,14 +98,14 @@ class WeightEndpoints:
 def _sources(body: fields.Body) -> list[Source]:
     given = body.get("sources")
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
-        raise ApiError(f"sources must be a list of 1 to {MOST_SOURCES} objects", "sources")
+        raise HttpError(f"sources must be a list of 1 to {MOST_SOURCES} objects", "sources")
     found = []
     for index, item in enumerate(given):
         where = f"sources[{index}]"
         if not isinstance(item, dict) or item.get("kind") not in KINDS:
-            raise ApiError(f"{where}.kind must be one of {', '.join(KINDS)}", f"{where}.kind")
+            raise HttpError(f"{where}.kind must be one of {', '.join(KINDS)}", f"{where}.kind")
         url = fields.string(item, "url")
         if item["kind"] == "engine" and not url.startswith(("http://", "https://")):
-            raise ApiError(f"{where}.url must be the url of the engine to copy from", f"{where}.url")
+            raise HttpError(f"{where}.url must be the url of the engine to copy from", f"{where}.url")
         found.append(Source(item["kind"], url))
     return found

@@ -21,7 +21,7 @@ from controller.core.kv_links import KvMoved
 from controller.core.steps import FinishReason, Landed, Release, Seq, Step
 from workers.engine import fields
 from workers.engine.engine import Engine, names_of
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.kv.endings import Endings
 from workers.engine.kv.links import Links
 from workers.engine.kv.progress import Progress
@@ -36,7 +36,7 @@ UNKNOWN = 0  # in the place of a first token that has not been sampled yet
 log = logging.getLogger(__name__)
 
 
-class Handover:
+class Disaggregation:
     """Listens on `host`, offers `reached_at`. `lease_s`: how long KV is kept for somebody to pull it; `timeout_s`: of
     one pull."""
 
@@ -182,19 +182,19 @@ class Handover:
     # ---- decode side -----------------------------------------------------------------------------------------------
 
     def reserve(self, stream: Stream, offer: Offer) -> None:
-        """Blocks for its KV. Raises ApiError; then nothing of it is left."""
+        """Blocks for its KV. Raises HttpError; then nothing of it is left."""
         seq = stream.seq
         if offer.tokens != seq.prompt_tokens:
-            raise ApiError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
+            raise HttpError(f"the offer has {offer.tokens} tokens, the prompt {seq.prompt_tokens}", FIELD)
         if seq.token_ids is None or seq.max_tokens < 2:
-            raise ApiError("nothing is left to decode: max_tokens must be at least 2", "max_tokens")
+            raise HttpError("nothing is left to decode: max_tokens must be at least 2", "max_tokens")
         seq.token_ids.append(UNKNOWN if offer.first_token is None else offer.first_token)
         seq.output_tokens = 1
         seq.first_token_at = seq.scheduled_at = self._engine.now()
         self._engine.reserve(stream)
 
     async def take_over(self, stream: Stream, offer: Offer, listener: Listener = NOBODY) -> KvMoved:
-        """After `reserve`: return once the sequence decodes here. Raises ApiError; then nothing of it is left."""
+        """After `reserve`: return once the sequence decodes here. Raises HttpError; then nothing of it is left."""
         seq, busy_s = stream.seq, self._engine.busy_s()
         try:
             moved, first_token = await self._pull(stream, offer, listener)
@@ -202,7 +202,7 @@ class Handover:
             self._engine.abort(seq)
             moved = error.moved._replace(busy_s=self._engine.busy_s() - busy_s)
             told = {"kv": moved._asdict()}
-            raise ApiError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, told=told) from error
+            raise HttpError(f"KV transfer failed ({error.reason}): {error}", FIELD, status=502, told=told) from error
         except asyncio.CancelledError:
             self._engine.abort(seq)
             raise
@@ -230,8 +230,8 @@ class Handover:
             await asyncio.gather(pulling, over, return_exceptions=True)
 
 
-def _aborted() -> ApiError:
-    return ApiError("the request was aborted during its KV transfer", status=503)
+def _aborted() -> HttpError:
+    return HttpError("the request was aborted during its KV transfer", status=503)
 
 
 def wants_handover(body: fields.Body) -> bool:
@@ -243,7 +243,7 @@ def wants_early_offer(body: fields.Body) -> bool:
 
 
 def offer_in(body: fields.Body) -> Offer | None:
-    """The offer a decode request carries; None without one. Raises ApiError naming the field."""
+    """The offer a decode request carries; None without one. Raises HttpError naming the field."""
     params = fields.mapping(body, FIELD)
     if not fields.boolean(params, "do_remote_prefill"):
         return None
@@ -256,12 +256,12 @@ def offer_in(body: fields.Body) -> Offer | None:
             first_token=fields.integer(params, "first_token", low=0, high=fields.INT64 - 1),
             engine=fields.string(params, "remote_engine_id"),
         )
-    except ApiError as error:
-        raise ApiError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None
+    except HttpError as error:
+        raise HttpError(f"{FIELD}: {error}", f"{FIELD}.{error.param}") from None
 
 
 def _needed(params: fields.Body, name: str, low: int, high: int = fields.INT64 - 1) -> int:
     value = fields.integer(params, name, low=low, high=high)
     if value is None:
-        raise ApiError(f"{name} is missing", name)
+        raise HttpError(f"{name} is missing", name)
     return value

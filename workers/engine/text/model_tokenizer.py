@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import ConfigError
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.text.tokenizer import Decoder, Tokenizer
 
 FILE = "tokenizer.json"
@@ -77,7 +77,7 @@ class FileTokenizer:
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         template = self._settings.get("chat_template")
         if not isinstance(template, str):
-            raise ApiError("this model has no chat template; use /v1/completions", "messages")
+            raise HttpError("this model has no chat template; use /v1/completions", "messages")
         named = {key: _text(self._settings.get(key)) for key in ("bos_token", "eos_token")}
         turns = [{"role": role, "content": content} for role, content in messages]
         text = _render(template, messages=turns, add_generation_prompt=True, **named)
@@ -153,8 +153,8 @@ def _render(template: str, **values: Any) -> str:
     try:
         return environment.from_string(template).render(**values)
     except TemplateError as error:
-        raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from error
+        raise HttpError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
 
 def _refuse(message: str) -> None:
-    raise ApiError(message, "messages")
+    raise HttpError(message, "messages")

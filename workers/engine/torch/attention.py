@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from workers.engine.torch.batch import Pass
+from workers.engine.torch.batch import ForwardPass
 from workers.engine.torch.config import ModelConfig, Rope
 
 
@@ -40,7 +40,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def attend(p: Pass, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def attend(p: ForwardPass, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Write the pass' keys and values into their slots, then attend; (tokens, heads * head_dim)."""
     keys[p.slots], values[p.slots] = p.key, p.value
     out = torch.empty_like(p.query)

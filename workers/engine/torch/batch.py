@@ -49,7 +49,7 @@ def _segment(seq: Seq, start: int, length: int, last: bool, eos: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Prefill:
+class PrefillRows:
     """Rows of a pass that belong to one prompt. `context`: slots of all its tokens so far; None: the rows are all."""
 
     rows: slice
@@ -58,7 +58,7 @@ class Prefill:
 
 
 @dataclass(slots=True)
-class Pass:
+class ForwardPass:
     """One pass' inputs, and its intermediate results from operator to operator: all that a suspension must keep."""
 
     segments: list[Segment]
@@ -66,7 +66,7 @@ class Pass:
     positions: torch.Tensor
     slots: torch.Tensor
     sampled_rows: torch.Tensor  # of those segments that have a draw
-    prefills: list[Prefill]
+    prefills: list[PrefillRows]
     decode_rows: torch.Tensor | None  # (decodes,)
     decode_context: torch.Tensor | None  # (decodes, longest context) slots
     decode_mask: torch.Tensor | None  # (decodes, 1, 1, longest context)
@@ -84,10 +84,10 @@ class Pass:
     logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def build(segments: list[Segment], cache: KVCache, device: torch.device) -> Pass:
+def build(segments: list[Segment], cache: KVCache, device: torch.device) -> ForwardPass:
     """Single tokens attend together, padded to the longest; prompts attend one by one."""
     tokens, positions, slots, sampled = array("q"), [], [], []
-    prefills: list[Prefill] = []
+    prefills: list[PrefillRows] = []
     singles: list[tuple[int, torch.Tensor]] = []
     for segment in segments:
         first, context = len(tokens), cache.slots(segment.blocks, 0, segment.end)
@@ -101,7 +101,7 @@ def build(segments: list[Segment], cache: KVCache, device: torch.device) -> Pass
         if segment.draw is not None:
             sampled.append(len(tokens) - 1)
     rows, padded, mask = _decodes(singles, device) if singles else (None, None, None)
-    return Pass(
+    return ForwardPass(
         segments,
         torch.tensor(tokens, device=device),
         torch.cat(positions).to(device),
@@ -111,10 +111,10 @@ def build(segments: list[Segment], cache: KVCache, device: torch.device) -> Pass
     )
 
 
-def _prefill(rows: slice, start: int, context: torch.Tensor, device: torch.device) -> Prefill:
+def _prefill(rows: slice, start: int, context: torch.Tensor, device: torch.device) -> PrefillRows:
     if start == 0:
-        return Prefill(rows, None, None)
-    return Prefill(rows, context.to(device), causal(rows.stop - rows.start, start, device))
+        return PrefillRows(rows, None, None)
+    return PrefillRows(rows, context.to(device), causal(rows.stop - rows.start, start, device))
 
 
 def causal(length: int, start: int, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ from workers.engine.torch.batch import segments_of
 from workers.engine.torch.group import RankGroup
 from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.ranks import Ranks
-from workers.engine.torch.task import Boundary, Program, Task
+from workers.engine.torch.task import Boundary, Program, StepTask
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -40,7 +40,7 @@ class TorchExecutor:
         self._program, self._sink, self._post, self._fail = program, sink, post, fail
         self._eos = tuple(sorted(program.model.config.eos))
         self._closed = False
-        self._tasks: dict[int, Task] = {}  # until their end is told
+        self._tasks: dict[int, StepTask] = {}  # until their end is told
         device = program.model.device
         self._pool = ExecutionPool(
             *(self._ended, self._suspended, self._broken, boundary),
@@ -52,7 +52,7 @@ class TorchExecutor:
         segments = segments_of(step, self._eos)
         if self._group is not None:
             self._group.run(step.id, segments)
-        task = self._tasks[step.id] = Task(step.id, self._program, segments)
+        task = self._tasks[step.id] = StepTask(step.id, self._program, segments)
         self._pool.submit(task)
 
     def suspend(self, step_id: int) -> None:
@@ -81,7 +81,7 @@ class TorchExecutor:
 
     # ---- the pool's thread ----------------------------------------------------------------------------------------
 
-    def _ended(self, task: Task) -> None:
+    def _ended(self, task: StepTask) -> None:
         eos = self._program.model.config.eos
         sampled = [Sampled(segment.seq, token, token in eos) for segment, token in task.sampled]
         self._tell(lambda: self._over(StepDone(task.id, sampled, task.seconds)))
@@ -91,7 +91,7 @@ class TorchExecutor:
         self._tasks.pop(done.step_id, None)
         self._sink(done)
 
-    def _suspended(self, task: Task) -> None:
+    def _suspended(self, task: StepTask) -> None:
         self._tell(lambda: self._sink(Suspended(task.id, task.seconds)))
 
     def _broken(self, error: Exception) -> None:

@@ -23,7 +23,7 @@ from controller.core.steps import Seq
 from workers.engine.torch.batch import Segment
 from workers.engine.torch.group import HOST, MEET_S, Part, join
 from workers.engine.torch.serving import BOUNDARIES, load_program
-from workers.engine.torch.task import LEAD, Task, run
+from workers.engine.torch.task import LEAD, StepTask, run
 from workers.engine.torch.transfer import WeightMemory
 
 PR_SET_PDEATHSIG = 1
@@ -52,7 +52,7 @@ class Follower:
         self._folder = part.folder
         self._lead = LEAD if part.device == "cuda" else None
         self._boundary = BOUNDARIES[part.boundary] if part.boundary else None
-        self._tasks: dict[int, Task] = {}  # suspended
+        self._tasks: dict[int, StepTask] = {}  # suspended
         self._memory = WeightMemory(self._program.model.slots(), present=part.load, ranked=True)
 
     @property
@@ -95,18 +95,18 @@ class Follower:
         self._memory.drop_host_copy()
         return 0
 
-    def _task(self, step_id: int, segments: list[tuple[Any, ...]]) -> Task:
+    def _task(self, step_id: int, segments: list[tuple[Any, ...]]) -> StepTask:
         found = [Segment(NOBODY, tokens, start, blocks, None) for tokens, start, blocks in segments]
-        return Task(step_id, self._program, found)
+        return StepTask(step_id, self._program, found)
 
-    def _go_through(self, task: Task) -> None:
+    def _go_through(self, task: StepTask) -> None:
         while not task.over:
             task.advance()
 
     def _stops(self, over: bool) -> bool:
         return self._ranks.stops(False, over)
 
-    def _go_on(self, task: Task) -> None:
+    def _go_on(self, task: StepTask) -> None:
         if self._boundary is None:
             self._go_through(task)
         else:

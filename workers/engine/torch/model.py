@@ -2,7 +2,7 @@
 
 The operators are FlowPrefill's (section 5.1): qkv_proj, attn, o_proj, gate_up_proj, down_proj for each layer; gate and
 experts take the place of the last two in a mixture of experts. Norms, residuals and activations belong to the operator
-they feed or follow. Results pass from one to the next in a Pass.
+they feed or follow. Results pass from one to the next in a ForwardPass.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch.nn.functional as F
 
 from controller.core.errors import ConfigError
 from workers.engine.torch.attention import Rotary, attend, rotate
-from workers.engine.torch.batch import Pass
+from workers.engine.torch.batch import ForwardPass
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.config import ModelConfig
 from workers.engine.torch.ranks import Alone, Ranks
 from workers.engine.torch.weights import Slot
 
-Operator = Callable[[Pass], None]
+Operator = Callable[[ForwardPass], None]
 New = Callable[..., torch.Tensor]
 
 
@@ -75,7 +75,7 @@ class Attention:
                 found[f"self_attn.{name}"] = Slot(whole, tuple(whole.shape))
         return found
 
-    def qkv_proj(self, p: Pass) -> None:
+    def qkv_proj(self, p: ForwardPass) -> None:
         normed = rms_norm(p.hidden, self._norm, self._config.norm_eps)
         q, k, v = F.linear(normed, self._qkv, self._qkv_bias).split(self._sizes, dim=-1)
         dim, eps = self._config.head_dim, self._config.norm_eps
@@ -84,10 +84,10 @@ class Attention:
             q, k = rms_norm(q, self._q_norm, eps), rms_norm(k, self._k_norm, eps)
         p.query, p.key = rotate(q, p.cos, p.sin), rotate(k, p.cos, p.sin)
 
-    def attn(self, p: Pass, cache: KVCache, layer: int) -> None:
+    def attn(self, p: ForwardPass, cache: KVCache, layer: int) -> None:
         p.attended = attend(p, cache.keys[layer], cache.values[layer])
 
-    def o_proj(self, p: Pass) -> None:
+    def o_proj(self, p: ForwardPass) -> None:
         out = self._ranks.sum(F.linear(p.attended, self._o))
         p.hidden = p.hidden + (out if self._o_bias is None else out + self._o_bias)
 
@@ -116,12 +116,12 @@ class FeedForward:
     def operators(self) -> list[tuple[str, Operator]]:
         return [("gate_up_proj", self.gate_up_proj), ("down_proj", self.down_proj)]
 
-    def gate_up_proj(self, p: Pass) -> None:
+    def gate_up_proj(self, p: ForwardPass) -> None:
         normed = rms_norm(p.hidden, self._norm, self._config.norm_eps)
         gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
         p.activated = F.silu(gate) * up
 
-    def down_proj(self, p: Pass) -> None:
+    def down_proj(self, p: ForwardPass) -> None:
         p.hidden = p.hidden + self._ranks.sum(F.linear(p.activated, self._down))
 
 
@@ -154,14 +154,14 @@ class MixtureOfExperts:
     def operators(self) -> list[tuple[str, Operator]]:
         return [("gate", self.gate), ("experts", self.experts)]
 
-    def gate(self, p: Pass) -> None:
+    def gate(self, p: ForwardPass) -> None:
         p.normed = rms_norm(p.hidden, self._norm, self._config.norm_eps)
         odds = F.linear(p.normed, self._router).softmax(dim=-1, dtype=torch.float32)
         p.weights, p.chosen = odds.topk(self._experts.top, dim=-1)
         if self._experts.renormalise:
             p.weights = p.weights / p.weights.sum(dim=-1, keepdim=True)
 
-    def experts(self, p: Pass) -> None:
+    def experts(self, p: ForwardPass) -> None:
         out = torch.zeros_like(p.normed)
         for index in p.chosen.unique().tolist():
             rows, place = torch.where(p.chosen == index)
@@ -231,11 +231,11 @@ class Model:
             found.append([*operators, ("o_proj", attention.o_proj), *feed_forward.operators])
         return found
 
-    def embed(self, p: Pass) -> None:
+    def embed(self, p: ForwardPass) -> None:
         p.hidden = F.embedding(p.tokens, self._embedding)
         p.cos, p.sin = self._rotary.turn_of(p.positions, self.dtype)
 
-    def lm_head(self, p: Pass) -> None:
+    def lm_head(self, p: ForwardPass) -> None:
         """(rows, vocabulary) in float32, of the rows that are sampled from."""
         normed = rms_norm(p.hidden[p.sampled_rows], self._norm, self.config.norm_eps)
         p.logits = F.linear(normed, self._head).float()

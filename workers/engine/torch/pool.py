@@ -19,7 +19,7 @@ from queue import SimpleQueue
 import torch
 
 from workers.engine.torch.ranks import Alone, Ranks
-from workers.engine.torch.task import LEAD, Boundary, Task, run
+from workers.engine.torch.task import LEAD, Boundary, StepTask, run
 
 
 class ExecutionPool:
@@ -31,8 +31,8 @@ class ExecutionPool:
 
     def __init__(
         self,
-        ended: Callable[[Task], None],
-        suspended: Callable[[Task], None],
+        ended: Callable[[StepTask], None],
+        suspended: Callable[[StepTask], None],
         failed: Callable[[Exception], None],
         boundary: Boundary | None,
         *,
@@ -44,8 +44,8 @@ class ExecutionPool:
         self._boundary, self._ranks = boundary, ranks or Alone()
         self._cuda, self._lead = cuda, lead
         self._lock = threading.Lock()
-        self._running: Task | None = None
-        self._aside: dict[int, Task] = {}
+        self._running: StepTask | None = None
+        self._aside: dict[int, StepTask] = {}
         self._signal = self._closed = False
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="execution-pool", daemon=True)
@@ -53,7 +53,7 @@ class ExecutionPool:
 
     # ---- the scheduler's thread -----------------------------------------------------------------------------------
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: StepTask) -> None:
         with self._lock:
             self._occupy(task)
         self._commands.put(lambda: self._run(task))
@@ -89,7 +89,7 @@ class ExecutionPool:
         self._commands.put(None)
         self._worker.join(timeout=5.0)
 
-    def _occupy(self, task: Task) -> None:
+    def _occupy(self, task: StepTask) -> None:
         if self._running is not None:
             raise RuntimeError("a step is running")
         self._running = task
@@ -108,7 +108,7 @@ class ExecutionPool:
     def _stops(self, over: bool) -> bool:
         return self._ranks.stops(self._signal or self._closed, over)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: StepTask) -> None:
         began = time.perf_counter()
         if self._boundary is None:
             while not task.over:

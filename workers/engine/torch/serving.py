@@ -27,7 +27,7 @@ from workers.engine.torch.group import Part, RankGroup, RankLost
 from workers.engine.torch.model import Model
 from workers.engine.torch.model_options import ModelOptions
 from workers.engine.torch.ranks import Alone, Ranks
-from workers.engine.torch.task import Boundary, Program, Task
+from workers.engine.torch.task import Boundary, Program, StepTask
 from workers.engine.torch.weights import load_weights
 
 BOUNDARIES = {"operator": Boundary.OPERATOR, "layer": Boundary.LAYER}
@@ -154,7 +154,7 @@ class _Scratch:
     group: RankGroup | None
 
     def seconds(self, step: Step) -> float:
-        task = Task(0, self.program, segments_of(step))
+        task = StepTask(0, self.program, segments_of(step))
         if self.group is not None:
             self.group.run_whole(segments_of(step))
         began = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from workers.engine.torch.batch import Pass, Segment, build
+from workers.engine.torch.batch import ForwardPass, Segment, build
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.model import Model, Operator
 from workers.engine.torch.sampling import sample
@@ -25,7 +25,7 @@ class Boundary(IntEnum):
     LAYER = 2
 
 
-class Stage(NamedTuple):
+class ModelStage(NamedTuple):
     """One operator, and the coarsest boundary behind it."""
 
     name: str
@@ -38,19 +38,19 @@ class Program:
 
     def __init__(self, model: Model, cache: KVCache) -> None:
         self.model, self.cache = model, cache
-        self.stages: list[Stage] = []
+        self.stages: list[ModelStage] = []
         for layer in model.layers(cache):
-            self.stages += [Stage(name, operator, Boundary.OPERATOR) for name, operator in layer]
+            self.stages += [ModelStage(name, operator, Boundary.OPERATOR) for name, operator in layer]
             self.stages[-1] = self.stages[-1]._replace(boundary=Boundary.LAYER)
-        self.stages.append(Stage("lm_head", model.lm_head, Boundary.LAYER))
+        self.stages.append(ModelStage("lm_head", model.lm_head, Boundary.LAYER))
 
-    def begin(self, segments: list[Segment]) -> Pass:
+    def begin(self, segments: list[Segment]) -> ForwardPass:
         p = build(segments, self.cache, self.model.device)
         self.model.embed(p)
         return p
 
 
-class Task:
+class StepTask:
     """A step and how far it is: `done` of `length` operators. Over, it has `sampled` a token for each that asked."""
 
     def __init__(self, id: int, program: Program, segments: list[Segment]) -> None:
@@ -60,7 +60,7 @@ class Task:
         self.seconds = 0.0  # on the device, without suspensions
         self.sampled: list[tuple[Segment, int]] = []
         self._program, self._segments = program, segments
-        self._pass: Pass | None = None  # intermediate results: all that a suspension keeps
+        self._pass: ForwardPass | None = None  # intermediate results: all that a suspension keeps
         self._marks: list[Mark] = []  # behind each layer
         self._passed = 0
 
@@ -99,7 +99,7 @@ class Task:
         event.record(torch.cuda.current_stream(self._program.model.device))
         return event
 
-    def _end(self, p: Pass) -> None:
+    def _end(self, p: ForwardPass) -> None:
         self._pass = None
         wanted = [(segment, segment.draw) for segment in self._segments if segment.draw is not None]
         if wanted:
@@ -107,7 +107,7 @@ class Task:
             self.sampled = [(segment, token) for (segment, _), token in zip(wanted, tokens, strict=True)]
 
 
-def run(task: Task, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> None:
+def run(task: StepTask, boundary: Boundary, stops: Callable[[bool], bool], lead: int | None) -> None:
     """Until the task is over or stops at a boundary, each of which is asked for: `stops(over)`.
 
     `lead`: how many operators may be queued on a CUDA device ahead of the one that runs (None: on a CPU none are). A

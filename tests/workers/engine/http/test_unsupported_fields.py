@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.http.unsupported_fields import TABLE, On
 from workers.engine.text.tokenizer import VOCAB_SIZE, ChunkTokenizer
@@ -101,8 +101,8 @@ def parsed(served: Served, **fields: Any) -> list[Generation]:
     return [parse({**asked, **fields}, {}, served) for parse, asked in BOTH]
 
 
-def refusal(parse: Parse, body: dict[str, Any], served: Served = REAL) -> ApiError:
-    with pytest.raises(ApiError) as refused:
+def refusal(parse: Parse, body: dict[str, Any], served: Served = REAL) -> HttpError:
+    with pytest.raises(HttpError) as refused:
         parse(body, {}, served)
     assert refused.value.status == 400
     return refused.value
@@ -202,13 +202,13 @@ def test_an_emulated_engine_answers_with_one_text_and_no_more_than_that(name: st
 )
 def test_a_wrong_number_is_refused_by_either(name: str, value: Any) -> None:
     for served in (REAL, EMULATED):
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(HttpError) as refused:
             parsed(served, **{name: value})
         assert refused.value.param == name
 
 
 def test_only_response_format_has_a_plain_text() -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(HttpError) as refused:
         parsed(REAL, guided_json={"type": "text"})
     assert refused.value.param == "guided_json"
 

@@ -14,8 +14,8 @@ from controller.core.kv_links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
 from tests.workers.engine.client import until
 from tests.workers.engine.test_engine import make_engine
-from workers.engine.errors import ApiError
-from workers.engine.kv.disaggregation import Handover
+from workers.engine.errors import HttpError
+from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvStore, Layout
@@ -186,11 +186,11 @@ async def test_a_token_of_the_vocabulary_is_taken(token: int) -> None:
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 10**6])
 async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token: int) -> None:
     engine, _ = make_engine()
-    handover = Handover(engine, Store(), "t", "127.0.0.1")
+    handover = Disaggregation(engine, Store(), "t", "127.0.0.1")
     stream = Stream(Seq("s-1", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]), (), wake_each=True)
     async with served(Store(), token) as (_, offer):
         handover.reserve(stream, offer)
-        with pytest.raises(ApiError, match=f"first token came as {token}") as raised:
+        with pytest.raises(HttpError, match=f"first token came as {token}") as raised:
             await handover.take_over(stream, offer)
     assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
     assert not engine.failed

@@ -17,10 +17,10 @@ from controller.core.steps import FinishReason, Seq, SeqState, Step
 from tests.workers.engine.client import COMPLETIONS, complete, events_of, post, samples, until
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.test_engine import make_engine
-from workers.engine.errors import ApiError
+from workers.engine.errors import HttpError
 from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
-from workers.engine.kv.disaggregation import Handover
+from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Links
 from workers.engine.kv.progress import Progress
 from workers.engine.kv.server import KvServer
@@ -280,7 +280,7 @@ async def test_a_prompt_whose_first_token_is_its_last_leaves_nothing_to_take_ove
 async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(later):
     """At each turn of the loop around the end of the pull: the reservation is gone before the sequence can land."""
     engine, _ = make_engine()
-    handover = Handover(engine, STORE, "t", "127.0.0.1")
+    handover = Disaggregation(engine, STORE, "t", "127.0.0.1")
     stream = Stream(Seq("s-1", 0.0, 4, 8, token_ids=[1, 2, 3, 4]), (), wake_each=True)
     loop = asyncio.get_running_loop()
 
@@ -293,7 +293,7 @@ async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(la
 
     handover.links.pull = pull
     handover.reserve(stream, Offer("h", 1, "r", 4))
-    with suppress(ApiError):
+    with suppress(HttpError):
         await handover.take_over(stream, Offer("h", 1, "r", 4))
     for _ in range(10):
         await asyncio.sleep(0)

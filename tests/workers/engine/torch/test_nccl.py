@@ -23,7 +23,7 @@ from workers.engine.torch.meeting import RECEIVER
 from workers.engine.torch.pieces import longest_operation
 from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.streams import beside, mark
-from workers.engine.torch.task import Boundary, Task
+from workers.engine.torch.task import Boundary, StepTask
 from workers.engine.torch.weights import WeightsError
 
 pytestmark = pytest.mark.torch
@@ -173,7 +173,7 @@ def test_copies_have_a_stream_of_their_own_and_are_done_at_the_end(monkeypatch):
 def test_layers_count_as_done_when_the_device_has_passed_them(monkeypatch):
     streams, made = Streams(monkeypatch), program(folder())
     monkeypatch.setattr("workers.engine.torch.task.mark", lambda device: mark(CUDA))
-    task = Task(1, made, segments_of(step_of(1, range(20))))
+    task = StepTask(1, made, segments_of(step_of(1, range(20))))
     with torch.inference_mode():
         while not task.over:
             task.advance()
@@ -188,7 +188,7 @@ def test_layers_count_as_done_when_the_device_has_passed_them(monkeypatch):
 def test_a_device_is_given_one_operator_ahead_at_any_boundary(monkeypatch, boundary, stops_behind):
     streams, suspended = Streams(monkeypatch), threading.Event()
     made = program(folder())
-    task = Task(1, made, segments_of(step_of(1, range(20))))
+    task = StepTask(1, made, segments_of(step_of(1, range(20))))
     pool = ExecutionPool(lambda task: None, lambda task: suspended.set(), lambda error: None, boundary, cuda=CUDA)
     second = made.stages[1].operator
 

@@ -17,7 +17,7 @@ from workers.engine.kv.transfer import Offer, Traffic
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.task import Program, Task
+from workers.engine.torch.task import Program, StepTask
 
 pytestmark = pytest.mark.torch
 LENGTHS = (37, 5, 18)
@@ -30,7 +30,7 @@ def prompt(length: int) -> list[int]:
 
 @torch.inference_mode()
 def run(made: Program, step: Step) -> None:
-    task = Task(step.id, made, segments_of(step))
+    task = StepTask(step.id, made, segments_of(step))
     while not task.over:
         task.advance()
     for segment, token in task.sampled:

@@ -13,7 +13,7 @@ from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, program, prompts
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.task import Boundary, Program, Stage, Task
+from workers.engine.torch.task import Boundary, ModelStage, Program, StepTask
 
 pytestmark = pytest.mark.torch
 DENSE = ["qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj"]
@@ -35,7 +35,7 @@ class Gate:
         self.reached: queue.Queue[str] = queue.Queue()
         plain.stages = [stage._replace(operator=self._gated(stage)) for stage in plain.stages]
 
-    def _gated(self, stage: Stage):
+    def _gated(self, stage: ModelStage):
         def run(p):
             self.reached.put(stage.name)
             assert self.permits.acquire(timeout=20)
@@ -131,7 +131,7 @@ def test_without_boundaries_a_step_runs_whole():
 def test_a_step_left_behind_every_operator_ends_with_the_same_bits(architecture):
     """Other steps run in between; the last hidden states, logits and KV entries are compared bit for bit."""
     plain = program(folder(architecture))
-    whole = Task(1, plain, segments_of(step_of(1, range(40))))
+    whole = StepTask(1, plain, segments_of(step_of(1, range(40))))
     with torch.inference_mode():
         while whole.done < whole.length - 1:
             whole.advance()
@@ -140,13 +140,13 @@ def test_a_step_left_behind_every_operator_ends_with_the_same_bits(architecture)
     memory = plain.cache.memory[:, :, :10].clone()
 
     plain.cache.memory.zero_()
-    cut, kept = Task(1, plain, segments_of(step_of(1, range(40)))), []
+    cut, kept = StepTask(1, plain, segments_of(step_of(1, range(40)))), []
     with torch.inference_mode():
         for _ in range(cut.length):
             cut.advance()
             if cut._pass is not None:
                 kept.append(cut._pass.hidden)
-            other = Task(2, plain, segments_of(step_of(2, range(100, 150), first_block=20)))
+            other = StepTask(2, plain, segments_of(step_of(2, range(100, 150), first_block=20)))
             while not other.over:
                 other.advance()
     assert torch.equal(kept[-1], hidden)

@@ -26,7 +26,7 @@ from workers.engine.torch.kv_model import ModelIdentity
 from workers.engine.torch.model import Model
 from workers.engine.torch.ranks import Alone
 from workers.engine.torch.serving import measure
-from workers.engine.torch.task import Boundary, Program, Task
+from workers.engine.torch.task import Boundary, Program, StepTask
 from workers.engine.torch.transfer import WeightMemory, reserve
 from workers.engine.torch.weights import load_weights
 from workers.engine.weights.host_copy import WHOLE, HostCopy
@@ -93,7 +93,7 @@ def test_suspended_steps_end_with_the_same_tokens(device, boundary):
 def test_all_that_a_rank_computes_is_on_its_own_device(architecture):
     made = program(folder(architecture), ranks=OnSecond(), device=SECOND)
     seq = Seq("prompt", 0.0, 20, 1, token_ids=list(range(20)), blocks=list(range(5)))
-    task = Task(1, made, segments_of(Step(1, (Chunk(seq, 0, 10, False), Chunk(seq, 10, 10, True)), (), 0)))
+    task = StepTask(1, made, segments_of(Step(1, (Chunk(seq, 0, 10, False), Chunk(seq, 10, 10, True)), (), 0)))
     with torch.inference_mode():
         for _ in range(task.length - 1):
             task.advance()
@@ -164,7 +164,7 @@ def generated_from(device: torch.device, start: int, bench: Bench | None = None)
 def test_a_layer_is_read_while_the_step_goes_on(device):
     made = program(folder(), device=device)
     seq = Seq("prompt", 0.0, 20, 1, token_ids=list(range(20)), blocks=list(range(5)))
-    task = Task(1, made, segments_of(Step(1, (Chunk(seq, 0, 20, True),), (), 0)))
+    task = StepTask(1, made, segments_of(Step(1, (Chunk(seq, 0, 20, True),), (), 0)))
     store, (_, wanted, _) = TorchKv(made.cache), filled(CPU)
     with torch.inference_mode():
         while task.layers_done < 1:
