@@ -1,7 +1,7 @@
 """The states of a request and what leads from one to the next: the table that scheduler, migrator and gateway go by.
 
 `STEPS` is the table, `after` looks a step up in it. What has no step in a state does not apply there: late news of an
-attempt that is over, for instance. docs/concepts/request-lifecycle.md draws it, and a test compares the two.
+attempt that is over, for instance. docs/reference/request-lifecycle.md draws it, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from controller.dispatch.disaggregation.transfers import MigratorConfig
 from controller.dispatch.lifecycle import OPEN, STEPS, TWO_STAGES, OpenRequest, State, after
 from tests.controller.dispatch.fleet import request
 
-PAGE = Path(__file__).parents[3] / "docs/concepts/request-lifecycle.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/request-lifecycle.md"
 ARROW = re.compile(r"^ +(\w+) --> (\w+): (.+)$", re.M)
 ROW = re.compile(r"^\| `([^`]+)` \| ([\w, ]+) \| (\w+) \|", re.M)
 
