@@ -1,4 +1,4 @@
-"""A result as Plotly-ready dicts, drawn by `static/js/plots.js`: side by side, with units and SLO lines."""
+"""Charts of an experiment as Plotly-ready dicts, drawn by `static/js/plots.js`, with units and SLO lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from controller.wording.reasons import class_name
 
 Entry = Mapping[str, Any]
 ALL = ""  # all classes together
-LABEL_MAX = 20  # characters of a name under its bars; longer ones, turned upright, would leave no room for the bars
+LABEL_MAX = 20  # characters of a label under its bars; longer ones are rotated and leave no room for the bars
 
 
 def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str, Any]:
-    """`by_rate`: of each rate run, and there by class; `over_rates`: what moves with the rate, where several were run.
+    """`by_rate`: charts of each rate, in part by class; `over_rates`: charts over the rates, if there are several.
 
-    `targets`: the share of requests that each class wants attained, for the SLO lines.
+    `targets`: attainment target by class, for the SLO lines.
     """
     entries = result["entries"]
     rates = list(dict.fromkeys(entry["rate"] for entry in entries))
@@ -47,11 +47,11 @@ def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str,
 
 
 def rate_words(rate: float | None) -> str:
-    return "the traffic's own rate" if rate is None else f"{rate:.4g} requests/s"
+    return "original rate" if rate is None else f"{rate:.4g} requests/s"
 
 
 def attainment(entries: Sequence[Entry], names: Sequence[str], targets: Mapping[str, float], level: float) -> Spec:
-    """Share attained by class, a bar a policy; the spread over the seeds where there were several."""
+    """Attainment by class, one bar per policy, with the range over the seeds if there are several."""
     x = ["all", *(class_name(name) for name in names)]
     traces = []
     for place, entry in enumerate(entries):
@@ -77,7 +77,7 @@ def attainment(entries: Sequence[Entry], names: Sequence[str], targets: Mapping[
 
 
 def short(name: str) -> str:
-    """As it stands under its bars."""
+    """The label under the bars."""
     return name if len(name) <= LABEL_MAX else f"{name[: LABEL_MAX - 1]}…"
 
 
@@ -87,20 +87,20 @@ def bars(entries: Sequence[Entry], name: str, title: str, value: str) -> Spec:
 
 
 def cost(entries: Sequence[Entry]) -> Spec:
-    """Provisioned instance time times unit cost; in the hover, the share of it that each attained request bears."""
+    """Provisioned instance time times unit cost; on hover also per attained request."""
     traces = []
     for place, entry in enumerate(entries):
         first = entry["first_seed"]
         attained = first["attained_per_s"] * first["seconds"]
-        each = f"{entry['cost'] / attained:.3g} for each attained request" if attained else "no request attained"
+        each = f"{entry['cost'] / attained:.3g} per attained request" if attained else "no requests attained"
         trace = _bar(entry["policy"], [entry["policy"]], [entry["cost"]], place, "%{y:,.0f}")
         traces.append(trace | {"hovertemplate": f"%{{y:,.0f}}, {each}<extra>%{{fullData.name}}</extra>"})
-    layout = {"y_title": "cost (instance-seconds x unit cost)", "yaxis": {}, "xaxis": {"type": "category"}}
+    layout = {"y_title": "cost, units (instance-seconds x unit cost)", "yaxis": {}, "xaxis": {"type": "category"}}
     return {"traces": traces, "layout": layout}
 
 
 def distribution(entries: Sequence[Entry], what: str, name: str, title: str) -> Spec:
-    """Share of requests at most so slow (of those that got there), first seed; the class's own target as a line."""
+    """Cumulative distribution over the requests that have the measurement, first seed; the class's target as a line."""
     traces = []
     target = None
     for place, entry in enumerate(entries):
@@ -126,18 +126,18 @@ def distribution(entries: Sequence[Entry], what: str, name: str, title: str) -> 
 
 
 def queue(entries: Sequence[Entry]) -> Spec:
-    """Requests without a first token: in the dispatcher and in the engines."""
+    """Requests without a first token, in the gateway's queue and in the engines."""
     traces = []
     for place, entry in enumerate(entries):
         over = entry["first_seed"]["queue"]
         waiting = [a + b for a, b in zip(over["queued"], over["waiting"], strict=True)]
-        traces.append(_line(entry["policy"], over["at_s"], waiting, place, "%{y} waiting after %{x:.0f} s"))
-    layout = {"y_title": "waiting requests", "x_title": "seconds after the start", "yaxis": {}, "xaxis": {}}
+        traces.append(_line(entry["policy"], over["at_s"], waiting, place, "%{y} waiting at %{x:.0f} s"))
+    layout = {"y_title": "waiting requests", "x_title": "time since start, s", "yaxis": {}, "xaxis": {}}
     return {"traces": traces, "layout": layout | {"hovermode": "closest"}}
 
 
 def over_rates(entries: Sequence[Entry], policies: Sequence[str], name: str, title: str, level: float | None) -> Spec:
-    """Median over the seeds at each rate; for attainment the lowest and the highest too."""
+    """Median over the seeds at each rate; for attainment also the range."""
     traces = []
     for place, policy in enumerate(policies):
         own = [entry for entry in entries if entry["policy"] == policy]
@@ -151,7 +151,7 @@ def over_rates(entries: Sequence[Entry], policies: Sequence[str], name: str, tit
             trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
         traces.append(trace)
     share = {"range": [0, 1.05], "tickformat": ".0%"} if level is not None else {}
-    lines = [{"y": level, "color": "bad", "text": f"level {level * 100:.4g} %"}] if level is not None else []
+    lines = [{"y": level, "color": "bad", "text": f"target {level * 100:.4g} %"}] if level is not None else []
     layout = {"y_title": title, "x_title": "requests/s", "yaxis": share, "xaxis": {}, "lines": lines}
     return {"traces": traces, "layout": layout | {"hovermode": "closest"}}
 

@@ -1,4 +1,4 @@
-"""The form that asks for an experiment, and how what is typed becomes a spec (and an error of the spec a field's)."""
+"""The form of a new experiment: how its fields become a spec, and how errors of the spec become errors of a field."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONTENDERS = 4
 CHANGE_MAX = 16
 USUAL_PROFILE = "llama-3.1-8b-a100"
 SEEDS_MAX = 5
-KINDS = (("window", "Recorded traffic"), ("trace", "A registered trace"), ("mix", "A mix or a generator"))
+KINDS = (("window", "Recorded traffic"), ("trace", "Uploaded trace"), ("mix", "Generated traffic"))
 MIXES = (
     ("4-task", "HyperFlexis 4-task (Table 1)"),
     ("2-task", "HyperFlexis 2-task (Table 1)"),
-    ("own", "One task of my own"),
+    ("own", "Custom task"),
 )
 LAWS = tuple((law, law) for law in ("normal", "lognormal", "gamma", "constant"))
 PARTS = {
@@ -47,41 +47,41 @@ def tokens(label: str, least: int = 1, **kwargs: Any) -> forms.IntegerField:
 
 
 class ExperimentForm(forms.Form):
-    """Traffic, fleet and how often. What only another kind of traffic needs is not looked at."""
+    """Traffic, fleet and repeats. Fields of the kinds of traffic that are not selected are ignored."""
 
-    name = forms.CharField(max_length=120, required=False, help_text="Empty: named after its traffic.")
+    name = forms.CharField(max_length=120, required=False, help_text="Leave empty to name it after its traffic.")
     kind = forms.ChoiceField(label="Traffic", choices=KINDS, initial="window")
 
     since = TimeField(label="From (UTC)")
     until = TimeField(label="To (UTC)")
-    model = forms.ChoiceField(required=False, help_text="Requests for this model are replayed.")
-    tenant = forms.CharField(max_length=64, required=False, help_text="Empty: of all tenants.")
-    slo_class = forms.CharField(max_length=64, required=False, label="Class", help_text="Empty: of all classes.")
+    model = forms.ChoiceField(required=False, help_text="Replays the requests for this model.")
+    tenant = forms.CharField(max_length=64, required=False, help_text="Leave empty for all tenants.")
+    slo_class = forms.CharField(max_length=64, required=False, label="Class", help_text="Leave empty for all classes.")
 
     trace = forms.ChoiceField(required=False)
-    trace_ttft_s = SecondsField(label="First token within", required=False, initial=2.0)
-    trace_tpot_s = SecondsField(label="Then a token every", required=False, initial=0.1)
+    trace_ttft_s = SecondsField(label="TTFT", required=False, initial=2.0)
+    trace_tpot_s = SecondsField(label="TPOT", required=False, initial=0.1)
 
-    mix = forms.ChoiceField(choices=MIXES, required=False)
+    mix = forms.ChoiceField(label="Workload", choices=MIXES, required=False)
     rate = forms.FloatField(min_value=0.001, max_value=100_000, required=False, initial=10.0, label="Rate")
-    duration_s = SecondsField(label="For", required=False, initial=120.0)
+    duration_s = SecondsField(label="Duration", required=False, initial=120.0)
     cv = forms.FloatField(
         min_value=0, max_value=20, required=False, initial=1.0, label="Burstiness",
-        help_text="Coefficient of variation of the gaps: 1 is Poisson, 0 a metronome.",
+        help_text="Coefficient of variation of the time between requests: 1 is Poisson, 0 is constant.",
     )  # fmt: skip
-    prompt_mean = tokens("Prompt, mean", initial=500)
-    prompt_std = tokens("Prompt, deviation", 0, initial=200)
-    output_mean = tokens("Answer, mean", initial=100)
-    output_std = tokens("Answer, deviation", 0, initial=50)
+    prompt_mean = tokens("Mean prompt", initial=500)
+    prompt_std = tokens("Prompt standard deviation", 0, initial=200)
+    output_mean = tokens("Mean output", initial=100)
+    output_std = tokens("Output standard deviation", 0, initial=50)
     law = forms.ChoiceField(label="Distribution", choices=LAWS, required=False)
-    own_ttft_s = SecondsField(label="First token within", required=False, initial=1.0)
-    own_tpot_s = SecondsField(label="Then a token every", required=False, initial=0.1)
+    own_ttft_s = SecondsField(label="TTFT", required=False, initial=1.0)
+    own_tpot_s = SecondsField(label="TPOT", required=False, initial=0.1)
 
     fleet = forms.ChoiceField(
         choices=[
-            ("today", "Today's instances, as fitted"),
-            ("then", "As many as there were then, of recorded traffic"),
-            ("profile", "A shipped profile"),
+            ("today", "Current instances"),
+            ("then", "Instances at the time of the traffic"),
+            ("profile", "Shipped profile"),
         ],
         initial="today",
     )
@@ -90,23 +90,23 @@ class ExperimentForm(forms.Form):
 
     rates = forms.CharField(
         max_length=200, required=False, label="Rates",
-        help_text=f"Requests/s, separated by commas, at most {RATES_MAX}. Empty: the traffic's own.",
+        help_text=f"Up to {RATES_MAX}, separated by commas. Leave empty for the original rate.",
     )  # fmt: skip
     seeds = forms.IntegerField(
         min_value=1, max_value=SEEDS_MAX, initial=1, label="Repeats",
-        help_text="With different random numbers; figures are medians. Recorded traffic needs one.",
+        help_text="With different random seeds; results are medians. Recorded traffic needs only one.",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         fields: dict[str, Any] = self.fields
         names = list(ServedModel.objects.order_by("name").values_list("name", flat=True))
-        fields["model"].choices = [("", "the busiest")] + [(name, name) for name in names]
+        fields["model"].choices = [("", "Busiest model")] + [(name, name) for name in names]
         known = experiments.traces().values_list("slug", "name", "requests")[:200]
         fields["trace"].choices = [(slug, f"{name} ({count:,} requests)") for slug, name, count in known]
         fields["profile"].choices = [(name, name) for name in profile_names()]
         fields["rate"].unit = fields["rates"].unit = "requests/s"
-        for name in (*NEEDED, *OWN):  # where their kind of traffic or fleet is chosen: no "(optional)" beside them
+        for name in (*NEEDED, *OWN):  # required once their kind of traffic or fleet is selected, so not "(optional)"
             fields[name].needed = True
         if USUAL_PROFILE in dict(fields["profile"].choices):
             fields["profile"].initial = USUAL_PROFILE
@@ -122,14 +122,14 @@ class ExperimentForm(forms.Form):
             except ValueError:
                 rate = 0.0
             if not 0 < rate <= 100_000:
-                raise forms.ValidationError(f"{part!r} is not a rate above 0.")
+                raise forms.ValidationError(f"{part!r} is not a valid rate. Enter numbers above 0 and at most 100,000.")
             found.append(rate)
         if len(found) > RATES_MAX:
-            raise forms.ValidationError(f"At most {RATES_MAX} rates.")
+            raise forms.ValidationError(f"Enter at most {RATES_MAX} rates.")
         return found
 
     def clean(self) -> dict[str, Any]:
-        """What the chosen kinds of traffic and fleet need must be there."""
+        """Fields that the selected kinds of traffic and fleet need are required."""
         data = super().clean() or self.cleaned_data
         kind = data.get("kind")
         needed = {"window": ("since", "until"), "trace": PARTS["trace"], "mix": PARTS["mix"]}.get(kind or "", ())
@@ -139,18 +139,18 @@ class ExperimentForm(forms.Form):
             needed += ("profile", "count")
         for name in needed:
             if data.get(name) in (None, "") and name not in self.errors:
-                self.add_error(name, "This is needed here.")
+                self.add_error(name, "This field is required.")
         since, until = data.get("since"), data.get("until")
         if data.get("fleet") == "then" and kind != "window":
-            self.add_error("fleet", "How many there were then is known of recorded traffic only.")
+            self.add_error("fleet", "Available for recorded traffic only.")
         if kind == "window" and since and until and since >= until:
-            self.add_error("until", "Must be after the start.")
+            self.add_error("until", "Must be after the start time.")
         for name in [n for n in self.errors if n in self._unused(data)]:
             del self.errors[name]
         return data
 
     def _unused(self, data: Mapping[str, Any]) -> set[str]:
-        """Fields of traffic or fleets that were not chosen: nobody looks at what they hold."""
+        """Fields of kinds of traffic or fleet that are not selected: their values are ignored."""
         unused = {name for kind, names in PARTS.items() if kind != data.get("kind") for name in names}
         if data.get("kind") != "mix" or data.get("mix") != "own":
             unused |= set(OWN)
@@ -189,7 +189,7 @@ class ExperimentForm(forms.Form):
         return {"profile": data["profile"], "count": data["count"] + change}
 
     def spec(self, contenders: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """`contenders`: policy and change of each that is used."""
+        """`contenders`: policy and change in instances of each variant in use."""
         labels = labels_of(contenders)
         policies = [
             {**policy_now(each["policy"]), "label": label, "instances": self.instances(each["change"])}
@@ -216,24 +216,24 @@ class ExperimentForm(forms.Form):
             "trace": self._trace_name,
             "mix": lambda: dict(MIXES)[data["mix"]],
         }[data["kind"]]()
-        return f"{traffic}: {' against '.join(labels_of(contenders))}"[:120]
+        return f"{traffic}: {' vs. '.join(labels_of(contenders))}"[:120]
 
 
 class ContenderForm(forms.Form):
-    """One thing that is compared: a policy set on so many instances. Without a policy the row is not used."""
+    """One variant: a policy set and a number of instances. A variant without a policy is ignored."""
 
     policy = forms.ChoiceField(required=False, label="Policy set")
     change = forms.IntegerField(
-        required=False, initial=0, label="Instances", min_value=-CHANGE_MAX, max_value=CHANGE_MAX,
-        help_text="More (1) or fewer (-1) than the fleet has.",
+        required=False, initial=0, label="Instances, change", min_value=-CHANGE_MAX, max_value=CHANGE_MAX,
+        help_text="For example, 1 for one more or -1 for one fewer.",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names = [(name, name.replace("_", " ")) for name in POLICY_SETS]
         live = settings.DISPATCH_POLICY
-        shown = [(name, f"{text} (serves now)" if name == live else text) for name, text in names]
-        self.fields["policy"].choices = [("", "none"), *shown]  # type: ignore[attr-defined]
+        shown = [(name, f"{text} (current)" if name == live else text) for name, text in names]
+        self.fields["policy"].choices = [("", "None"), *shown]  # type: ignore[attr-defined]
         self.fields["policy"].needed = self.fields["change"].needed = True  # type: ignore[attr-defined]
 
     def clean_change(self) -> int:
@@ -241,10 +241,10 @@ class ContenderForm(forms.Form):
 
 
 class BaseContenders(forms.BaseFormSet):
-    """Up to four."""
+    """Up to four variants."""
 
     def used(self) -> list[tuple[int, dict[str, Any]]]:
-        """Rows with a policy, with their place on the page."""
+        """Variants with a policy, with their position on the page."""
         return [(i, each.cleaned_data) for i, each in enumerate(self.forms) if each.cleaned_data.get("policy")]
 
     def clean(self) -> None:
@@ -252,14 +252,16 @@ class BaseContenders(forms.BaseFormSet):
             return
         rows = self.used()
         if not self.forms:
-            raise forms.ValidationError("Choose at least one policy set.")
+            raise forms.ValidationError("Select at least one policy set.")
         if not rows:
-            self.forms[0].add_error("policy", "Choose at least one.")
+            self.forms[0].add_error("policy", "Select at least one policy set.")
         seen = set()
         for place, row in rows:
             key = (row["policy"], row["change"])
             if key in seen:
-                self.forms[place].add_error("policy", "The same as one above it.")
+                self.forms[place].add_error(
+                    "policy", "Same as a variant above. Change the policy set or the number of instances."
+                )
             seen.add(key)
 
 
@@ -269,13 +271,13 @@ ContenderFormSet = forms.formset_factory(
 
 
 def first_contenders() -> list[dict[str, Any]]:
-    """What the page starts with: how it is, and one instance less."""
+    """Initial variants: the current policy set, unchanged and with one fewer instance."""
     live = settings.DISPATCH_POLICY
     return [{"policy": live, "change": 0}, {"policy": live, "change": -1}, {"change": 0}, {"change": 0}]
 
 
 def policy_now(name: str) -> dict[str, Any]:
-    """The policy set that serves now comes with the settings it serves with."""
+    """The policy set; the current one with the settings that the gateways use."""
     serving = name == settings.DISPATCH_POLICY and settings.DISPATCH_OVERRIDES
     return {"name": name, "overrides": settings.DISPATCH_OVERRIDES} if serving else {"name": name}
 
@@ -288,10 +290,10 @@ def changed_words(change: int) -> str:
     if not change:
         return ""
     size = abs(change)
-    return f", {size} instance{'s' if size > 1 else ''} {'less' if change < 0 else 'more'}"
+    return f", {size} {'fewer' if change < 0 else 'more'} instance{'s' if size > 1 else ''}"
 
 
-# Where an error of a spec belongs on the page; what is not here belongs above the form.
+# Form fields by path in the spec. Errors of other paths are shown above the form.
 FIELDS = {
     "workload.since": "since", "workload.until": "until", "workload.model": "model", "workload.path": "trace",
     "workload.rate": "rate", "workload.duration_s": "duration_s", "workload.cv": "cv", "rates": "rates",
@@ -302,7 +304,7 @@ OWN_FIELDS = {"prompt": "prompt_std", "output": "output_std"}
 
 
 def place_error(form: ExperimentForm, contenders: Any, used: Sequence[int], field: str, text: str) -> None:
-    """`used`: the places on the page of the spec's policies."""
+    """Add an error of the spec to its form field. `used`: positions on the page of the spec's policies."""
     policy = re.match(r"policies\[(\d+)\]\.?(.*)", field)
     if policy and int(policy[1]) < len(used):
         sized = policy[2].endswith(("change", "count"))
@@ -324,4 +326,4 @@ def estimate_words(requests: int | None, runs: int) -> str:
     if requests is None:
         return f"{runs} runs."
     each = f"about {requests:,} requests" if runs == 1 else f"{runs} runs of about {requests:,} requests"
-    return f"{each[0].upper()}{each[1:]}; at most {REQUESTS_MAX:,} in one run."
+    return f"{each[0].upper()}{each[1:]} (limit: {REQUESTS_MAX:,} per run)."

@@ -1,4 +1,4 @@
-"""Experiments: the list with its questions in two clicks, the form, one experiment with its charts, its files."""
+"""Experiments: the list with quick what-ifs, the form, one experiment with charts, and its files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from workers.experiments.shipped_profiles import shipped_profile
 PAGE_ROWS = 50
 NAME_MAX = 120
 BADGES = {"queued": "idle", "running": "accent", "done": "ok", "failed": "bad", "cancelled": "warn"}
-# Questions of one click: of which time, and how many instances more or fewer.
+# Quick what-ifs: the time range, and the change in the number of instances.
 WINDOWS = {"yesterday": "Yesterday (UTC)", "hour": "The last hour"}
 CHANGES = {"less": -1, "more": 1}
 
@@ -82,7 +82,7 @@ def experiment_ask(request: HttpRequest) -> HttpResponse:
     """ "What would yesterday have looked like with one instance less?" """
     window, change = request.POST.get("window", ""), CHANGES.get(request.POST.get("change", ""))
     if window not in WINDOWS or change is None:
-        messages.error(request, "That question is not known here.")
+        messages.error(request, "Unknown time range or change. Use the buttons on this page.")
         return redirect("experiments")
     since, until = window_of(window, timezone.now())
     policy, model = policy_now(settings_policy()), default_model()
@@ -92,7 +92,7 @@ def experiment_ask(request: HttpRequest) -> HttpResponse:
         "instances": fleet,
         "workload": {"kind": "window", "since": since.isoformat(), "until": until.isoformat()},
         "policies": [
-            {**policy, "label": "as many as then", "instances": fleet},
+            {**policy, "label": "unchanged", "instances": fleet},
             {**policy, "label": words, "instances": {**fleet, "change": change}},
         ],
     }
@@ -101,13 +101,13 @@ def experiment_ask(request: HttpRequest) -> HttpResponse:
         row = experiment_create(actor=actor(request), name=name, spec=spec, read_profile=shipped_profile)
     except (ConfigError, ValidationError) as error:
         text = "; ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        messages.error(request, f"{name}: {text}.".replace("..", "."))
+        messages.error(request, f"{name} could not start: {text}.".replace("..", "."))
         return redirect("experiments")
     return redirect("experiment", row.slug)
 
 
 def window_of(name: str, now: datetime) -> tuple[datetime, datetime]:
-    """Yesterday is the calendar day in UTC, as the whole console counts."""
+    """Yesterday is the calendar day in UTC."""
     if name == "hour":
         return now - timedelta(hours=1), now
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -155,7 +155,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
 @require_POST
 @allows(Role.OPERATOR)
 def experiment_check(request: HttpRequest) -> JsonResponse:
-    """While one types: what is wrong, by field, else how much work it is. Nothing is stored."""
+    """Live validation: errors by field, or the size of the experiment. Nothing is stored."""
     form, contenders = bound(request)
     summary = ""
     if all([form.is_valid(), contenders.is_valid()]):
@@ -199,7 +199,7 @@ def experiment_detail(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def entry_row(entry: dict[str, Any]) -> dict[str, Any]:
-    """For the table under the charts."""
+    """One row of the results table."""
     first = entry["first_seed"]
     attained = first["attained_per_s"] * first["seconds"]
     return {
@@ -215,9 +215,9 @@ def entry_row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def whose(first_tokens: int | None, requests: int) -> str:
-    """Whom the times to the first token count; None: simulated before that was told."""
+    """Which requests the TTFT percentiles count. None: an older result that does not store it."""
     if first_tokens is None:
-        return "of those with a first token"
+        return "those with a first token"
     if first_tokens == requests:
         return f"all {requests:,} requests"
     return f"{first_tokens:,} of {requests:,} requests" if first_tokens else f"none of {requests:,} requests"
@@ -226,23 +226,27 @@ def whose(first_tokens: int | None, requests: int) -> str:
 @require_POST
 @allows(Role.OPERATOR)
 def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
-    """Its name, and whether it is kept."""
+    """Change its name, and whether it is kept."""
     row = found(slug)
     changes: dict[str, Any] = {"kept": request.POST.get("kept") == "on"}
     name = request.POST.get("name", "").strip()
     try:
         version = int(request.POST.get("version", ""))
         if not 1 <= len(name) <= NAME_MAX or "\x00" in name:
-            raise ValidationError(f"A name of 1 to {NAME_MAX} characters.")
+            raise ValidationError(f"Name must be 1 to {NAME_MAX} characters.")
         experiment_update(
             actor=actor(request), experiment_id=row.pk, version=version, changes={"name": name, **changes}
         )
     except VersionConflict:
-        messages.error(request, "Somebody else changed it meanwhile. This is what is stored now; change it again.")
+        messages.error(
+            request, "Not saved: the experiment was changed by someone else. Check its current values and try again."
+        )
     except (ValidationError, ValueError) as error:
-        messages.error(request, "; ".join(getattr(error, "messages", None) or ["version: missing"]))
+        messages.error(
+            request, "; ".join(getattr(error, "messages", None) or ["Not saved: the form was incomplete. Try again."])
+        )
     else:
-        messages.success(request, "Saved.")
+        messages.success(request, "Experiment updated.")
     return redirect("experiment", slug)
 
 
@@ -261,7 +265,7 @@ def experiment_stop(request: HttpRequest, slug: str) -> HttpResponse:
 def experiment_delete(request: HttpRequest, slug: str) -> HttpResponse:
     row = found(slug)
     experiment_remove(actor=actor(request), slug=row.slug)
-    messages.success(request, f"{row.name} is removed.")
+    messages.success(request, f"Experiment {row.name} removed.")
     return redirect("experiments")
 
 

@@ -1,4 +1,4 @@
-"""Registered traces: list, hand one in, remove one."""
+"""Traces: list, upload, remove."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHOWN = 200
 
 
 class TraceForm(forms.Form):
-    """A file and what to call it."""
+    """A CSV file and its name."""
 
     name = forms.CharField(max_length=120)
     file = forms.FileField(
-        help_text="CSV, gzip or not: input_tokens, output_tokens, and perhaps arrival_s, session, prefix_hashes.",
+        help_text="CSV, optionally gzipped: input_tokens, output_tokens; optional arrival_s, session, prefix_hashes.",
         widget=forms.ClearableFileInput(attrs={"accept": ".csv,.gz,text/csv,application/gzip"}),
     )
 
@@ -46,7 +46,9 @@ def trace_list(request: HttpRequest) -> HttpResponse:
         except ValidationError as error:
             show_errors(form, error)
         else:
-            messages.success(request, f"{row.name} is registered: {row.requests:,} requests.")
+            messages.success(
+                request, f"Trace {row.name} uploaded with {row.requests:,} request{'' if row.requests == 1 else 's'}."
+            )
             return redirect("traces")
     context = {"form": form, "traces": experiments.traces()[:SHOWN]}
     return render(request, "console/traces.html", context, status=422 if form.errors else 200)
@@ -62,5 +64,5 @@ def trace_delete(request: HttpRequest, slug: str) -> HttpResponse:
     except ValidationError as error:
         messages.error(request, " ".join(error.messages))
     else:
-        messages.success(request, "The trace is removed.")
+        messages.success(request, "Trace removed.")
     return redirect("traces")

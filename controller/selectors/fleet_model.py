@@ -41,7 +41,7 @@ def fleet_today(model: str, change: int = 0, field: str = "instances", role: str
     """
     rows = list(Instance.objects.serving().select_related("model").filter(model__name=model).order_by("id"))
     if not rows:
-        raise NobodyServes(f"no instance serves {model!r} now, so there is no fleet of today", field=field)
+        raise NobodyServes(f"no instance serves {model!r} now, so there is no current fleet", field=field)
     check_change(change, field)
     size = len(rows) + change
     if not 1 <= size <= MOST_INSTANCES:

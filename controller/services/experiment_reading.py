@@ -88,7 +88,9 @@ class Bounded:
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
         expected = (rate or self.rate or 0.0) * self.duration_s
         if expected > REQUESTS_MAX:
-            raise ConfigError(f"about {expected:,.0f} requests in a run; at most {REQUESTS_MAX:,}", field="workload")
+            raise ConfigError(
+                f"about {expected:,.0f} requests per run exceed the limit of {REQUESTS_MAX:,}", field="workload"
+            )
         return self.workload.demands(rate, seed)
 
 
@@ -148,7 +150,7 @@ def trace_named(slug: Any) -> Trace:
     """The trace without its content. Raises ConfigError if no such trace is registered."""
     row = Trace.objects.filter(slug=slug).defer("content").first() if isinstance(slug, str) else None
     if row is None:
-        raise ConfigError(f"there is no trace {str(slug)[:80]!r}; register it first", field="workload.path")
+        raise ConfigError(f"no trace {str(slug)[:80]!r}; upload it first", field="workload.path")
     return row
 
 
@@ -210,7 +212,7 @@ def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
         asked, limit=newest or traffic.REQUESTS_MAX, newest=bool(newest), sources=bool(window.get("sources"))
     )
     if not found:
-        raise ConfigError("the window's records are gone", field="workload.since")
+        raise ConfigError("the records of this time range have been deleted", field="workload.since")
     return found
 
 

@@ -57,7 +57,7 @@ def experiment_claim(*, previews_only: bool = False) -> tuple[Experiment, Lease]
         fields = ["state", "attempts", "lease_token", "lease_until", "started_at", "updated_at"]
         if row.attempts > ATTEMPTS_MAX:
             row.state, row.ended_at, row.lease_token = Experiment.State.FAILED, now, ""
-            row.error = f"Its worker died {ATTEMPTS_MAX} times; try fewer requests."
+            row.error = f"The worker failed {ATTEMPTS_MAX} times. Try fewer requests."
             row.save(update_fields=[*fields, "ended_at", "error"])
             return None
         row.save(update_fields=fields)

@@ -71,7 +71,9 @@ def resolved(raw: Any, read_profile: ReadProfile) -> tuple[dict[str, Any], list[
         raise ConfigError("two policies have the same label", field="policies")
     notes = [*notes, *fleets.notes]
     if fleets.notes and (wrong := next((name for name in ("rates", "knee") if spec.get(name)), None)):
-        raise ConfigError("the fleet of then came and went with the traffic's own times", field=wrong)
+        raise ConfigError(
+            "must be empty with the fleet 'then': its instances follow the original times of the traffic", field=wrong
+        )
     model = next((asked for asked in map(_model_today, [raw, *policies]) if asked is not None), None)
     if model is not None:
         notes = [*notes, *with_kv_today(spec, model)]
@@ -137,7 +139,7 @@ class _Fleets:
             raise ConfigError(f"{field}: use fleet 'today' or 'then', model, change and role", field=f"{field}.{wrong}")
         model, change, role = raw.get("model") or default_model(), raw.get("change", 0), raw.get("role")
         if not isinstance(model, str):
-            raise ConfigError("there is no model; name one", field=f"{field}.model")
+            raise ConfigError("no model exists yet; name one", field=f"{field}.model")
         if isinstance(change, bool) or not isinstance(change, int):
             raise ConfigError("change must be a whole number of instances", field=f"{field}.change")
         if role is not None and not isinstance(role, str):
@@ -151,7 +153,7 @@ class _Fleets:
 
     def _then(self, model: str, change: int, field: str, role: str | None) -> list[dict[str, Any]]:
         if self._window is None:
-            raise ConfigError("the fleet of then needs recorded traffic (kind window)", field=f"{field}.fleet")
+            raise ConfigError("the fleet 'then' requires recorded traffic (kind window)", field=f"{field}.fleet")
         since, until = (time_of(self._window, name) for name in ("since", "until"))
         found = fleet_then(model, since, until, change, field, role)
         if found.note not in self.notes:
@@ -185,7 +187,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The window with absolute times, shortened if it holds more requests than a run may have."""
     unknown = sorted(set(raw) - {"kind", "since", "until", "model", "tenant", "slo_class"})
     if unknown:
-        raise ConfigError(f"a window has no {unknown[0]!r}", field=f"workload.{unknown[0]}")
+        raise ConfigError(f"unknown field {unknown[0]!r} in a window", field=f"workload.{unknown[0]}")
     since, until = (time_of(raw, name) for name in ("since", "until"))
     if not since < until:
         raise ConfigError("until must be after since", field="workload.until")
@@ -193,7 +195,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(f"a window spans at most {WINDOW_MAX.days} days", field="workload.since")
     model = raw.get("model") or traffic.busiest_model(since, until) or default_model()
     if not isinstance(model, str):
-        raise ConfigError("no request is on record, and no model to look for", field="workload.model")
+        raise ConfigError("no requests are recorded, and no model is named", field="workload.model")
     window = traffic.Window(since, until, model, raw.get("tenant") or None, raw.get("slo_class"))
     stretch = traffic.busiest(window)
     if not stretch.of:
@@ -201,7 +203,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     notes = []
     if stretch.cut:
         notes.append(
-            f"The window holds {stretch.of:,} requests. Replayed is its busiest stretch: {stretch.requests:,} "
+            f"The time range has {stretch.of:,} requests. The busiest part is replayed: {stretch.requests:,} "
             f"requests, {stretch.since:%Y-%m-%d %H:%M} to {stretch.until:%Y-%m-%d %H:%M} UTC."
         )
     kept = {name: raw[name] for name in ("tenant", "slo_class") if raw.get(name) is not None}
@@ -214,7 +216,7 @@ def _nothing_in(window: traffic.Window) -> ConfigError:
     asked = {"tenant": window.tenant, "slo_class": window.slo_class}
     given = {name: value for name, value in asked.items() if value is not None}
     everyone = replace(window, tenant=None, slo_class=None)
-    when = f"for {window.model} is on record from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC"
+    when = f"for {window.model} is recorded from {window.since:%Y-%m-%d %H:%M} to {window.until:%Y-%m-%d %H:%M} UTC"
     if not given or not traffic.busiest(everyone).of:
         return ConfigError(f"no request {when}", field="workload.since")
     only = {
@@ -241,21 +243,22 @@ def bounds(spec: Mapping[str, Any]) -> None:
     seeds, rates = spec.get("seeds", [1]), spec.get("rates", [])
     for name, values, most in (("seeds", seeds, SEEDS_MAX), ("rates", rates, RATES_MAX)):
         if _is_list(values) and len(values) > most:
-            raise ConfigError(f"at most {most} {name}", field=name)
+            raise ConfigError(f"must have at most {most} {name}", field=name)
     for place, policy in enumerate([spec, *spec["policies"]]):
         own = policy.get("instances") if isinstance(policy, Mapping) else None
         if own is not None and _is_count(own) and size_of(own) > MOST_INSTANCES:
             name = "instances" if not place else f"policies[{place - 1}].instances"
-            raise ConfigError(f"at most {MOST_INSTANCES} instances", field=name)
+            raise ConfigError(f"must have at most {MOST_INSTANCES} instances", field=name)
     runs = run_count(spec)
     if runs > RUNS_MAX:
-        raise ConfigError(f"{runs} runs (policies x rates x seeds); at most {RUNS_MAX}", field="policies")
+        raise ConfigError(f"{runs} runs (policies x rates x seeds) exceed the limit of {RUNS_MAX}", field="policies")
     expected = requests_expected(spec)
     if expected is not None and expected > REQUESTS_MAX:
-        raise ConfigError(f"about {expected:,} requests a run; at most {REQUESTS_MAX:,}", field="workload")
+        raise ConfigError(f"about {expected:,} requests per run exceed the limit of {REQUESTS_MAX:,}", field="workload")
     if expected is not None and expected * runs > REQUESTS_TOTAL_MAX:
         raise ConfigError(
-            f"about {expected * runs:,} requests over {runs} runs; at most {REQUESTS_TOTAL_MAX:,}", field="workload"
+            f"about {expected * runs:,} requests over {runs} runs exceed the limit of {REQUESTS_TOTAL_MAX:,}",
+            field="workload",
         )
 
 

@@ -28,9 +28,11 @@ def experiment_create(*, actor: Actor, name: str, spec: Any, read_profile: ReadP
     anything else."""
     given = name or (spec.get("name") if isinstance(spec, Mapping) else "") or "Experiment"
     if not isinstance(given, str) or len(given) > 120 or "\x00" in given:
-        raise ValidationError({"name": "At most 120 characters."})
+        raise ValidationError({"name": "Must be at most 120 characters."})
     if Experiment.objects.filter(state__in=Experiment.OPEN, kind=Experiment.Kind.EXPERIMENT).count() >= OPEN_MAX:
-        raise ValidationError(f"{OPEN_MAX} experiments wait or run already. Cancel some, or wait.")
+        raise ValidationError(
+            f"{OPEN_MAX} experiments are already queued or running. Cancel one or wait until one ends."
+        )
     ready, notes = resolved(spec, read_profile)
     ready["name"] = given
     row = Experiment(slug=slug_of(given), name=given, spec=ready, notes=notes, created_by=actor.name)
@@ -78,7 +80,7 @@ def experiment_cancel(*, actor: Actor, slug: str) -> Experiment:
     with transaction.atomic():
         row = Experiment.objects.select_for_update().get(slug=slug)
         if row.state not in Experiment.OPEN:
-            raise ValidationError(f"It has already ended: {row.state}.")
+            raise ValidationError(f"The experiment has already ended ({row.state}).")
         row.state, row.ended_at, row.lease_token = Experiment.State.CANCELLED, timezone.now(), ""
         row.save(update_fields=["state", "ended_at", "lease_token", "updated_at"])
         if row.kind == Experiment.Kind.EXPERIMENT:

@@ -32,11 +32,11 @@ def preview_ask(
     since = now - WINDOW
     model = traffic.busiest_model(since, now) or default_model()
     if model is None:
-        raise ConfigError("there is no model", field="workload.model")
+        raise ConfigError("no model exists yet", field="workload.model")
     window = traffic.Window(since, now, model)
     requests = traffic.rows_of(window).count()
     if not requests:
-        raise ConfigError(f"no request for {model} is on record in the last hour", field="workload.since")
+        raise ConfigError(f"no request for {model} is recorded in the last hour", field="workload.since")
     fleet = fleet_then(model, since, now)
     each = {"name": policy, **({"overrides": dict(overrides)} if overrides else {})}
     spec: dict[str, Any] = {

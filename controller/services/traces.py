@@ -41,7 +41,7 @@ class Summary(NamedTuple):
 def trace_create(*, actor: Actor, name: str, content: bytes) -> Trace:
     """`content`: CSV with a header, gzip or not. Raises ValidationError whose field is `name` or `file`."""
     if not name.strip() or len(name) > 120 or "\x00" in name:
-        raise ValidationError({"name": "A name of 1 to 120 characters."})
+        raise ValidationError({"name": "Must be 1 to 120 characters."})
     text, summary = checked(content)
     row = Trace(
         slug=slug_of(name),
@@ -62,7 +62,7 @@ def trace_remove(*, actor: Actor, slug: str) -> None:
         row = Trace.objects.select_for_update().get(slug=slug)
         using = Experiment.objects.filter(state__in=Experiment.OPEN, spec__workload__path=slug).first()
         if using is not None:
-            raise ValidationError(f"Experiment {using.slug} still needs this trace.")
+            raise ValidationError(f"Experiment {using.slug} still uses this trace. Cancel it or wait until it ends.")
         _audit(actor, "removed", row)
         row.delete()
 
@@ -78,7 +78,7 @@ def checked(content: bytes) -> tuple[str, Summary]:
     rows = csv.DictReader(io.StringIO(_text(content), newline=""))
     missing = [column for column in REQUIRED if column not in (rows.fieldnames or ())]
     if missing:
-        _wrong(f"line 1: there is no column {missing[0]}; needed: {', '.join(REQUIRED)}, arrival_s for its own times")
+        _wrong(f"line 1: column {missing[0]} is missing; required: {', '.join(REQUIRED)}; optional: arrival_s")
     columns = [column for column in KEPT if column in (rows.fieldnames or ())]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -97,7 +97,7 @@ def _read(rows: csv.DictReader[str], columns: list[str], writer: object) -> Summ
                 _wrong(f"line {line}: more than {ROWS_MAX:,} requests")
             at = _seconds(row, line) if "arrival_s" in columns else 0.0
             if at < last:
-                _wrong(f"line {line}, arrival_s: {at:g} is before the line above ({last:g}); sort by arrival")
+                _wrong(f"line {line}, arrival_s: {at:g} is before the previous line ({last:g}); sort by arrival_s")
             prompts += _tokens(row, "input_tokens", line)
             outputs += _tokens(row, "output_tokens", line)
             first, last = (at if count == 1 else first), at
@@ -128,7 +128,7 @@ def _text(content: bytes) -> str:
         _wrong(f"line {line}: not UTF-8 text")
     if "\x00" in text:
         line = text[: text.index("\x00")].count("\n") + 1
-        _wrong(f"line {line}: holds a NUL character")
+        _wrong(f"line {line}: contains a NUL character")
     long = next((number for number, line in enumerate(text.split("\n"), 1) if len(line) > LINE_MAX), None)
     if long is not None:
         _wrong(f"line {long}: longer than {LINE_MAX:,} characters")

@@ -34,19 +34,19 @@ def start(page, **fields):
     for label, value in fields.items():
         page.locator(f"#id_{label}").fill(value)
     expect(page.locator("[data-estimate]")).to_contain_text("requests")
-    page.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Start experiment").click()
     page.wait_for_url(re.compile(r"/experiments/(?!new).+/$"))
 
 
 def test_yesterday_or_the_last_hour_with_one_instance_less_in_two_clicks(visit, traffic):
     page = visit("operator")
     page.get_by_role("link", name="Experiments").click()
-    expect(page.get_by_role("button", name="Yesterday (UTC) with one instance less")).to_be_visible()
-    page.get_by_role("button", name="The last hour with one instance less").click()
-    expect(page.get_by_role("heading", name="The last hour with 1 instance less")).to_be_visible()
+    expect(page.get_by_role("button", name="Yesterday (UTC) with one fewer instance")).to_be_visible()
+    page.get_by_role("button", name="The last hour with one fewer instance").click()
+    expect(page.get_by_role("heading", name="The last hour with 1 fewer instance")).to_be_visible()
     expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=DONE_S)
-    expect(page.locator(".legend")).to_contain_text("as many as then")
-    rows = page.get_by_role("region", name="Figures").locator("tbody tr")
+    expect(page.locator(".legend")).to_contain_text("unchanged")
+    rows = page.get_by_role("region", name="Results").locator("tbody tr")
     expect(rows).to_have_count(2)
 
 
@@ -67,15 +67,15 @@ def test_the_form_shows_what_it_needs_and_says_what_is_wrong(visit):
     expect(page.locator("#id_rate_error")).to_contain_text("greater than or equal")
     rate.fill("12")
     expect(page.locator("#id_rate_error")).to_have_count(0)
-    expect(page.get_by_label("Prompt, mean")).to_be_hidden()
+    expect(page.get_by_label("Mean prompt")).to_be_hidden()
     page.locator("#id_mix").select_option("own")
-    expect(page.get_by_label("Prompt, mean")).to_be_visible()
+    expect(page.get_by_label("Mean prompt")).to_be_visible()
 
 
 def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     page = visit("operator")
     start(page, rate="60", duration="60", rates="30, 60", name="Two rates")
-    expect(page.get_by_role("heading", name="On its way")).to_be_visible()
+    expect(page.get_by_role("heading", name="Progress")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
     expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
@@ -83,7 +83,7 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     for name in ("attainment", "goodput", "ttft", "tpot", "cost", "queue", "goodput_rates"):
         expect(page.locator(f'[data-chart="{name}"] .main-svg').first).to_be_visible()
     expect(page.locator('[data-chart="attainment"]')).to_contain_text("SLO 9")
-    page.get_by_label("Latencies of").select_option("wikisql")
+    page.get_by_label("Latency of").select_option("wikisql")
     expect(page.locator('[data-chart="ttft"]')).to_contain_text("SLO 20 s")
     page.locator("#chart-rate").select_option("1")
     with page.expect_download() as download:
@@ -95,7 +95,7 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
             page.get_by_role("link", name=form).click()
         assert download.value.suggested_filename.endswith(f".{form.lower()}")
     page.locator("#experiment-name").fill("Kept by its name")
-    page.get_by_label(re.compile("Keep it")).check()
+    page.get_by_label(re.compile("Keep")).check()
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="Kept by its name")).to_be_visible()
     address = page.url
@@ -112,8 +112,8 @@ def test_one_that_runs_is_cancelled_and_removed(visit):
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator('.lead [data-cell="state"]')).to_have_text("cancelled")
     page.get_by_role("button", name="Remove").click()
-    page.get_by_role("button", name="Remove it").click()
-    expect(page.get_by_role("status").first).to_contain_text("Too long is removed")
+    page.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.get_by_role("status").first).to_contain_text("Too long removed")
     page.goto("/audit/?kind=experiment_cancelled")
     expect(page.locator("#audit-rows tr").first).to_contain_text("operator")
 
@@ -126,7 +126,7 @@ def test_the_list_follows_what_runs(visit):
     expect(row.locator('[data-cell="state"]')).to_have_text("done", timeout=DONE_S)
     watcher.locator("#experiment-state").select_option("failed")
     watcher.get_by_role("button", name="Search").click()
-    expect(watcher.get_by_text("No experiment matches.")).to_be_visible()
+    expect(watcher.get_by_text("No matching experiments")).to_be_visible()
 
 
 def test_a_trace_is_handed_in_after_what_was_wrong_with_it_is_said_and_removed(visit, trouble):
@@ -135,17 +135,17 @@ def test_a_trace_is_handed_in_after_what_was_wrong_with_it_is_said_and_removed(v
     page.get_by_label("Name").fill("browser trace")
     bad = {"name": "t.csv", "mimeType": "text/csv", "buffer": b"input_tokens,output_tokens\n10,many\n"}
     page.get_by_label("File").set_input_files(bad)
-    page.get_by_role("button", name="Register").click()
+    page.get_by_role("button", name="Upload trace").click()
     expect(page.locator("#id_file_error")).to_contain_text("line 2, output_tokens: 'many' is not a number")
     page.get_by_label("File").set_input_files({**bad, "buffer": b"input_tokens,output_tokens\n10,5\n20,6\n"})
-    page.get_by_role("button", name="Register").click()
+    page.get_by_role("button", name="Upload trace").click()
     row = page.get_by_role("row", name="browser trace")
     expect(row).to_contain_text("2")
     page.get_by_role("button", name="Remove browser trace").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Remove browser trace?")
-    dialog.get_by_role("button", name="Remove it").click()
-    expect(page.get_by_role("status").filter(has_text="The trace is removed")).to_be_visible()
+    dialog.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text="Trace removed")).to_be_visible()
     expect(row).to_have_count(0)
 
 

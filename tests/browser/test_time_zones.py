@@ -152,7 +152,7 @@ def test_the_window_of_an_experiment_is_sent_as_utc(visit: Visit, caller: Caller
     until = datetime.fromisoformat(shown(page, "until")).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
     assert until.strftime(SECOND) in (checked.value.post_data or "")
     page.get_by_label("Name").fill(f"Seen from {zone}")
-    page.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Start experiment").click()
     page.wait_for_url("**/experiments/*-*/")
     spec = caller.get(f"simulations/{page.url.rstrip('/').rsplit('/', 1)[1]}")["spec"]
     assert datetime.fromisoformat(spec["workload"]["until"]).astimezone(UTC) == until

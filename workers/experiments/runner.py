@@ -52,7 +52,7 @@ def next_experiment(*, previews_only: bool = False) -> bool:
         worker.fail(str(error))
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         log.exception("experiment %s failed", row.slug)
-        worker.fail(f"The simulation broke: {type(error).__name__}: {error}")
+        worker.fail(f"The simulation failed: {type(error).__name__}: {error}")
     worker.publish()
     return True
 
@@ -118,7 +118,7 @@ class ExperimentJob:
 
         began = self._clock()
         result = run_once(one, one.contenders[0], run.rate, run.seed, self._progress)
-        self._say(f"{run.label}: adding up", 1.0)
+        self._say(f"{run.label}: aggregating results", 1.0)
         return report(result, one.warmup_s), round(self._clock() - began, 3)
 
     def fail(self, error: str, field: str = "") -> None:
@@ -152,7 +152,7 @@ class ExperimentJob:
         """What no estimate could tell before: how many requests the workload really has."""
         requests = len(one.workload.demands(rate, one.seeds[0]))
         if requests > REQUESTS_MAX:
-            raise ConfigError(f"{requests:,} requests in a run; at most {REQUESTS_MAX:,}", field="workload")
+            raise ConfigError(f"{requests:,} requests per run exceed the limit of {REQUESTS_MAX:,}", field="workload")
 
     def _notes(self, simulated: Sequence[Simulated]) -> list[str]:
         replay = simulated[0].workload
@@ -161,8 +161,8 @@ class ExperimentJob:
         notes = []
         if replay.estimated:
             notes.append(
-                f"{replay.estimated:,} of {len(replay.requests):,} requests never got their answer; theirs is taken to "
-                "be as long as the median of their class."
+                f"{replay.estimated:,} of {len(replay.requests):,} requests were never answered; the median output "
+                "length of their class is used."
             )
         return notes
 
@@ -182,7 +182,7 @@ class ExperimentJob:
         spent = self._spent()
         if self._lease.spent_s + spent > self._longest:
             raise OutOfTime(
-                f"It took longer than {self._longest:.0f} s: {self._done} of {self._total or '?'} runs ended. "
+                f"It took longer than {self._longest:.0f} s: {self._done} of {self._total or '?'} runs finished. "
                 "Try fewer requests, rates or seeds."
             )
         whole = (self._done + share) / self._total if self._total else 0.0

@@ -21,8 +21,8 @@ function show(each) {
   meter.firstElementChild.dataset.share = String(each.progress);
   meter.setAttribute("aria-valuenow", String(Math.round(each.progress * 100)));
   find('[data-cell="percent"]', moving).textContent = percent(each.progress, 0);
-  const waits = each.state === "queued" ? "Waits for the worker." : each.step;
-  find('[data-cell="step"]', moving).textContent = each.waiting ? "Its worker is silent; another one takes it over." : waits;
+  const waits = each.state === "queued" ? "Waiting for a worker" : each.step;
+  find('[data-cell="step"]', moving).textContent = each.waiting ? "Worker not responding; another one will take over" : waits;
   const badge = find('.lead [data-cell="state"]');
   badge.textContent = each.state;
   badge.className = `badge ${each.state === "running" ? "accent" : "idle"}`;
@@ -33,7 +33,7 @@ if (moving) {
   const say = stateShower(find("[data-live-state]"), find("[data-banner]"));
   new LiveTopic("experiments", {
     data: (data) => data.experiments.forEach(show),
-    state: (state, text) => say(state, state === "live" ? "Live" : text), // a state has no age: it changes when it changes
+    state: (state, text) => say(state, state === "live" ? "Live" : text), // a state has no age: it is current until it changes
   });
 }
 
@@ -64,7 +64,7 @@ if (charts) {
   }
 }
 
-// ---- address --------------------------------------------------------------------------------------------------------------
+// ---- link -----------------------------------------------------------------------------------------------------------------
 
 const copy = find("[data-copy]");
 if (navigator.clipboard) {

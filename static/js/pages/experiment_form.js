@@ -1,4 +1,4 @@
-// The form that asks for an experiment: shows what the chosen traffic needs, and says what is wrong while one types.
+// The form of a new experiment: shows the fields of the selected traffic and fleet, and validates live.
 
 import { liveCheck } from "../check.js";
 import { setMoment } from "../moments.js";

@@ -1,4 +1,4 @@
-// The list of experiments: states and progress as they come; a row that ends gets its figures with the next load.
+// The list of experiments: live states and progress. Other columns of a finished row update on the next load.
 
 import { fillMeters } from "../base.js";
 import { LiveTopic, stateShower } from "../live.js";
@@ -14,7 +14,7 @@ function show(each) {
   cell(row, "state").className = `badge ${BADGES[each.state]}`;
   cell(row, "meter").hidden = !moving;
   cell(row, "meter").firstElementChild.dataset.share = String(each.progress);
-  if (moving) cell(row, "step").textContent = each.waiting ? "its worker is silent; another one takes it over" : each.step;
+  if (moving) cell(row, "step").textContent = each.waiting ? "Worker not responding; another one will take over" : each.step;
   else if (each.state !== "failed") cell(row, "step").textContent = "";
   fillMeters(row);
 }
@@ -22,5 +22,5 @@ function show(each) {
 const say = stateShower(document.querySelector("[data-live-state]"), document.querySelector("[data-banner]"));
 new LiveTopic("experiments", {
   data: (data) => data.experiments.forEach(show),
-  state: (state, text) => say(state, state === "live" ? "Live" : text), // states have no age: they change when they change
+  state: (state, text) => say(state, state === "live" ? "Live" : text), // states have no age: they are current until they change
 });

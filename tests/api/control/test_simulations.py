@@ -80,8 +80,8 @@ def test_todays_fleet_and_shipped_profiles_become_figures(operator):
         ({"instances": {"profile": "/etc/passwd"}}, "spec.instances[0].profile", "unknown profile"),
         ({"instances": {"profile": data.SPEED, "count": 10_000}}, "spec.instances", "at most 256"),
         ({"workload": {"kind": "trace", "path": "../shared/x.csv", "ttft_s": 1, "tpot_s": 1}}, "spec.workload.path",
-         "there is no trace"),
-        ({"workload": {**data.MIX, "per_task": 30_000}}, "spec.workload", "120,000 requests a run"),
+         "no trace"),
+        ({"workload": {**data.MIX, "per_task": 30_000}}, "spec.workload", "120,000 requests per run"),
         ({"workload": {**data.MIX, "per_task": 20_000}, "seeds": [1, 2, 3, 4]}, "spec.workload", "over 8 runs"),
         ({"workload": {"kind": "window", "since": "yesterday", "until": "now"}}, "spec.workload.since", "ISO 8601"),
         ({"seeds": list(range(11))}, "spec.seeds", "at most 10 seeds"),
@@ -103,16 +103,16 @@ def test_a_window_without_traffic_says_so(operator):
     now = timezone.now()
     window = {"kind": "window", "since": (now - timedelta(hours=1)).isoformat(), "until": now.isoformat()}
     answer = ask(operator, workload=window)
-    assert "no request for demo is on record" in answer.data["error"]["message"]
+    assert "no request for demo is recorded" in answer.data["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("filters", "field", "words"),
     [
-        ({"tenant": "nope"}, "tenant", "no request of tenant nope for demo is on record from"),
-        ({"slo_class": "nope"}, "slo_class", "no request of class nope for demo is on record from"),
-        ({"slo_class": ""}, "slo_class", "no request without a class for demo is on record from"),
-        ({"tenant": "nope", "slo_class": "chat"}, "tenant", "no request of tenant nope for demo is on record from"),
+        ({"tenant": "nope"}, "tenant", "no request of tenant nope for demo is recorded from"),
+        ({"slo_class": "nope"}, "slo_class", "no request of class nope for demo is recorded from"),
+        ({"slo_class": ""}, "slo_class", "no request without a class for demo is recorded from"),
+        ({"tenant": "nope", "slo_class": "chat"}, "tenant", "no request of tenant nope for demo is recorded from"),
         ({"tenant": "acme", "slo_class": "nope"}, "slo_class", "no request of class nope for demo"),
         ({"tenant": "acme", "slo_class": "batch"}, "slo_class", "no request of tenant acme and of class batch for"),
     ],
@@ -175,10 +175,10 @@ def test_a_trace_as_json_or_as_a_file(operator, viewer):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,b\n1,2\n", "line 1: there is no column input_tokens"),
+        ("a,b\n1,2\n", "line 1: column input_tokens is missing"),
         ("input_tokens,output_tokens\n", "line 2: there are no requests"),
         ("arrival_s,input_tokens,output_tokens\n0,1,1\n1,x,1\n", "line 3, input_tokens: 'x' is not a number"),
-        ("arrival_s,input_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3, arrival_s: 4 is before the line above"),
+        ("arrival_s,input_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3, arrival_s: 4 is before the previous line"),
         ("arrival_s,input_tokens,output_tokens\n-1,1,1\n", "line 2, arrival_s: -1 is negative"),
         ("input_tokens,output_tokens\n1,1.5\n", "line 2, output_tokens: 1.5 is not a whole number"),
         ("input_tokens,output_tokens\n1,\n", "line 2, output_tokens: 'nothing' is not a number"),
@@ -196,7 +196,7 @@ def test_a_wrong_trace_names_line_and_column(operator, text, words):
     ("content", "words"),
     [
         (b"input_tokens,output_tokens\n\xff,1\n", "line 2: not UTF-8"),
-        (b"input_tokens,output_tokens\n1,1\n\x00", "line 3: holds a NUL"),
+        (b"input_tokens,output_tokens\n1,1\n\x00", "line 3: contains a NUL"),
         (b"\x1f\x8bnot gzip", "not a readable gzip file"),
         (gzip.compress(b"input_tokens,output_tokens\n" + b"1,1\n" * 200_001), "line 200002: more than 200,000"),
         (gzip.compress(b"0" * (traces.BYTES_MAX + 1)), "larger than 32 MB"),

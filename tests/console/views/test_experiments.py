@@ -48,33 +48,33 @@ def test_the_form_asks_and_leads_to_the_experiment(operator):
     answer = operator.post("/experiments/new/", typed())
     row = Experiment.objects.get()
     assert (answer.status_code, answer["location"]) == (302, f"/experiments/{row.slug}/")
-    assert row.name == "HyperFlexis 4-task (Table 1): slackline against round robin, 1 instance less"
+    assert row.name == "HyperFlexis 4-task (Table 1): slackline vs. round robin, 1 fewer instance"
     assert [each["instances"][0]["count"] for each in row.spec["policies"]] == [2, 1]
     page = operator.get(answer["location"]).content.decode()
-    assert "Waits for the worker." in page
+    assert "Waiting for a worker" in page
     worker.next_experiment()
     page = operator.get(answer["location"]).content.decode()
     assert "Time to first token" in page
     assert 'id="experiment-charts"' in page
-    assert "round robin, 1 instance less" in page
+    assert "round robin, 1 fewer instance" in page
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
         ({"rate": "-1"}, "rate", "greater than or equal"),
-        ({"rate": ""}, "rate", "needed here"),
+        ({"rate": ""}, "rate", "This field is required"),
         ({"kind": "window", "since": "2026-11-21T10:00:00", "until": "2026-11-21T09:00:00"}, "until", "after the"),
         ({"kind": "window", "since": "x", "until": "2026-11-21T09:00:00"}, "since", "valid date"),
         ({"kind": "trace", "trace": "nobody", "trace_ttft_s": "1", "trace_tpot_s": "1"}, "trace", "not one of"),
-        ({"rates": "1, two"}, "rates", "&#x27;two&#x27; is not a rate"),
+        ({"rates": "1, two"}, "rates", "&#x27;two&#x27; is not a valid rate"),
         ({"seeds": "9"}, "seeds", "less than or equal to 5"),
         ({"contenders": [("slackline", "-2")]}, "contenders-0-change", "at least 1"),
-        ({"contenders": [("slackline", "0"), ("slackline", "0")]}, "contenders-1-policy", "same as one above"),
-        ({"contenders": []}, "contenders-0-policy", "Choose at least one"),
+        ({"contenders": [("slackline", "0"), ("slackline", "0")]}, "contenders-1-policy", "Same as a variant above"),
+        ({"contenders": []}, "contenders-0-policy", "Select at least one"),
         ({"fleet": "today"}, "fleet", "no instance serves"),
-        ({"mix": "own"}, "prompt_mean", "needed here"),
-        ({"duration_s": "86400", "rate": "50"}, None, "at most 100,000"),
+        ({"mix": "own"}, "prompt_mean", "This field is required"),
+        ({"duration_s": "86400", "rate": "50"}, None, "limit of 100,000"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_stands_at_its_field_on_the_page_and_while_one_types(operator, changes, field, words):
@@ -92,7 +92,7 @@ def test_what_is_wrong_stands_at_its_field_on_the_page_and_while_one_types(opera
 
 def test_checking_says_how_much_work_it_is_and_stores_nothing(operator):
     said = operator.post("/experiments/check/", typed(rates="10,20", seeds="2")).json()
-    assert said == {"errors": {}, "summary": "8 runs of about 60 requests; at most 100,000 in one run."}
+    assert said == {"errors": {}, "summary": "8 runs of about 60 requests (limit: 100,000 per run)."}
     assert not Experiment.objects.exists()
 
 
@@ -104,17 +104,17 @@ def test_yesterday_is_the_calendar_day_in_utc():
 
 def test_yesterday_with_one_instance_less_is_one_click_from_the_list(operator):
     data.fleet()
-    assert "Yesterday (UTC) with one instance less" in operator.get("/experiments/").content.decode()
+    assert "Yesterday (UTC) with one fewer instance" in operator.get("/experiments/").content.decode()
     midnight = time.time() // 86_400 * 86_400
     data.traffic(30, ending=midnight - 3600)
     answer = operator.post("/experiments/ask/", {"window": "yesterday", "change": "less"})
     row = Experiment.objects.get()
     assert answer["location"] == f"/experiments/{row.slug}/"
-    assert row.name == "Yesterday (UTC) with 1 instance less"
+    assert row.name == "Yesterday (UTC) with 1 fewer instance"
     worker.next_experiment()
     row.refresh_from_db()
     assert [(each["policy"], each["instances"]) for each in row.result["entries"]] == [
-        ("as many as then", 2), ("1 instance less", 1),
+        ("unchanged", 2), ("1 fewer instance", 1),
     ]  # fmt: skip
     assert "how many instances there were then is not on record" in operator.get(answer["location"]).content.decode()
     assert row.result["entries"][0]["first_seed"]["requests"] == 30
@@ -123,7 +123,7 @@ def test_yesterday_with_one_instance_less_is_one_click_from_the_list(operator):
 def test_a_question_without_an_answer_says_why(operator):
     data.fleet(instances=1)
     page = operator.post("/experiments/ask/", {"window": "hour", "change": "more"}, follow=True).content.decode()
-    assert "no request for demo is on record" in page
+    assert "no request for demo is recorded" in page
     data.traffic(5)
     page = operator.post("/experiments/ask/", {"window": "hour", "change": "less"}, follow=True).content.decode()
     assert "would leave 0" in page
@@ -159,7 +159,7 @@ def test_the_fleet_of_then_is_compared_with_one_less_of_it(operator):
 
 def test_the_fleet_of_then_needs_recorded_traffic(operator):
     page = operator.post("/experiments/new/", typed(fleet="then")).content.decode()
-    assert "known of recorded traffic only" in page
+    assert "Available for recorded traffic only" in page
     assert 'id="id_fleet_error"' in page
 
 
@@ -170,7 +170,7 @@ def test_the_first_token_times_say_whose_they_are(viewer):
     assert seen == asked - sum(n for name, n in first["first_seed"]["outcomes"].items() if name != "ok")
     for count, said in (
         (asked, f"all {asked} requests"), (1, f"1 of {asked} requests"), (0, f"none of {asked} requests"),
-        (None, "of those with a first token"),
+        (None, "those with a first token"),
     ):  # fmt: skip
         first["first_seed"].pop("first_tokens", None)
         if count is not None:
@@ -211,7 +211,7 @@ def test_named_kept_cancelled_removed(operator):
     row.refresh_from_db()
     assert (row.name, row.kept) == ("Mine <b>", True)
     late = operator.post(f"{path}change/", {"name": "Late", "version": "1"}, follow=True).content.decode()
-    assert "Somebody else changed it meanwhile" in late
+    assert "was changed by someone else" in late
     assert "Mine &lt;b&gt;" in late
     operator.post(f"{path}cancel/")
     row.refresh_from_db()
@@ -236,7 +236,7 @@ def test_a_viewer_changes_nothing_and_that_is_audited(viewer):
     assert viewer.post("/traces/").status_code == 403
     assert Decision.objects.filter(kind="access_refused").count() == 7
     page = viewer.get("/experiments/").content.decode()
-    assert "one instance less" not in page
+    assert "one fewer instance" not in page
     assert "New experiment" not in page
 
 
@@ -246,7 +246,7 @@ def test_traces_are_handed_in_and_removed(operator):
     assert (wrong.status_code, b"line 2, output_tokens" in wrong.content) == (422, True)
     file = SimpleUploadedFile("t.csv", b"input_tokens,output_tokens\n10,2\n")
     page = operator.post("/traces/", {"name": "mine", "file": file}, follow=True).content.decode()
-    assert "mine is registered: 1 requests" in page
+    assert "Trace mine uploaded with 1 request." in page
     trace = Trace.objects.get()
     form = typed(kind="trace", trace=trace.slug, trace_ttft_s="1", trace_tpot_s="0.1")
     assert operator.post("/experiments/new/", form).status_code == 302

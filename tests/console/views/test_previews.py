@@ -183,7 +183,7 @@ def test_an_edit_is_simulated_beside_what_was_recorded_of_the_same_requests(oper
 def test_nothing_to_simulate_says_why(operator):
     row = factories.slo_class(name="interactive")
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
-    assert said["refused"] == "The simulation cannot run: there is no model."
+    assert said["refused"] == "The simulation cannot run: no model exists yet."
     data.traffic(5)
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
     assert said["refused"] == "The simulation cannot run: no instance serves 'demo' now, so there is no fleet of today."

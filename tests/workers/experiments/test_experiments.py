@@ -89,7 +89,7 @@ def test_the_search_for_a_knee_ends_before_memory_does():
     row = data.experiment(workload=forever, knee={"policy": "round_robin", "times": [1.0]})
     worker.next_experiment()
     assert (fresh(row).state, fresh(row).error_field) == ("failed", "workload")
-    assert "about 640,000 requests in a run" in fresh(row).error
+    assert "about 640,000 requests per run" in fresh(row).error
 
 
 def test_finished_runs_are_not_run_again_after_the_worker_died(monkeypatch):
@@ -137,7 +137,7 @@ def test_an_experiment_whose_worker_dies_each_time_is_given_up():
         abandon(row)
     assert steps.experiment_claim() is None
     assert fresh(row).state == "failed"
-    assert "died 5 times" in fresh(row).error
+    assert "failed 5 times" in fresh(row).error
 
 
 @pytest.mark.parametrize("what", [experiment_cancel, experiment_remove])
@@ -221,7 +221,7 @@ def test_recorded_traffic_is_replayed_with_its_own_targets_and_times():
     assert now["first_seed"]["by_class"]["interactive"]["targets"] == {"ttft_s": 1.0, "tpot_s": 0.1}
     assert now["first_seed"]["seconds"] == pytest.approx(30, abs=3)
     assert less["cost"] < now["cost"]
-    assert "3 of 60 requests never got their answer" in row.notes[0]
+    assert "3 of 60 requests were never answered" in row.notes[0]
 
 
 def test_a_preview_goes_between_two_words_of_an_experiment(monkeypatch, talkative):
