@@ -186,7 +186,7 @@ def test_nothing_to_simulate_says_why(operator):
     assert said["refused"] == "The simulation cannot run: no model exists yet."
     data.traffic(5)
     said = operator.post(f"/classes/{row.pk}/preview/", typed(row, simulate="1")).json()
-    assert said["refused"] == "The simulation cannot run: no instance serves 'demo' now, so there is no fleet of today."
+    assert said["refused"] == "The simulation cannot run: no instance serves 'demo' now, so there is no current fleet."
 
 
 def test_a_new_preview_takes_the_place_of_the_one_before(operator):

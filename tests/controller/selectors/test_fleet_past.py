@@ -314,6 +314,6 @@ def test_without_recorded_traffic_there_is_no_then(policy, start):
 @pytest.mark.parametrize("stretched", [{"rates": [5.0]}, {"knee": {"policy": "round_robin"}}])
 def test_traffic_that_is_stretched_to_a_rate_has_no_fleet_of_then(policy, start, stretched):
     data.traffic(5)
-    with pytest.raises(ConfigError, match="own times") as refused:
+    with pytest.raises(ConfigError, match="original times") as refused:
         resolved(asked(start, **stretched), data.no_profile)
     assert [refused.value.field] == list(stretched)

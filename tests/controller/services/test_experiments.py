@@ -36,7 +36,7 @@ def test_what_nobody_kept_goes_after_thirty_days_and_previews_after_an_hour():
 def test_a_script_in_a_loop_is_stopped(monkeypatch):
     monkeypatch.setattr(service, "OPEN_MAX", 1)
     data.experiment()
-    with pytest.raises(ValidationError, match="1 experiments wait or run already"):
+    with pytest.raises(ValidationError, match="1 experiments are already queued or running"):
         data.experiment()
 
 
@@ -84,7 +84,7 @@ def test_programs_are_asked_for_by_a_row_and_run():
 
 def test_too_many_calls_of_programs_are_refused_before_anything_is_built():
     """30,000 programs of 4.5 calls each in the mean."""
-    with pytest.raises(ConfigError, match="about 135,000 requests a run") as caught:
+    with pytest.raises(ConfigError, match="about 135,000 requests per run") as caught:
         data.experiment(workload={**PROGRAMS, "programs": 30_000}, instances=ROOMY, policies=["slackline"])
     assert caught.value.field == "workload"
 
