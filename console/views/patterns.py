@@ -23,12 +23,12 @@ from controller.selectors.roles import Role
 TOKENS = ("bg", "surface", "surface-2", "ink", "ink-2", "ink-3", "line", "accent", "ok", "warn", "bad", "idle", "focus")
 STEPS = [
     {
-        "kind": "slo", "reason": "class", "at": 0.0, "what": "Targets", "why": "from its class",
+        "kind": "slo", "reason": "class", "at": 0.0, "what": "Targets set", "why": "from its SLO class",
         "figures": {"ttft_s": 0.5},
     },
     {
-        "kind": "dispatch", "reason": "fits_budget", "at": 0.12, "what": "Sent to an engine",
-        "why": "fits the engine's free capacity", "figures": {"slack_s": 0.38, "queued": 4},
+        "kind": "dispatch", "reason": "fits_budget", "at": 0.12, "what": "Dispatched",
+        "why": "fits within the instance's token budget", "figures": {"slack_s": 0.38, "queued": 4},
         "rejected": {"engine-2": "7 outstanding, 900 tokens waiting"},
     },
 ]  # fmt: skip
@@ -58,7 +58,7 @@ INSTANCES = [
 ]
 SENTENCES = [
     "scaler scaled out demo: load 1.25 is above 0.8 with 2 ready",
-    "olga updated SLO class chat",
+    "olga changed SLO class chat",
 ]
 CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Attained by", "95 %", "97 %")]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.core.records import ENGINE_REJECTED
-from controller.wording.figures import count, ms
+from controller.wording.figures import count, ms, named
 from controller.wording.reasons import reason_in_words
 from controller.wording.request_steps import RecordedRequest, due_s, is_given_up, never_decoded_s
 
@@ -20,9 +20,7 @@ def why_missed(row: RecordedRequest) -> list[str]:
     if row.outcome in ("refused", "expired", "failed"):
         return _unserved(row)
     if row.outcome == "cut":
-        return [
-            f"Its instance {row.instance} broke off during the answer, after {_number(row.output_tokens, 'token')}."
-        ]
+        return [f"Its instance {row.instance} failed during the answer, after {_number(row.output_tokens, 'token')}."]
     return _late(row) if row.outcome == "ok" else []
 
 
@@ -45,71 +43,75 @@ Told = Mapping[str, Any]
 
 
 def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
-    after = f"It expired after {ms(figures['waited_s'])} in the queue"
+    after = f"It timed out after {ms(figures['waited_s'])} in the queue"
     if figures.get("paused"):
-        return [f"{after}: an operator held it back until its waiting time was over."]
+        return [f"{after}: an operator had paused it."]
     able = figures["instances"]
     if not able:
-        return [f"{after}: no instance of {row.model} took requests when its waiting time was over."]
-    them = f"all {able} instances that took requests were busy" if able > 1 else "the only instance was busy"
+        return [f"{after}: no instance of {row.model} accepted requests."]
+    them = f"all {able} available instances were busy" if able > 1 else "the only available instance was busy"
     had = f", with {_number(figures['outstanding'], 'request')}" if "outstanding" in figures else ""
-    others = f", and {count(figures['queued'])} more waited in the queue" if figures.get("queued") else ""
+    others = f", and {count(figures['queued'])} more were waiting in the queue" if figures.get("queued") else ""
     said = [f"{after}: {them}{had}{others}."]
     if len(rejected) > 1:  # of one alone the sentence before has said it
         said.append("; ".join(f"{name} had {what}" for name, what in rejected.items()) + ".")
     if figures.get("hopeless"):
         due = f"Its first token was due after {ms(row.target_ttft_s)}"
-        said.append(f"{due}; once that could not be kept, those that could still make theirs went first.")
+        said.append(f"{due}; once that had passed, requests that could still meet their targets went first.")
     return said
 
 
 def _no_instance(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     if "waited_s" in figures:
         waited = f"It was refused after {ms(figures['waited_s'])} in the queue"
-        return [f"{waited}: no instance of {row.model} was up, and the one that was on its way came no more."]
-    return [f"It was refused at once: no instance of {row.model} was up, and none was on its way."]
+        return [f"{waited}: no instance of {row.model} was up, and the one that was starting did not become ready."]
+    return [f"It was refused immediately: no instance of {row.model} was up or starting."]
 
 
 def _starts_too_late(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     starts, may = ms(figures["starts_in_s"]), ms(figures["waiting_s"])
-    return [f"It was refused: no instance was up, the next one was expected in {starts}, and it may wait {may}."]
+    return [
+        f"It was refused: no instance was up, the next one was expected in {starts}, and its waiting time was {may}."
+    ]
 
 
 def _queue_full(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
-    return [f"It was refused: {count(figures['queued'])} requests waited, as many as the gateway's queue may hold."]
+    return [f"It was refused: {count(figures['queued'])} requests were waiting, the limit of the gateway's queue."]
 
 
 def _behind(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     after, others = ms(figures["waited_s"]), count(figures["queued"])
-    return [f"It was refused after {after} in the queue: behind those before it, it would be late; {others} waited."]
+    return [
+        f"It was refused after {after} in the queue: it would have missed its targets behind the {others} ahead of it."
+    ]
 
 
 def _alone(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     needs = {
-        "decode_step_s": ("a token takes {}", "tpot_s", "{} a token were asked for"),
-        "answer_s": ("its whole answer takes {}", "deadline_s", "its deadline was {}"),
-        "prefill_s": ("its prompt takes {}", "ttft_s", "its first token was due after {}"),
+        "decode_step_s": ("one token was predicted to take {}", "tpot_s"),
+        "answer_s": ("the whole answer was predicted to take {}", "deadline_s"),
+        "prefill_s": ("prefill was predicted to take {}", "ttft_s"),
     }
     name = next(name for name in needs if name in figures)
-    takes, bound, asked = needs[name]
+    takes, bound = needs[name]
     bound = bound if bound in figures else "deadline_s"
-    alone, was = takes.format(ms(figures[name])), asked.format(ms(figures[bound]))
-    return [f"It was refused: even alone on an idle instance {alone}, as predicted, and {was}."]
+    alone, limit = takes.format(ms(figures[name])), f"its {named(bound)} was {ms(figures[bound])}"
+    return [f"It was refused: even on an idle instance {alone}, and {limit}."]
 
 
 def _not_decoded(row: RecordedRequest, prefilled: float, code: str) -> str:
-    done = f"Its prompt was computed on {row.instance} {ms(prefilled)} after it came"
-    return f"{done}, and it was given up after {ms(row.e2e_s)} without being decoded: {reason_in_words(code)}."
+    done = f"It was prefilled on {row.instance} {ms(prefilled)} after its arrival"
+    return f"{done}, and failed after {ms(row.e2e_s)} without being decoded: {reason_in_words(code)}."
 
 
 def _engine_failed(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     tries = f"{figures['attempts']} attempts" if figures["attempts"] > 1 else "one attempt"
-    return [f"It was given up after {tries}; the last, at {figures['instance']}, failed: {figures['error']}."]
+    return [f"It failed after {tries}; the last one, on {figures['instance']}, ended with: {figures['error']}."]
 
 
 def _no_time(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     where = f"{figures['instance']} failed ({figures['error']})"
-    return [f"{where}, and its waiting time left none to try another instance."]
+    return [f"{where}, and too little of its waiting time was left for a retry on another instance."]
 
 
 def _cancelled(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
@@ -130,43 +132,45 @@ UNSERVED = {
 
 
 def _late(row: RecordedRequest) -> list[str]:
-    """Served, but not in time: each promise that was broken, and what it met when it was sent."""
+    """Served, but late: each target that was missed, and how busy the instance was at dispatch."""
     said = []
     if not row.ttft_met:
         said.append(_first_token(row) if row.ttft_s is not None else _unseen(row))
         said += _as_sent(row)
     if not row.tpot_met and row.tpot_s is not None:
-        said.append(f"Its tokens came every {ms(row.tpot_s)} on {row.instance}; {ms(row.target_tpot_s)} were promised.")
+        said.append(
+            f"Its tokens took {ms(row.tpot_s)} each on {row.instance}; its TPOT target was {ms(row.target_tpot_s)}."
+        )
     if not row.deadline_met and row.e2e_s is not None:
-        said.append(f"Its answer ended after {ms(row.e2e_s)}; its deadline was {ms(row.target_deadline_s)}.")
+        said.append(f"Its answer finished after {ms(row.e2e_s)}; its deadline was {ms(row.target_deadline_s)}.")
     return said
 
 
 def _first_token(row: RecordedRequest) -> str:
     first, queue = row.ttft_s or 0.0, row.queue_s or 0.0
-    late = f"Its first token came after {ms(first)}, {ms(first - row.target_ttft_s)} too late"
+    late = f"Its first token arrived after {ms(first)}, {ms(first - row.target_ttft_s)} late"
     where = row.prefill_instance or row.instance
     return f"{late}: {ms(queue)} in the gateway's queue, {ms(first - queue)} on {where}."
 
 
 def _unseen(row: RecordedRequest) -> str:
     due, queue = ms(due_s(row, row.output_tokens)), ms(row.queue_s)
-    took = f"Its answer, which was not streamed, took {ms(row.e2e_s)}, {queue} of it in the gateway's queue"
-    return f"{took}; its first token and its pace allow {due} for {_number(row.output_tokens, 'token')}."
+    took = f"Its answer was not streamed and took {ms(row.e2e_s)}, of which {queue} in the gateway's queue"
+    return f"{took}; its TTFT and TPOT targets allow {due} for {_number(row.output_tokens, 'token')}."
 
 
 def _as_sent(row: RecordedRequest) -> list[str]:
-    """What the dispatcher saw when it sent it, the last time."""
+    """What the dispatcher saw at the last dispatch."""
     sent = [step for step in row.decisions if step.get("kind") == "dispatch"]
     figures = (sent[-1].get("figures") or {}) if sent else {}
     if "outstanding" not in figures or "queued" not in figures:
         return []
     where = row.prefill_instance or row.instance
     others = f"{where} had {_number(figures['outstanding'], 'other request')}"
-    others += f", and {count(figures['queued'])} more waited"
+    others += f", and {count(figures['queued'])} more were waiting"
     lost = sent[-1].get("reason") == "hopeless_spare_budget"
-    after = " It was too late to make it by then, and was served from what was spare." if lost else ""
-    return [f"When it was sent, {others}.{after}"]
+    after = " It was too late to meet its targets by then, so it was served from spare capacity." if lost else ""
+    return [f"When it was dispatched, {others}.{after}"]
 
 
 def _number(number: int, what: str) -> str:

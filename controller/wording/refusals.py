@@ -1,11 +1,11 @@
-"""What a client is told when the dispatcher refuses or drops its request: a sentence, made of the decision's figures.
+"""What a client is told when its request is refused or times out: what happened, on which figures, what to do.
 
 The figures themselves, and the engine and its error, stay in the request's record: they are for operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from controller.core.decisions import Decision
@@ -15,7 +15,7 @@ Told = Mapping[str, Any]
 
 
 def refusal(decision: Decision) -> str:
-    """One sentence for every decision that ends a request, also for one that this gateway does not know."""
+    """The message of every decision that ends a request, also for a reason that this gateway does not know."""
     told = REFUSALS.get(decision.reason)
     if told is not None:
         try:
@@ -26,67 +26,88 @@ def refusal(decision: Decision) -> str:
 
 
 def _alone(figures: Told) -> str:
-    """The one figure that breaks its promise, and that promise."""
-    needs = _said_of(figures, NEEDS)
-    return f"This request cannot meet its SLO even alone: {needs} and {_said_of(figures, PROMISES)}."
+    """The one figure that is too large, the target that it exceeds, and the field that raises it."""
+    need = _first_of(figures, NEEDS)
+    needs = f"{NEEDS[need]} {took(figures[need])}"
+    bound = _first_of(figures, LIMITS)
+    limit, field = LIMITS[bound]
+    return (
+        f"This request cannot meet its SLO even on an idle instance: {needs}, and {limit} {took(figures[bound])}. "
+        f"Raise {field}."
+    )
 
 
-NEEDS = {"decode_step_s": "a token takes", "answer_s": "its whole answer takes", "prefill_s": "its prefill takes"}
-PROMISES = {"tpot_s": "its target between tokens is", "ttft_s": "its TTFT target is", "deadline_s": "its deadline is"}
+NEEDS = {"decode_step_s": "one token takes", "answer_s": "the whole answer takes", "prefill_s": "prefill takes"}
+LIMITS = {  # how it is called, and the field of the client API that sets it
+    "tpot_s": ("its TPOT target is", "target_tbt"),
+    "ttft_s": ("its TTFT target is", "target_ttft"),
+    "deadline_s": ("its deadline is", "deadline"),
+}
 
 
-def _said_of(figures: Told, words: Mapping[str, str]) -> str:
-    """Of the first of these that there is. Raises ValueError where there is none."""
-    for name, text in words.items():
-        if name in figures:
-            return f"{text} {took(figures[name])}"
-    raise ValueError(f"none of {', '.join(words)}")
+def _first_of(figures: Told, names: Iterable[str]) -> str:
+    """The first of these figures that the decision has. Raises ValueError if it has none."""
+    found = next((name for name in names if name in figures), None)
+    if found is None:
+        raise ValueError(f"none of {', '.join(names)}")
+    return found
 
 
 def _behind(figures: Told) -> str:
     others = figures["queued"]
-    waiting = f", and {_number(others, 'other request')} {'waits' if others == 1 else 'wait'}" if others else ""
-    return f"This request cannot meet its SLO behind those before it: it waited {took(figures['waited_s'])}{waiting}."
+    waiting = f", and {_number(others, 'other request')} {'is' if others == 1 else 'are'} waiting" if others else ""
+    waited = f"it waited {took(figures['waited_s'])}{waiting}"
+    return (
+        f"This request cannot meet its SLO behind the requests ahead of it: {waited}. Retry later or raise its targets."
+    )
 
 
 def _queue_full(figures: Told) -> str:
-    return f"The queue is full: {_number(figures['queued'], 'request')} wait, as many as it may hold."
+    waiting = figures["queued"]
+    are = "is" if waiting == 1 else "are"
+    return f"The queue is full: {_number(waiting, 'request')} {are} waiting, which is its limit. Retry later."
 
 
 def _no_instance(figures: Told) -> str:
     if "waited_s" not in figures:
-        return "No instance serves this model, and none is on its way."
+        return "No instance of this model is up or starting. Retry later."
     waited = took(figures["waited_s"])
-    return f"No instance serves this model any more, and none is on its way: this request waited {waited}."
+    return f"No instance of this model is up or starting any more; this request waited {waited}. Retry later."
 
 
 def _starts_too_late(figures: Told) -> str:
     starts, may = took(figures["starts_in_s"]), took(figures["waiting_s"])
-    return f"No instance serves this model yet: the next one is expected in {starts}, and this request may wait {may}."
+    return (
+        f"No instance of this model is up yet: the next one is expected in {starts}, and this request can wait {may}. "
+        "Raise waiting_time or retry later."
+    )
 
 
 def _engine_failed(figures: Told) -> str:
     attempts = figures["attempts"]
-    each = f" at each of {attempts} attempts" if attempts > 1 else ""
-    return f"The engine failed before the first token{each}."
+    each = f" in each of {attempts} attempts" if attempts > 1 else ""
+    return f"The engine failed before the first token{each}. Retry the request."
 
 
 def _expired(figures: Told) -> str:
-    waited = f"it waited {took(figures['waited_s'])}"
-    return f"This request was not sent to an engine within its waiting time: {waited}, and {_held_up(figures)}."
+    waited = f"it waited {took(figures['waited_s'])}, and {_held_up(figures)}"
+    return f"This request was not dispatched within its waiting time: {waited}. Raise waiting_time or retry later."
 
 
 def _held_up(figures: Told) -> str:
     if figures["paused"]:
-        return "an operator held it back"
+        return "an operator had paused it"
     able = figures["instances"]
     if not able:
-        return "no instance took requests"
+        return "no instance accepted requests"
     return "the only instance was busy" if able == 1 else f"all {able} instances were busy"
 
 
 def _no_time(figures: Told) -> str:
-    return "The engine failed before the first token, and the waiting time left none for another attempt."
+    return (
+        "The engine failed before the first token, and too little waiting time was left for another attempt. "
+        "Retry the request or raise waiting_time."
+    )
 
 
 def _number(count: int, what: str) -> str:

@@ -12,16 +12,16 @@ from controller.wording.reasons import SOURCES, reason_in_words
 
 # Steps of one request, as the gateway records them with it.
 STEPS: dict[str, str] = {
-    "slo": "Targets",
-    "dispatch": "Sent to an engine",
+    "slo": "Targets set",
+    "dispatch": "Dispatched",
     "refuse": "Refused",
-    "expire": "Dropped",
+    "expire": "Timed out",
     "cancel": "Cancelled",
     "prefill": "Prefilled",
-    "transfer": "KV cache moved",
+    "transfer": "KV cache transferred",
 }
-NOT_MOVED = "KV cache not moved"  # a transfer that failed or was undone
-PLACED, AGAIN, GIVEN_UP = "Placed for decoding", "Sent back to be prefilled again", "Given up"
+NOT_MOVED = "KV transfer failed"  # or was rolled back
+PLACED, AGAIN, GIVEN_UP = "Placed on a decode instance", "Sent back to prefill", "Given up"
 
 
 class RecordedRequest(Protocol):

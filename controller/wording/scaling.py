@@ -1,8 +1,10 @@
-"""Why the fleet is as large as it is, in one sentence, from what the scaler recorded."""
+"""Why the fleet has its size, in one sentence, from what the scaler recorded at an evaluation."""
 
 from __future__ import annotations
 
 from typing import Protocol
+
+from controller.wording.sentences import UNBOUNDED
 
 
 class Policy(Protocol):
@@ -42,24 +44,24 @@ class Pool(Protocol):
     def held_by(self) -> str: ...
 
 
-# Wants to, but may not: the scaler's own word for it, and ours.
+# Why the scaler does not do what it wants, by its state of mind.
 HELD = {
-    "at_max": "load {load} is above {upper:g}, but {max} the limit",
-    "settling": "load {load} asks for a change, but the last one has not settled: {cooldown:.0f} s of cool-down left, "
-    "{starting} starting, {draining} draining",
-    "telemetry_stale": "no current figures of the fleet: nothing is changed on old ones",
-    "nothing_to_start": "it wants another instance, but there is no instance to make it like",
-    "no_device": "it wants another instance, but no device is free for it",
-    "nothing_to_stop": "it wants one instance less, but all are run by somebody else",
-    "rest_would_exceed_upper": "load {load} is low, but with one instance less it would rise above {upper:g}",
+    "at_max": "{load} is above {upper:g}, but the maximum of {max} is reached",
+    "settling": "{load} calls for a change, but the last one has not settled yet: {cooldown:.0f} s of cooldown "
+    "left, {starting} starting, {draining} draining",
+    "telemetry_stale": "the telemetry is stale, and nothing is changed on stale telemetry",
+    "nothing_to_start": "another instance is needed, but there is no managed instance to start a copy of",
+    "no_device": "another instance is needed, but no device is free",
+    "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
+    "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g}",
 }
-LAST_ONE = "load {load} is low, but requests come, and nothing would be left that takes them"
-# The same of what it wanted some looks ago: a mind is given up only after the load was calm for a while.
+LAST_ONE = "{load} is low, but requests arrive and no instance would be left to serve them"
+# The same for what it wanted some evaluations ago: a state of mind ends only after the load was calm for a while.
 WANTED = {
-    "at_max": "load {load} is no longer above {upper:g}; it was, and {max} the limit",
-    "settling": "load {load} lies between {lower:g} and {upper:g} again; before, the last change had not settled",
+    "at_max": "{load} is no longer above {upper:g}; while it was, the maximum of {max} was reached",
+    "settling": "{load} is between {lower:g} and {upper:g} again; before that, the last change had not settled",
 }
-# Steps of an instance to its service, as the pages of a scale-out and of the instance name them.
+# Steps of a new instance until it serves, as the pages of a scale-out and of the instance name them.
 STEPS_TO_SERVICE = {
     "decision": "Decided",
     "order": "Ordered",
@@ -68,31 +70,31 @@ STEPS_TO_SERVICE = {
     "ready": "Ready",
     "first_token": "First token",
 }
-# What is said where no decision says it.
+# Steps that no decision records.
 WAITED_FOR = {
-    "started": "a new process was asked for",
-    "weights_ordered": "it was warm: its weights were ordered",
-    "wake_ordered": "it slept: it was told to wake up",
-    "weights": "on their way",
+    "started": "cold start: a new process was requested",
+    "weights_ordered": "warm spare: it was ordered to load its weights",
+    "wake_ordered": "asleep: it was ordered to wake up",
+    "weights": "loading",
     "ready": "not ready yet",
-    "takes_requests": "its weights are there: requests are sent to it",
-    "first_token": "no request has been served by it yet",
+    "takes_requests": "its weights are loaded, and it receives requests",
+    "first_token": "it has not served a request yet",
 }
 # Why the warm pool is smaller than the policy wants it.
-POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no instance to make it like"}
+POOL_HELD = {"no_device": "no device is free", "nothing_to_start": "there is no managed instance to start a copy of"}
 
 
 def warm_in_words(policy: Policy, pool: Pool | None) -> str:
-    """What stands by of what is wanted; `pool` None: how it was then is not on record."""
+    """How many warm spares there are of those wanted; `pool` None: not on record for that time."""
     if pool is None:
-        return "as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
+        return "as many as free devices allow" if policy.warm is None else f"{policy.warm} wanted"
     starting = f", {pool.starting} starting" if pool.starting else ""
     if policy.warm is None:
-        return f"{pool.ready}{starting}; as free devices allow"
+        return f"{pool.ready}{starting}; as many as free devices allow"
     if not policy.warm and not pool.ready and not pool.starting:
         return "none wanted"
     if not policy.enabled:
-        return f"{pool.ready} of {policy.warm}{starting}: the policy is switched off"
+        return f"{pool.ready} of {policy.warm}{starting}: the policy is disabled"
     held = f": {POOL_HELD[pool.held_by]}" if pool.held_by else ""
     return f"{pool.ready} of {policy.warm}{starting}{held}"
 
@@ -100,12 +102,12 @@ def warm_in_words(policy: Policy, pool: Pool | None) -> str:
 def why(policy: Policy, sample: Sample) -> str:
     """Why nothing was (or something was) scaled at the moment of the sample."""
     if not policy.enabled:
-        return "the policy is switched off"
+        return "the policy is disabled"
     known = {
-        "load": "without bound (requests come and none is finished)" if sample.load is None else f"{sample.load:.2f}",
+        "load": UNBOUNDED if sample.load is None else f"load {sample.load:.2f}",
         "upper": policy.upper,
         "lower": policy.lower,
-        "max": "1 instance is" if policy.max_instances == 1 else f"{policy.max_instances} instances are",
+        "max": "1 instance" if policy.max_instances == 1 else f"{policy.max_instances} instances",
         "cooldown": sample.cooldown_left_s,
         "starting": sample.starting,
         "draining": sample.draining,
@@ -113,7 +115,7 @@ def why(policy: Policy, sample: Sample) -> str:
     held = WANTED if sample.mind in WANTED and _calm(policy, sample) else HELD
     pattern = LAST_ONE if _kept_the_last(sample) else held.get(sample.mind)
     said = pattern.format_map(known) if pattern else _steady(policy, sample)
-    return said if sample.ready else f"no engine is up; {said}"
+    return said if sample.ready else f"no instance is up; {said}"
 
 
 def _calm(policy: Policy, sample: Sample) -> bool:
@@ -130,12 +132,13 @@ def _kept_the_last(sample: Sample) -> bool:
 def _steady(policy: Policy, sample: Sample) -> str:
     load = sample.load
     if load is None:
-        return "the load is not known: requests arrive and none is finished"
+        return "the load is unknown: requests arrive and none finish"
     if load > policy.upper:
-        return f"load {load:.2f} is above {policy.upper:g}: it acted in this look"
+        return f"load {load:.2f} is above {policy.upper:g}: the scaler acted in this evaluation"
     if load >= policy.lower:
-        return f"load {load:.2f} lies between {policy.lower:g} and {policy.upper:g}: nothing to do"
+        return f"load {load:.2f} is between {policy.lower:g} and {policy.upper:g}: no change is needed"
     if sample.ready <= policy.min_instances:
-        return f"load {load:.2f} is below {policy.lower:g}, but {policy.min_instances} is the least allowed"
+        return f"load {load:.2f} is below {policy.lower:g}, but {policy.min_instances} is the minimum"
     low = min(sample.low_for_s, policy.sustain_s)
-    return f"load {load:.2f} is below {policy.lower:g} for {low:.0f} s; after {policy.sustain_s:g} s one instance goes"
+    since = f"load {load:.2f} has been below {policy.lower:g} for {low:.0f} s"
+    return f"{since}; after {policy.sustain_s:g} s one instance is released"

@@ -12,123 +12,139 @@ from controller.wording.changes import changes
 from controller.wording.figures import line
 from controller.wording.reasons import reason_in_words
 
-# Whole sentences for what happens often; the figures are those the decision was made on.
+# Whole sentences for what happens often; the figures are those that the decision was based on.
 SENTENCES: dict[tuple[str, str], str] = {
-    (
-        "scale_out",
-        "load_above_upper",
-    ): "{actor} scaled {subject} out: load {load:.2f} is above {upper:g} with {ready} ready",
-    ("scale_out", "below_min"): "{actor} scaled {subject} out: {ready} ready, at least {min_instances} wanted",
-    ("scale_in", "load_below_lower"): (
-        "{actor} scaled {subject} in: load {load:.2f} was below {lower:g} for {low_for_s:.0f} s; {instance} goes"
+    # the scaler
+    ("scale_out", "load_above_upper"): (
+        "{actor} scaled out {subject}: load {load:.2f} is above {upper:g} with {ready} ready"
     ),
-    ("scale_in", "above_max"): "{actor} scaled {subject} in: {ready} ready, at most {max_instances} allowed",
-    ("scale_hold", "relieved"): "{actor} leaves {subject} as it is: load {load:.2f} is no longer above {upper:g}",
-    ("scale_hold", "settling"): "{actor} waits with {subject}: load {load:.2f}, but the last change has not settled",
-    ("scale_hold", "at_max"): "{actor} cannot scale {subject} out: load {load:.2f}, but {max_instances} is the limit",
-    ("scale_hold", "no_device"): "{actor} cannot scale {subject} out: load {load:.2f}, but no device is free",
-    ("scale_hold", "telemetry_stale"): "{actor} does not touch {subject}: what it sees is {snapshot_age_s:.1f} s old",
+    ("scale_out", "below_min"): "{actor} scaled out {subject}: {ready} ready, the minimum is {min_instances}",
+    ("scale_in", "load_below_lower"): (
+        "{actor} scaled in {subject}: load {load:.2f} was below {lower:g} for {low_for_s:.0f} s, so it released "
+        "{instance}"
+    ),
+    ("scale_in", "above_max"): "{actor} scaled in {subject}: {ready} ready, the maximum is {max_instances}",
+    ("scale_hold", "relieved"): "{actor} left {subject} unchanged: load {load:.2f} is no longer above {upper:g}",
+    ("scale_hold", "settling"): (
+        "{actor} is waiting to scale {subject}: load {load:.2f}, but the last change has not settled yet"
+    ),
+    ("scale_hold", "at_max"): (
+        "{actor} cannot scale out {subject}: load {load:.2f}, but the maximum of {max_instances} is reached"
+    ),
+    ("scale_hold", "no_device"): "{actor} cannot scale out {subject}: load {load:.2f}, but no device is free",
+    ("scale_hold", "telemetry_stale"): "{actor} left {subject} unchanged: its telemetry is {snapshot_age_s:.1f} s old",
     ("scale_hold", "nothing_to_start"): (
-        "{actor} cannot scale {subject} out: load {load:.2f}, but there is no instance of ours to start another like"
+        "{actor} cannot scale out {subject}: load {load:.2f}, but there is no managed instance to start a copy of"
     ),
     ("scale_hold", "nothing_to_stop"): (
-        "{actor} cannot scale {subject} in: {ready} ready, at most {max_instances} allowed, all run by somebody else"
+        "{actor} cannot scale in {subject}: {ready} ready, the maximum is {max_instances}, but every instance is "
+        "managed externally"
     ),
-    ("instance_started", "starting"): "{subject} starts, {since_wish_s:.1f} s after it was asked for",
-    ("instance_ready", "healthy"): "{subject} is ready, {since_wish_s:.1f} s after it was asked for",
-    ("instance_ready", "new_run"): "{subject} was started again and is ready at {url}",
-    ("instance_draining", "healthy"): "{subject} ends what it has and takes no more",
-    ("instance_unreachable", "no_answer"): "{subject} does not answer at {url}: nothing is sent there",
-    ("instance_unreachable", "unreachable"): "{subject} does not answer at {url}: nothing is sent there",
-    ("instance_gone", "stopped"): "{subject} is gone, {since_wish_s:.1f} s after that was asked for",
-    ("instance_replaced", "exited"): (
-        "{actor} puts {replacement} in the place of {subject}, whose process ended ({error}); "
-        "{failures_5min} such within five minutes, so it waits {pause_s:g} s"
-    ),
-    ("instance_replaced", "start_timeout"): (
-        "{actor} puts {replacement} in the place of {subject}, which was {error}; "
-        "{failures_5min} such within five minutes, so it waits {pause_s:g} s"
-    ),
-    ("instance_drained", "drained"): "{subject} had nothing left to do after {drained_for_s:.1f} s and stops",
-    ("instance_drained", "drain_timeout"): (
-        "{subject} was still busy after {drained_for_s:.0f} s of draining and is cut off"
-    ),
-    ("instance_drained", "ended_while_draining"): "{subject} ended after {drained_for_s:.1f} s of draining",
     ("scale_hold", "rest_would_exceed_upper"): (
-        "{actor} keeps {subject} at a load of {load:.2f}: with one instance less the requests that come would be more "
-        "than {upper:g} allows"
+        "{actor} keeps every instance of {subject} at load {load:.2f}: with one fewer, the arriving requests would "
+        "exceed a load of {upper:g}"
     ),
-    ("scale_warm", "pool_below_target"): "{actor} fills up the warm pool of {subject}: {warm} there, {wanted} wanted",
-    ("scale_warm", "pool_above_target"): "{actor} cuts the warm pool of {subject}: {warm} there, {wanted} wanted",
+    ("scale_warm", "pool_below_target"): (
+        "{actor} is adding warm spares for {subject}: {warm} in the pool, {wanted} wanted"
+    ),
+    ("scale_warm", "pool_above_target"): (
+        "{actor} is removing warm spares of {subject}: {warm} in the pool, {wanted} wanted"
+    ),
+    ("role_change", "demand_diverged"): (
+        "{actor} switches {instance} from {from} to {to}, because {subject} has spare capacity"
+    ),
+    # what came of a scale-out or of a launch command
     ("scale_out_served", "warm"): (
-        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, warm, its weights "
-        "from {source} in {load_s:.1f} s"
+        "{instance} of {subject}: first token {first_served_s:.1f} s after the request to start (warm spare, weights "
+        "from {source} in {load_s:.1f} s)"
     ),
     ("scale_out_served", "started"): (
-        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, started anew"
+        "{instance} of {subject}: first token {first_served_s:.1f} s after the request to start (cold start)"
     ),
     ("scale_out_served", "woken"): (
-        "{instance} of {subject} gave its first token {first_served_s:.1f} s after it was asked for, woken, its "
-        "weights from {source} in {load_s:.1f} s"
+        "{instance} of {subject}: first token {first_served_s:.1f} s after the request to start (woken from sleep, "
+        "weights from {source} in {load_s:.1f} s)"
     ),
-    ("engine_launch", "seeded"): "{actor} gave out the command that starts {subject} with the weights of {seed}",
+    ("scale_out_unserved", "never_served"): "{instance} of {subject} was requested but never received a request",
+    ("engine_launch", "seeded"): "{actor} issued the command that starts {subject} with the weights of {seed}",
     ("launch_served", "launched"): (
-        "{subject} gave its first token {first_served_s:.1f} s after the command to start it with the weights of {seed}"
+        "{subject}: first token {first_served_s:.1f} s after the command to start it with the weights of {seed}"
     ),
-    ("launch_unserved", "never_served"): "{subject} was launched and no request ever came to it",
-    ("scale_out_unserved", "never_served"): "{instance} of {subject} was asked for and no request ever came to it",
-    ("link_down", "no_answer"): "the link from {source} to {target} does not answer: KV caches take other ways",
-    ("link_up", "answers_again"): "the link from {source} to {target} answers again after {down_s:.0f} s",
-    ("role_change", "demand_diverged"): "{actor} turns {instance} from {from} to {to}: {subject} can spare it",
-    ("role_switch", "switched"): "the engine of {subject} went from {from} to {to} in {switch_s:.1f} s",
-    ("weights_load", "from_engine"): "{subject} has its weights from the memory of {from} after {load_s:.1f} s",
-    ("weights_load", "from_host"): "{subject} has its weights from its host's copy after {load_s:.1f} s",
-    ("weights_load", "from_disk"): "{subject} has its weights from the disk after {load_s:.1f} s",
-    ("weights_load", "present_already"): "{subject} had its weights already",
-    ("instance_asleep", "level_1"): "{subject} is asleep after {asleep_s:.1f} s, its weights in host memory",
-    ("instance_asleep", "level_2"): "{subject} is asleep after {asleep_s:.1f} s, its weights given up",
-    ("instance_awake", "level_1"): "{subject} is awake after {awake_s:.1f} s, its weights from host memory",
-    ("instance_awake", "level_2"): "{subject} is awake after {awake_s:.1f} s, its weights read from the disk again",
-    ("instance_awake", "new_run"): "{subject} was started again and no longer sleeps, its weights {weights}",
-    ("instance_awake", "found_awake"): "{subject} sleeps no more: somebody else woke it or started it again",
-    # Whoever ordered it; the reason says no more than that.
+    ("launch_unserved", "never_served"): "{subject} was launched but never received a request",
+    # the life of an instance
+    ("instance_started", "starting"): "{subject} is starting, {since_wish_s:.1f} s after it was requested",
+    ("instance_ready", "healthy"): "{subject} is ready, {since_wish_s:.1f} s after it was requested",
+    ("instance_ready", "new_run"): "{subject} restarted and is ready at {url}",
+    ("instance_draining", "healthy"): "{subject} is draining",
+    ("instance_unreachable", "no_answer"): "{subject} does not respond at {url}, so it receives no requests",
+    ("instance_unreachable", "unreachable"): "{subject} does not respond at {url}, so it receives no requests",
+    ("instance_gone", "stopped"): "{subject} has stopped, {since_wish_s:.1f} s after the request to stop",
+    ("instance_replaced", "exited"): (
+        "{actor} is replacing {subject}, whose process exited ({error}), with {replacement}; it starts in "
+        "{pause_s:g} s (failures in the last 5 min: {failures_5min})"
+    ),
+    ("instance_replaced", "start_timeout"): (
+        "{actor} is replacing {subject}, which was {error}, with {replacement}; it starts in {pause_s:g} s (failures "
+        "in the last 5 min: {failures_5min})"
+    ),
+    ("instance_drained", "drained"): "{subject} finished draining in {drained_for_s:.1f} s and is stopping",
+    ("instance_drained", "drain_timeout"): (
+        "{subject} was still busy after draining for {drained_for_s:.0f} s and is being stopped"
+    ),
+    ("instance_drained", "ended_while_draining"): "{subject} exited after draining for {drained_for_s:.1f} s",
+    ("role_switch", "switched"): "{subject} switched from {from} to {to} in {switch_s:.1f} s",
+    # weights and sleep
+    ("weights_load", "from_engine"): "{subject} loaded its weights from the memory of {from} in {load_s:.1f} s",
+    ("weights_load", "from_host"): "{subject} loaded its weights from host memory in {load_s:.1f} s",
+    ("weights_load", "from_disk"): "{subject} loaded its weights from disk in {load_s:.1f} s",
+    ("weights_load", "present_already"): "{subject} already had its weights",
+    ("instance_asleep", "level_1"): "{subject} fell asleep in {asleep_s:.1f} s and keeps its weights in host memory",
+    ("instance_asleep", "level_2"): "{subject} fell asleep in {asleep_s:.1f} s and discarded its weights",
+    ("instance_awake", "level_1"): "{subject} woke up in {awake_s:.1f} s with its weights from host memory",
+    ("instance_awake", "level_2"): "{subject} woke up in {awake_s:.1f} s with its weights reloaded from disk",
+    ("instance_awake", "new_run"): "{subject} restarted and is no longer asleep; its weights are {weights}",
+    ("instance_awake", "found_awake"): "{subject} is no longer asleep: it was woken or restarted outside Slackline",
+    # orders, whoever gave them: the reason adds nothing
     ("instance_load_ordered", ""): "{actor} ordered instance {subject} to load its weights",
-    ("instance_sleep_ordered", ""): "{actor} ordered instance {subject} to sleep, at level {level}",
+    ("instance_sleep_ordered", ""): "{actor} ordered instance {subject} to sleep at level {level}",
     ("instance_wake_ordered", ""): "{actor} ordered instance {subject} to wake up",
+    # links
+    ("link_down", "no_answer"): "the link from {source} to {target} is down, so KV transfers use other links",
+    ("link_up", "answers_again"): "the link from {source} to {target} is up again after {down_s:.0f} s",
 }
-# Verbs of other kinds; an unknown kind reads as its own words.
-VERBS: dict[str, str] = {
-    "scale_out": "scaled out",
-    "scale_in": "scaled in",
-    "scale_hold": "left as it is:",
-    "role_change": "took an instance from",
-    "instance_replaced": "replaced instance",
-    "instance_started": "started instance",
-    "instance_ready": "found ready instance",
-    "instance_draining": "lets instance finish:",
-    "instance_drained": "drained instance",
-    "instance_stopped": "stopped instance",
-    "instance_gone": "saw instance go:",
-    "instance_failed": "saw instance fail:",
-    "instance_sleep_ordered": "ordered to sleep instance",
-    "instance_sleep_failed": "could not put to sleep instance",
-    "instance_wake_failed": "could not wake up instance",
-    "instance_role_switch_ordered": "ordered another role for instance",
-    "instance_role_set": "changed instance",
-    "role_switch_failed": "could not switch the role of instance",
-    "weights_load_failed": "got no weights into instance",
-    "audit_trimmed": "forgot old",
-    "launch_unserved": "saw no request served by the launched",
-    "scale_out_unserved": "saw no request served by a new instance of",
-    "queue_cancel": "cancelled",
-    "queue_reprioritise": "changed the priority of",
-    "queue_pause": "paused",
-    "queue_resume": "resumed",
-    "access_refused": "was refused",
-    "experiment_cancelled": "cancelled experiment",
+# Predicates of other kinds; an unknown kind reads as its own words.
+PREDICATES: dict[str, str] = {
+    "scale_out": "scaled out {subject}",
+    "scale_in": "scaled in {subject}",
+    "scale_hold": "did not scale {subject}",
+    "role_change": "took an instance from {subject}",
+    "instance_replaced": "replaced instance {subject}",
+    "instance_started": "started instance {subject}",
+    "instance_ready": "found instance {subject} ready",
+    "instance_draining": "is draining instance {subject}",
+    "instance_drained": "drained instance {subject}",
+    "instance_stopped": "stopped instance {subject}",
+    "instance_gone": "found instance {subject} gone",
+    "instance_failed": "found instance {subject} failed",
+    "instance_sleep_ordered": "ordered instance {subject} to sleep",
+    "instance_sleep_failed": "could not put instance {subject} to sleep",
+    "instance_wake_failed": "could not wake instance {subject}",
+    "instance_role_switch_ordered": "ordered a role switch of instance {subject}",
+    "instance_role_set": "changed instance {subject}",
+    "role_switch_failed": "could not switch the role of instance {subject}",
+    "weights_load_failed": "could not load the weights of instance {subject}",
+    "audit_trimmed": "deleted old {subject}",
+    "launch_unserved": "saw no request served by the launched {subject}",
+    "scale_out_unserved": "saw no request served by a new instance of {subject}",
+    "queue_cancel": "cancelled {subject}",
+    "queue_reprioritise": "changed the priority of {subject}",
+    "queue_pause": "paused {subject}",
+    "queue_resume": "resumed {subject}",
+    "access_refused": "was denied {subject}",
+    "experiment_cancelled": "cancelled experiment {subject}",
 }
-TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # of these the verb does not say it all
-ENDLESS = "a load without bound (requests come and none is finished)"  # a decision has no number for it
+TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed
+UNBOUNDED = "unbounded load (requests arrive and none finish)"  # a decision has no number for it
 CHANGES = {"created": "created", "updated": "changed", "removed": "removed", "revoked": "revoked"}
 TYPES = {
     "slo_class": "SLO class",
@@ -173,9 +189,9 @@ def say(kind: str, actor: str, subject_type: str, subject: str, reason: str, kno
     whole = _whole(sentence_pattern(kind, reason), {**known, "actor": actor, "subject": subject})
     if whole:
         return whole
-    what = f"{actor} {_verb(kind, subject_type)} {subject or 'all tenants'}"
+    what = f"{actor} {_predicate(kind, subject_type, subject or 'all tenants')}"
     # "stopped" needs no "desired_state running to stopped".
-    changed = [] if kind in VERBS and kind not in TELL_CHANGES else changes(known)
+    changed = [] if kind in PREDICATES and kind not in TELL_CHANGES else changes(known)
     if changed:
         return f"{what}: {'; '.join(changed)}"
     # "person_created" beside "created ...".
@@ -191,7 +207,7 @@ def sentence_pattern(kind: str, reason: str) -> str:
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:
     """Filled in, or "" where the record lacks a figure or has another kind of value there."""
     if "load" in known and known["load"] is None:
-        pattern = pattern.replace("load {load:.2f}", ENDLESS)
+        pattern = pattern.replace("load {load:.2f}", UNBOUNDED)
     try:
         return pattern.format_map(known)
     except (KeyError, ValueError, TypeError):
@@ -208,31 +224,38 @@ def _refusals(actor: str, known: Mapping[str, Any]) -> str:
 
 
 # What became of requests that a command was not applied to.
-NOT_APPLIED = {"too_late": "were with an engine", "gone": "had left the queue", "unanswered": "without an answer"}
+NOT_APPLIED = {
+    "too_late": "already with an engine",
+    "gone": "no longer in the queue",
+    "unanswered": "not acknowledged",
+}
 
 
 def _partly_done(kind: str, actor: str, subject: str, known: Mapping[str, Any]) -> str:
     """Of a command on waiting requests that did not reach all of them; "" where it did."""
-    what = f"{actor} {_verb(kind, 'request')}"
+
+    def did(whom: str) -> str:
+        return f"{actor} {_predicate(kind, 'request', whom)}"
+
     if "applied" not in known:
-        return f"{what} nothing: no gateway could be told of {subject}" if "error" in known else ""
+        return f"{did('nothing')}: no gateway could be reached for {subject}" if "error" in known else ""
     found = {name: known.get(name, 0) for name in ("applied", *NOT_APPLIED)}  # ids, or how many
     counts = {name: len(value) if isinstance(value, list) else value for name, value in found.items()}
     rest = [f"{counts[name]} {words}" for name, words in NOT_APPLIED.items() if counts[name]]
     if left := known.get("of", 0) - known.get("told", 0):
-        rest.append(f"{left} not told")
-    return f"{what} {counts['applied'] or 'none'} of {subject}: {', '.join(rest)}" if rest else ""
+        rest.append(f"{left} not sent")
+    return f"{did(str(counts['applied'] or 'none'))} of {subject}: {', '.join(rest)}" if rest else ""
 
 
-def _verb(kind: str, subject_type: str) -> str:
-    """`slo_class_updated` is "changed SLO class"."""
-    if kind in VERBS:
-        return VERBS[kind]
+def _predicate(kind: str, subject_type: str, subject: str) -> str:
+    """`slo_class_updated` is "changed SLO class interactive"."""
+    if kind in PREDICATES:
+        return PREDICATES[kind].format(subject=subject)
     for ending, done in CHANGES.items():
         if kind.endswith(f"_{ending}"):
             what = subject_type or kind.removesuffix(f"_{ending}")
-            return f"{done} {TYPES.get(what, what.replace('_', ' '))}"
-    return kind.replace("_", " ")
+            return f"{done} {TYPES.get(what, what.replace('_', ' '))} {subject}"
+    return f"{kind.replace('_', ' ')} {subject}"
 
 
 def telling(known: Mapping[str, Any]) -> dict[str, Any]:

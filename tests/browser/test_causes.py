@@ -19,7 +19,7 @@ POLICY = {
     "min_instances": 1, "max_instances": 1, "upper": 0.8, "lower": 0.1, "sustain_s": 60, "cooldown_s": 1,
     "interval_s": 1, "warm": 0,
 }  # fmt: skip
-CANNOT = f"cannot scale {MODEL}/collocated out"
+CANNOT = f"cannot scale out {MODEL}/collocated"
 HELD_S, SCALED_S = 60.0, 60.0
 
 
@@ -65,7 +65,7 @@ def test_from_a_missing_class_to_the_decisions_that_explain_it(visit, overload, 
     expect(page.get_by_role("heading", name=f"Decisions affecting {CLASS} of demo")).to_be_visible()
     rows = page.locator("#audit-rows tr")
     expect(rows.filter(has_text=f"of them {CLASS}").first).to_be_visible()
-    assert not rows.filter(has_text="cannot scale demo/collocated").count(), "another model's scaler"
+    assert not rows.filter(has_text="cannot scale out demo/collocated").count(), "another model's scaler"
     click(rows.get_by_role("link", name=CANNOT).first)
     expect(page.get_by_role("link", name="Scaling at this time")).to_be_visible()
     click(page.get_by_role("link", name="Edit policy"))
@@ -82,8 +82,10 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     lost = page.locator("#request-rows tr").filter(has_text="expired").first
     click(lost.get_by_role("rowheader").get_by_role("link"))
     why = page.get_by_role("region", name="Why it missed")
-    expect(why).to_contain_text(re.compile(r"It expired after 4\.\d+ s in the queue: the only instance was busy"))
-    expect(why).to_contain_text("1 instance is the limit")
+    expect(why).to_contain_text(
+        re.compile(r"It timed out after 4\.\d+ s in the queue: the only available instance was busy")
+    )
+    expect(why).to_contain_text("the maximum of 1 instance is reached")
     around = page.get_by_role("region", name="Related decisions").first
     expect(around.get_by_role("link", name=CANNOT).first).to_be_visible()
     request_page = page.url
@@ -94,7 +96,7 @@ def test_from_the_verdict_to_the_saved_fix_in_four_clicks(visit, overload, stack
     assert click.made == 4
 
     page.goto(request_page)  # what caused it stays what it was
-    expect(why).to_contain_text("1 instance is the limit")
+    expect(why).to_contain_text("the maximum of 1 instance is reached")
     overload += stack.send(6, model=MODEL, slo_class=CLASS, max_tokens=300)
     within(SCALED_S, lambda: caller.recorded("scale_out", subject=f"{MODEL}/collocated"))
 

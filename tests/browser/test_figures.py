@@ -47,7 +47,7 @@ def test_a_decision_is_said_in_words_with_units_and_kept_as_recorded(visit: Visi
     made = caller.first("decisions", kind="instance_ready")
     waited_s = made["inputs"]["since_wish_s"]
     page = visit("viewer", f"/audit/{made['id']}/")
-    fact = page.locator("dl.facts div").filter(has=page.get_by_text("since it was asked for", exact=True))
+    fact = page.locator("dl.facts div").filter(has=page.get_by_text("time since the request", exact=True))
     expect(fact.locator("dd")).to_have_text(shown("since_wish_s", waited_s))
     assert fact.get_attribute("title") == f"since_wish_s: {waited_s}"
     for key in made["inputs"]:
@@ -59,9 +59,9 @@ def test_a_decision_is_said_in_words_with_units_and_kept_as_recorded(visit: Visi
 
 def test_a_requests_figures_have_units_and_their_keys_on_hover(visit: Visit, places: Places):
     page = visit("viewer", f"/requests/{places['request']}/")
-    sent = page.locator("tr").filter(has_text="Sent to an engine")
+    sent = page.locator("tr").filter(has_text="Dispatched")
     slack = sent.locator('.figure[title^="slack_s: "]')
-    expect(slack).to_contain_text("left to its first-token time")
+    expect(slack).to_contain_text("time left to its TTFT target")
     expect(sent.locator('.figure[title^="token_budget: "]')).to_contain_text("tokens")
     expect(page.locator("main")).not_to_contain_text("slack_s")
     expect(page.get_by_text("judged by the times of its tokens")).to_be_visible()
@@ -77,7 +77,7 @@ def test_a_change_is_said_with_units(visit: Visit, caller: Caller, places: Place
     try:
         page.goto(f"/mappings/{places['mapping']}/history/")
         row = page.locator("tr.change").first
-        expect(row.get_by_role("rowheader")).to_have_text("level 0: first token at least")
+        expect(row.get_by_role("rowheader")).to_have_text("level 0: minimum TTFT")
         assert row.get_by_role("rowheader").get_attribute("title") == "levels[0].ttft_min_s"
         expect(row.locator("ins")).to_have_text(f"{1000 * (before - 0.0125):.4g} ms")
     finally:

@@ -57,7 +57,7 @@ def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     expect(steps(page)).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
     settings = page.get_by_role("region", name="Engine settings")
     expect(settings).to_contain_text("slackline")
-    page.get_by_role("link", name=f"{name} of {MODEL}/collocated gave its first token").click()
+    page.get_by_role("link", name=f"{name} of {MODEL}/collocated: first token").click()
     page.get_by_role("definition").get_by_role("link", name=str(scaled_out["id"]), exact=True).click()
     expect(page).to_have_url(re.compile(rf"/audit/{scaled_out['id']}/$"))
 

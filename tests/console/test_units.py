@@ -45,7 +45,7 @@ def test_figures_of_a_decision_on_one_line():
     shown = units.figures({"load": 1.123456, "slack_s": -0.25, "policy": "<b>"})
     assert shown == (
         '<span class="figure" title="load: 1.123456">load 1.12×</span> · '
-        '<span class="figure" title="slack_s: -0.25">left to its first-token time −250 ms</span> · '
+        '<span class="figure" title="slack_s: -0.25">time left to its TTFT target −250 ms</span> · '
         '<span class="figure" title="policy: &lt;b&gt;">policy: &lt;b&gt;</span>'
     )
     assert units.figures(None) == units.figures({}) == ""

@@ -106,9 +106,7 @@ def test_no_line_is_drawn_over_a_time_in_which_nobody_looked():
 
 
 def test_a_long_sentence_is_broken_for_a_narrow_screen():
-    said = (
-        "slackline cannot scale demo/collocated out: load 2.00, but there is no instance of ours to start another like"
-    )
+    said = "slackline cannot scale demo/collocated out: load 2.00, but there is no managed instance to start a copy of"
     (shown,) = marks(scaling([(0.0, "scale_hold", 2.0, said)]), "scale_hold")["text"]
     assert max(len(line) for line in shown.split("<br>")) <= 44
     assert shown.replace("<br>", " ") == said

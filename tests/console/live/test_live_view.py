@@ -31,7 +31,7 @@ def test_a_class_is_judged_against_its_target(fields, status):
 
 
 def test_a_row_says_why_in_words_only_when_something_missed():
-    assert row_of(attained=90, miss_reason="slow_decode")["why"] == "tokens came slower than promised"
+    assert row_of(attained=90, miss_reason="slow_decode")["why"] == "decoding was slower than the TPOT target"
     assert row_of(attained=100, miss_reason="slow_decode")["why"] == ""
 
 
@@ -79,7 +79,7 @@ def test_the_verdict_names_the_worst_class_first_and_why():
     assert (said["status"], said["headline"]) == ("bad", "2 of 3 classes are missing their SLO")
     assert [line["name"] for line in said["lines"]] == ["b · acme", "a · acme"]
     assert "50 % attained, target 95 % (50 of 100 missed)" in said["lines"][0]["text"]
-    assert "its waiting time ran out in the queue" in said["lines"][0]["text"]
+    assert "timed out in the queue" in said["lines"][0]["text"]
 
 
 def test_one_miss_among_several_is_singular():

@@ -137,9 +137,9 @@ def test_every_attempt_to_move_the_kv_cache_is_a_bar_with_what_came_of_it():
     ]
     kv = tracks(row(decisions=steps, prefill_instance="prefill-1", ttft_s=0.5, e2e_s=1.0))["KV transfer"]
     assert [bar.kind for bar in kv.bars] == ["bad", "kv"]
-    assert "the link between the two was down" in kv.bars[0].title
+    assert "the link between the two instances was down" in kv.bars[0].title
     assert "12 MB in 0.0500 s, 240 MB/s" in kv.bars[1].title
-    assert kv.bars[1].title.endswith("never said that it had freed the KV cache: its lease will")
+    assert kv.bars[1].title.endswith("did not confirm that it freed the KV cache, so its lease will free it")
     assert kv.note == "prefill-1 to decode-2, 2 attempts"
 
 

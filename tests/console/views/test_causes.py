@@ -108,9 +108,9 @@ def test_the_decisions_of_a_class_are_those_that_explain_its_misses(viewer, burs
         ("slo_class_updated", "interactive"),
     ]
     shown = html.unescape(answer.content.decode())
-    assert "refused 332 requests in 10 s: its waiting time ran out in the queue" in shown
+    assert "refused 332 requests in 10 s: timed out in the queue" in shown
     assert "330 of them interactive" in shown
-    assert "cannot scale demo/collocated out: load 2.00, but 4 is the limit" in shown
+    assert "cannot scale out demo/collocated: load 2.00, but the maximum of 4 is reached" in shown
     assert [decision.kind for decision, _ in answer.context["in_force"]] == ["scale_in"], "held on from before"
     assert {kind: count for kind, count, _ in answer.context["kinds"]}["scale_hold"] == 1
     (hold,) = [url for kind, _, url in answer.context["kinds"] if kind == "scale_hold"]
@@ -171,10 +171,10 @@ def test_a_missed_request_says_why_and_leads_to_the_fix(operator, burst):
     answer = operator.get(reverse("request", args=["req-lost"]))
     shown = html.unescape(answer.content.decode())
     assert "Why it missed" in shown
+    assert "It timed out after 5.00 s in the queue: all 4 available instances were busy, with 48 requests" in shown
     assert (
-        "It expired after 5.00 s in the queue: all 4 instances that took requests were busy, with 48 requests" in shown
+        "load 2.00 is above 0.8, but the maximum of 4 instances is reached. 4 ready, 0 starting, 0 draining." in shown
     )
-    assert "load 2.00 is above 0.8, but 4 instances are the limit. 4 ready, 0 starting, 0 draining." in shown
     ended = (at + timedelta(seconds=5)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     assert answer.context["whole"]["around"].scaling_url == f"/scaling/?at={ended.replace(':', '%3A')}"
     for address in (
@@ -197,7 +197,7 @@ def test_the_fix_does_not_rewrite_what_caused_the_miss(operator, burst):
         actor=factories.ACTOR, policy_id=policy.pk, version=policy.version, changes={"max_instances": 6}
     )
     shown = operator.get(reverse("request", args=["req-lost"])).content.decode()
-    assert "but 4 instances are the limit" in shown
+    assert "but the maximum of 4 instances is reached" in shown
     assert "6 instances" not in shown
 
 

@@ -55,7 +55,7 @@ def test_transfers_lead_to_their_request_and_say_how_far_a_failed_one_came(viewe
     assert [each["received"] for each in answer.context["transfers"]] == [True, True]
     assert "500 MB/s" in html
     assert reverse("request", args=["req-lost"]) in html
-    assert "the link between the two was down, last state: moving" in html
+    assert "the link between the two instances was down, last state: moving" in html
     assert "attempt 2" in html
     answer, _ = page(viewer, "prefill-1")
     assert [(each["received"], each["other"]) for each in answer.context["transfers"]] == [(False, "decode-1")] * 2

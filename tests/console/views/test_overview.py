@@ -33,7 +33,7 @@ def test_the_first_paint_names_who_misses_and_why(viewer, live_store):
     live_store.fleets = [fleet(at=time.time(), classes=[missing])]
     html = viewer.get("/").content.decode()
     assert "1 of 1 class is missing its SLO" in html
-    assert "waited in the queue past its first-token time" in html
+    assert "waited in the queue past its TTFT target" in html
     assert "50 %" in html
     assert "/requests/?tenant=acme&amp;slo_class=chat&amp;attained=no" in html
 

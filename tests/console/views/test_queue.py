@@ -57,7 +57,7 @@ def test_what_waits_in_a_silent_gateway_is_not_called_gone(operator, live_store)
     )
     decision = Decision.objects.get(kind="queue_cancel")
     assert (decision.outcome["gone"], decision.outcome["unanswered"]) == ([], ["req-2", "req-3"])
-    assert sentence(decision).endswith("cancelled 1 of 3 requests: 2 without an answer")
+    assert sentence(decision).endswith("cancelled 1 of 3 requests: 2 not acknowledged")
 
 
 @pytest.mark.parametrize(

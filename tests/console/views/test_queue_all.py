@@ -184,7 +184,7 @@ async def test_a_part_whose_answer_is_lost_is_told_and_not_known(person, live_st
     decision = await Decision.objects.aget(kind="queue_cancel")
     counted = {name: decision.outcome[name] for name in ("told", "of", "applied", "unanswered", "ended")}
     assert counted == {"told": 500, "of": 1000, "applied": 250, "unanswered": 250, "ended": "redis_away"}
-    assert sentence(decision).endswith("cancelled 250 of 1000 requests: 250 without an answer, 500 not told")
+    assert sentence(decision).endswith("cancelled 250 of 1000 requests: 250 not acknowledged, 500 not sent")
 
 
 ORDER = "0123456789abcdef" * 2

@@ -77,7 +77,7 @@ def test_one_request_against_its_deadlines(viewer, records):
     html = viewer.get("/requests/req-slow/").content.decode()
     assert "first token after 3.000 s" in html
     assert "due after 1 s" in html
-    assert "Sent to an engine" in html
+    assert "Dispatched" in html
     assert "olga cancelled req-slow" in html
 
 
@@ -92,7 +92,7 @@ def test_the_audit_finds_by_text_and_shows_what_was_decided(viewer, db):
         at=datetime(2026, 11, 21, tzinfo=UTC),
     )  # fmt: skip
     html = viewer.get("/audit/?q=chat").content.decode()
-    assert "olga changed SLO class chat: first token within 400 ms (was 500 ms)" in html
+    assert "olga changed SLO class chat: TTFT target 400 ms (was 500 ms)" in html
     assert "No decisions match" in viewer.get("/audit/?q=nobody").content.decode()
     detail = viewer.get(f"/audit/{decision.pk}/").content.decode()
     assert "<ins>400 ms</ins>" in detail

@@ -88,8 +88,8 @@ def test_of_a_new_process_what_has_not_come_is_said(viewer, live_store):
     out = scaled_out("new-1")
     order("first_served", row, out, warm=False, state="running")
     steps = {each.what: each for each in way_of(row, row.actions.all()).steps}
-    assert (steps["Ordered"].text, steps["Ready"].text) == ("a new process was asked for", "not ready yet")
-    assert (steps["First token"].at, steps["First token"].text) == (None, "no request has been served by it yet")
+    assert (steps["Ordered"].text, steps["Ready"].text) == ("cold start: a new process was requested", "not ready yet")
+    assert (steps["First token"].at, steps["First token"].text) == (None, "it has not served a request yet")
     up = decide("instance_ready", "healthy", subject=("instance", "new-1"), at=after(8), inputs={"since_wish_s": 8.0})
     ready = {each.what: each for each in way_of(row, row.actions.all()).steps}["Ready"]
     assert (ready.after_s, ready.url) == (8.0, address(up))

@@ -30,25 +30,31 @@ def sample(policy, ago_s=0.0, **fields):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"load": 0.5}, "lies between 0.3 and 0.8"),
-        ({"load": 0.1, "low_for_s": 4.0}, "is below 0.3 for 4 s; after 15 s"),
-        ({"load": 0.1, "ready": 1}, "1 is the least allowed"),
-        ({"load": 1.7, "mind": "at_max"}, "4 instances are the limit"),
-        ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cool-down left, 1 starting"),
-        ({"load": 0.1, "mind": "at_max"}, "0.10 is no longer above 0.8; it was, and 4 instances are the limit"),
-        ({"load": 0.5, "mind": "settling"}, "lies between 0.3 and 0.8 again; before, the last change had not settled"),
-        ({"load": 0.1, "mind": "settling", "draining": 1}, "asks for a change, but the last one has not settled"),
-        ({"load": None, "mind": "telemetry_stale"}, "no current figures"),
-        ({"load": None, "mind": "at_max"}, "without bound (requests come and none is finished) is above 0.8, but"),
-        ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance less it would rise above 0.8"),
+        ({"load": 0.5}, "is between 0.3 and 0.8"),
+        ({"load": 0.1, "low_for_s": 4.0}, "has been below 0.3 for 4 s; after 15 s"),
+        ({"load": 0.1, "ready": 1}, "1 is the minimum"),
+        ({"load": 1.7, "mind": "at_max"}, "the maximum of 4 instances is reached"),
+        ({"load": 1.7, "mind": "settling", "starting": 1, "cooldown_left_s": 6.0}, "6 s of cooldown left, 1 starting"),
+        (
+            {"load": 0.1, "mind": "at_max"},
+            "0.10 is no longer above 0.8; while it was, the maximum of 4 instances was reached",
+        ),
+        (
+            {"load": 0.5, "mind": "settling"},
+            "is between 0.3 and 0.8 again; before that, the last change had not settled",
+        ),
+        ({"load": 0.1, "mind": "settling", "draining": 1}, "calls for a change, but the last one has not settled"),
+        ({"load": None, "mind": "telemetry_stale"}, "the telemetry is stale"),
+        ({"load": None, "mind": "at_max"}, "unbounded load (requests arrive and none finish) is above 0.8, but"),
+        ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance fewer it would rise above 0.8"),
         (
             {"load": 0.02, "ready": 1, "mind": "rest_would_exceed_upper"},
-            "load 0.02 is low, but requests come, and nothing would be left that takes them",
+            "load 0.02 is low, but requests arrive and no instance would be left to serve them",
         ),
-        ({"load": 1.2}, "it acted in this look"),
-        ({"load": None}, "requests arrive and none is finished"),
-        ({"load": 0.0, "ready": 0}, "no engine is up; load 0.00 is below 0.3, but"),
-        ({"load": 1.7, "ready": 0, "mind": "no_device"}, "no engine is up; it wants another instance"),
+        ({"load": 1.2}, "the scaler acted in this evaluation"),
+        ({"load": None}, "requests arrive and none finish"),
+        ({"load": 0.0, "ready": 0}, "no instance is up; load 0.00 is below 0.3, but"),
+        ({"load": 1.7, "ready": 0, "mind": "no_device"}, "no instance is up; another instance is needed"),
     ],
 )
 def test_why_it_did_not_scale(db, fields, said):
@@ -58,12 +64,12 @@ def test_why_it_did_not_scale(db, fields, said):
 
 def test_a_limit_of_one_is_said_in_the_singular(db):
     policy = factories.scaling_policy(max_instances=1)
-    assert why(policy, sample(policy, load=1.7, mind="at_max")).endswith("but 1 instance is the limit")
+    assert why(policy, sample(policy, load=1.7, mind="at_max")).endswith("but the maximum of 1 instance is reached")
 
 
 def test_a_policy_that_is_off_says_so(db):
     policy = factories.scaling_policy(enabled=False)
-    assert why(policy, sample(policy, load=9.0)) == "the policy is switched off"
+    assert why(policy, sample(policy, load=9.0)) == "the policy is disabled"
 
 
 def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
@@ -79,9 +85,9 @@ def test_the_page_draws_the_line_and_what_was_done(viewer, live_store):
     traces = {trace["key"]: trace for trace in card["chart"]["traces"]}
     assert traces["load"]["y"] == [0.9, 0.4]
     assert [line["y"] for line in card["chart"]["layout"]["lines"]] == [0.8, 0.3]
-    assert "scaled demo/collocated out" in traces["scale_out"]["text"][0]
+    assert "scaled out demo/collocated" in traces["scale_out"]["text"][0]
     html = answer.content.decode()
-    assert "load 0.40 lies between" in html
+    assert "load 0.40 is between" in html
     assert reverse("instance", args=["engine-x"]) in html
 
 
@@ -113,7 +119,7 @@ def test_a_scaler_that_has_fallen_silent_shows_nothing_of_its_last_look_as_now(v
     sample(policy, 1, load=0.5, ready=2)
     shown = shown_of(viewer.get(reverse("scaling")).content.decode())
     assert shown["Load now"] == "0.50"
-    assert shown["said"].startswith("Now: load 0.50 lies between")
+    assert shown["said"].startswith("Now: load 0.50 is between")
 
 
 def test_instances_are_counted_as_they_are_now_and_as_the_scaler_counts_them(db, live_store):
@@ -188,7 +194,7 @@ def warm_spares(viewer):
 
 def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_store):
     policy, host = factories.scaling_policy(warm=1), factories.host()
-    assert warm_spares(viewer) == "0 of 1: there is no instance to make it like"
+    assert warm_spares(viewer) == "0 of 1: there is no managed instance to start a copy of"
     serving = factories.instance(policy.model, host=host, device_kind="gpu")
     assert warm_spares(viewer) == "0 of 1", "nobody knows of devices there: nothing stands in the way"
     first, second = (
@@ -209,8 +215,8 @@ def test_the_warm_pool_is_shown_as_it_is_and_not_as_it_is_wished(viewer, live_st
     ("fields", "said"),
     [
         ({"warm": 0}, "none wanted"),
-        ({"warm": None}, "0; as free devices allow"),
-        ({"warm": 2, "enabled": False}, "0 of 2: the policy is switched off"),
+        ({"warm": None}, "0; as many as free devices allow"),
+        ({"warm": 2, "enabled": False}, "0 of 2: the policy is disabled"),
     ],
 )
 def test_a_pool_that_is_not_wanted_or_not_kept_up_says_so(viewer, live_store, fields, said):
@@ -335,6 +341,6 @@ def test_a_scale_out_from_the_warm_pool_is_told_to_its_end(viewer, live_store):
             inputs=inputs, outcome=outcome,
         )  # fmt: skip
     page = viewer.get(reverse("scaling")).content.decode()
-    assert "gave its first token 1.8 s after it was asked for, warm, its weights from engine in 0.9 s" in page
-    assert "turns warm-1 from decode to prefill" in page
-    assert "fills up the warm pool" in page
+    assert "first token 1.8 s after the request to start (warm spare, weights from engine in 0.9 s)" in page
+    assert "switches warm-1 from decode to prefill" in page
+    assert "is adding warm spares for" in page

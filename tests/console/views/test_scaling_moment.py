@@ -18,7 +18,7 @@ def test_a_moment_is_answered_from_the_record_near_it(viewer, live_store):
     policy = factories.scaling_policy()
     then = sample(policy, 3600, mind="at_max", load=2.0)
     asked = (then.at + timedelta(seconds=5)).strftime("%Y-%m-%dT%H:%M:%S")
-    assert b"4 instances are the limit" in viewer.get(reverse("scaling"), {"at": asked}).content
+    assert b"the maximum of 4 instances is reached" in viewer.get(reverse("scaling"), {"at": asked}).content
     assert b"Nothing was recorded near" in viewer.get(reverse("scaling"), {"at": "2020-01-01T00:00"}).content
     assert viewer.get(reverse("scaling"), {"at": "noon"}).status_code == 422
 
@@ -31,7 +31,7 @@ def test_the_look_that_scaled_lies_within_the_second_that_the_address_names(view
             policy=policy, at=second + after, load=load, ready=2, starting=0, draining=0, mind="steady"
         )
     (card,) = viewer.get(reverse("scaling"), {"at": second.strftime("%Y-%m-%dT%H:%M:%S")}).context["cards"]
-    assert card["why_then"] == "load 1.20 is above 0.8: it acted in this look"
+    assert card["why_then"] == "load 1.20 is above 0.8: the scaler acted in this evaluation"
 
 
 def test_a_moment_without_a_record_shows_dashes_and_no_empty_figures(viewer, live_store):
@@ -52,7 +52,7 @@ def test_a_moment_is_judged_by_the_policy_as_it_was_then(operator, live_store):
         assert operator.post(reverse("scaling-edit", args=[policy.pk]), given).status_code == 302
     answer = operator.get(reverse("scaling"), {"at": then.at.strftime("%Y-%m-%dT%H:%M:%S.%f")})
     (card,) = answer.context["cards"]
-    assert "load 2.00 is above 0.8, but 2 instances are the limit" in answer.content.decode()
+    assert "load 2.00 is above 0.8, but the maximum of 2 instances is reached" in answer.content.decode()
     assert card["chart"]["layout"]["lines"][0]["y"] == 0.8
     assert operator.get(reverse("scaling")).context["cards"][0]["policy"].max_instances == 6
 
@@ -82,7 +82,7 @@ def test_the_hour_around_a_moment_is_shown_with_what_was_done_then(viewer, live_
     (card,) = answer.context["cards"]
     traces = {trace["key"]: trace for trace in card["chart"]["traces"]}
     assert traces["load"]["y"] == [0.9, 0.4], "the hour around it, not the last one"
-    assert "scaled demo/collocated out" in traces["scale_out"]["text"][0]
+    assert "scaled out demo/collocated" in traces["scale_out"]["text"][0]
     assert "engine-x" in answer.content.decode()
     (now,) = viewer.get(reverse("scaling")).context["cards"]
     assert {trace["key"]: trace for trace in now["chart"]["traces"]}["load"]["y"] == [0.1]

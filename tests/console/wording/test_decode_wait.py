@@ -75,7 +75,7 @@ def test_one_that_began_anew_on_an_instance_that_does_both_has_no_wait():
 def test_a_step_says_what_came_of_it(figures, what):
     recorded = {"kind": "place", "reason": "no_decode_instance", "at": 1.0, "figures": figures}
     assert came_of_placing(recorded) == what
-    assert (step(recorded)["what"], step(recorded)["why"]) == (what, "no instance that decodes was up")
+    assert (step(recorded)["what"], step(recorded)["why"]) == (what, "no decode instance was up")
 
 
 @pytest.mark.parametrize("code", ["no_decode_instance", "waiting_timeout", "other_model", "kv_lost", "decode_failed"])
@@ -86,8 +86,8 @@ def test_the_words_of_a_reason_do_not_say_what_came_of_it(code):
 
 def test_why_it_missed_names_both_stages():
     assert why_missed(row(**NEVER_DECODED)) == [
-        "Its prompt was computed on p-1 23 ms after it came, and it was given up after 25.0 s without being decoded: "
-        "no instance that decodes was up."
+        "It was prefilled on p-1 23 ms after its arrival, and failed after 25.0 s without being decoded: "
+        "no decode instance was up."
     ]
 
 
@@ -113,7 +113,7 @@ def test_its_page_speaks_of_the_fleet_when_it_was_given_up(operator, db):
     assert "1 ready" not in shown
     assert "Prefill instance p-1" in shown
     assert "Given up" in shown
-    assert "failed, no instance that decodes was up (HTTP 503)" in " ".join(shown.split())
+    assert "failed, no decode instance was up (HTTP 503)" in " ".join(shown.split())
     scaling_policy_update(
         actor=factories.ACTOR, policy_id=off.pk, version=off.version, changes={"enabled": True, "min_instances": 1}
     )

@@ -264,13 +264,13 @@ def test_every_rule_of_contention_has_words():
         ("paused", False, "no"),
         ("state", "being_moved", "being moved"),
         ("commonest", "no_capacity", "refused: no instance was up"),
-        ("contention", "strict", "each level's own, always"),
+        ("contention", "strict", "always those of each level"),
         ("expires_at", "2026-11-22T05:33:02+00:00", "2026-11-22 05:33:02 UTC"),
         ("until", 0.5, "1970-01-01 00:00:00 UTC"),
         ("before", "not a time", "not a time"),
         ("by_code", {"no_capacity": 3}, "refused: no instance was up: 3"),
         ("by_class", {"acme/chat": 1}, "acme/chat: 1 request"),
-        ("levels", [{"ttft_s": 0.5}], "0 (first token within 500 ms)"),
+        ("levels", [{"ttft_s": 0.5}], "0 (TTFT target 500 ms)"),
         ("started", ["a", "b"], "a, b"),
         ("request_ids", [], "none"),
         ("someones_own", 2.5, "2.5"),
@@ -281,11 +281,11 @@ def test_values_are_said_with_their_units(key, value, text):
 
 
 def test_a_figure_is_said_in_words_and_kept_as_recorded():
-    assert figure("slack_s", -4.3) == ("left to its first-token time", "−4.3 s", "slack_s: -4.3")
+    assert figure("slack_s", -4.3) == ("time left to its TTFT target", "−4.3 s", "slack_s: -4.3")
     assert named("moon_phase") == "moon phase"
     said = line({"slack_s": 1.2, "policy": "baseline", "hopeless": True, "queued": 11})
     assert said == (
-        "left to its first-token time 1.2 s · policy: baseline · first-token time already lost: yes · queue 11 requests"
+        "time left to its TTFT target 1.2 s · policy: baseline · TTFT target already missed: yes · queue 11 requests"
     )
     assert len(figure("error", "x" * 1000).raw) == 300
 

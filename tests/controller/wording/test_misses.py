@@ -31,46 +31,46 @@ EXPIRED = {"waited_s": 5.0, "hopeless": False, "paused": False, "instances": 3, 
     ("outcome", "decided", "said"),
     [
         ("expired", step("expire", "waiting_time", **EXPIRED),
-         ["It expired after 5.00 s in the queue: all 3 instances that took requests were busy, with 36 requests, and "
-          "12 more waited in the queue."]),
+         ["It timed out after 5.00 s in the queue: all 3 available instances were busy, with 36 requests, and 12 "
+          "more were waiting in the queue."]),
         ("expired", step("expire", "waiting_time", {"e-1": "1 outstanding, 0 tokens waiting"},
                          **(EXPIRED | {"instances": 1, "outstanding": 1, "queued": 0, "hopeless": True})),
-         ["It expired after 5.00 s in the queue: the only instance was busy, with 1 request.",
-          "Its first token was due after 1.00 s; once that could not be kept, those that could still make theirs went "
-          "first."]),
+         ["It timed out after 5.00 s in the queue: the only available instance was busy, with 1 request.",
+          "Its first token was due after 1.00 s; once that had passed, requests that could still meet their "
+          "targets went first."]),
         ("expired", step("expire", "waiting_time", {"e-1": "1 outstanding", "e-2": "2 outstanding"},
                          **(EXPIRED | {"instances": 2, "outstanding": 3, "queued": 0})),
-         ["It expired after 5.00 s in the queue: all 2 instances that took requests were busy, with 3 requests.",
+         ["It timed out after 5.00 s in the queue: all 2 available instances were busy, with 3 requests.",
           "e-1 had 1 outstanding; e-2 had 2 outstanding."]),
         ("expired", step("expire", "waiting_time", waited_s=5.0, hopeless=False, paused=False, instances=3),
-         ["It expired after 5.00 s in the queue: all 3 instances that took requests were busy."]),
+         ["It timed out after 5.00 s in the queue: all 3 available instances were busy."]),
         ("expired", step("expire", "waiting_time", **(EXPIRED | {"instances": 0})),
-         ["It expired after 5.00 s in the queue: no instance of demo took requests when its waiting time was over."]),
+         ["It timed out after 5.00 s in the queue: no instance of demo accepted requests."]),
         ("expired", step("expire", "waiting_time", **(EXPIRED | {"paused": True})),
-         ["It expired after 5.00 s in the queue: an operator held it back until its waiting time was over."]),
+         ["It timed out after 5.00 s in the queue: an operator had paused it."]),
         ("expired", step("expire", "no_time_to_retry", instance="e-1", error="killed", attempts=1),
-         ["e-1 failed (killed), and its waiting time left none to try another instance."]),
+         ["e-1 failed (killed), and too little of its waiting time was left for a retry on another instance."]),
         ("refused", step("refuse", "no_instance"),
-         ["It was refused at once: no instance of demo was up, and none was on its way."]),
+         ["It was refused immediately: no instance of demo was up or starting."]),
         ("refused", step("refuse", "no_instance", waited_s=2.0),
-         ["It was refused after 2.00 s in the queue: no instance of demo was up, and the one that was on its way came "
-          "no more."]),
+         ["It was refused after 2.00 s in the queue: no instance of demo was up, and the one that was starting "
+          "did not become ready."]),
         ("refused", step("refuse", "starts_too_late", starts_in_s=30.0, waiting_s=5.0),
-         ["It was refused: no instance was up, the next one was expected in 30.0 s, and it may wait 5.00 s."]),
+         ["It was refused: no instance was up, the next one was expected in 30.0 s, and its waiting time was 5.00 s."]),
         ("refused", step("refuse", "queue_full", queued=1000, bound=1000),
-         ["It was refused: 1,000 requests waited, as many as the gateway's queue may hold."]),
+         ["It was refused: 1,000 requests were waiting, the limit of the gateway's queue."]),
         ("refused", step("refuse", "unattainable_in_queue", waited_s=0.5, queued=40),
-         ["It was refused after 500 ms in the queue: behind those before it, it would be late; 40 waited."]),
+         ["It was refused after 500 ms in the queue: it would have missed its targets behind the 40 ahead of it."]),
         ("refused", step("refuse", "infeasible_alone", field="target_tbt", decode_step_s=0.02, tpot_s=0.005),
-         ["It was refused: even alone on an idle instance a token takes 20 ms, as predicted, and 5.0 ms a token were "
-          "asked for."]),
+         ["It was refused: even on an idle instance one token was predicted to take 20 ms, and its TPOT target was "
+          "5.0 ms."]),
         ("refused", step("refuse", "infeasible_alone", field="deadline", prefill_s=2.0, deadline_s=1.0),
-         ["It was refused: even alone on an idle instance its prompt takes 2.00 s, as predicted, and its first token "
-          "was due after 1.00 s."]),
+         ["It was refused: even on an idle instance prefill was predicted to take 2.00 s, and its deadline was 1.00 "
+          "s."]),
         ("refused", step("cancel", "cancelled_by_operator", actor="olga", command="c-1"),
          ["olga cancelled it in the queue."]),
         ("failed", step("refuse", "engine_failed", attempts=3, instance="e-2", error="no answer"),
-         ["It was given up after 3 attempts; the last, at e-2, failed: no answer."]),
+         ["It failed after 3 attempts; the last one, on e-2, ended with: no answer."]),
     ],
 )  # fmt: skip
 def test_one_that_was_not_served_says_what_stood_in_its_way(outcome, decided, said):
@@ -79,14 +79,12 @@ def test_one_that_was_not_served_says_what_stood_in_its_way(outcome, decided, sa
 
 @pytest.mark.parametrize("figures", [{}, {"waited_s": "?"}, {"waited_s": 1.0}])
 def test_figures_that_an_older_gateway_did_not_record_are_not_made_up(figures):
-    assert miss("expired", step("expire", "waiting_time", **figures)) == [
-        "It was not served: its waiting time ran out in the queue."
-    ]
+    assert miss("expired", step("expire", "waiting_time", **figures)) == ["It was not served: timed out in the queue."]
 
 
 def test_without_a_decision_the_code_speaks():
     assert miss("refused", error_code="rate_limit_exceeded") == [
-        "It was not served: refused: the tenant's quota was used up."
+        "It was not served: refused: the tenant's quota was exceeded."
     ]
 
 
@@ -94,30 +92,30 @@ def test_one_that_was_late_says_where_the_time_went():
     sent = step("dispatch", "fits_budget", outstanding=11, queued=40)
     said = miss(step=sent, ttft_met=False, ttft_s=3.0, queue_s=2.6)
     assert said == [
-        "Its first token came after 3.00 s, 2.00 s too late: 2.60 s in the gateway's queue, 400 ms on engine-1.",
-        "When it was sent, engine-1 had 11 other requests, and 40 more waited.",
+        "Its first token arrived after 3.00 s, 2.00 s late: 2.60 s in the gateway's queue, 400 ms on engine-1.",
+        "When it was dispatched, engine-1 had 11 other requests, and 40 more were waiting.",
     ]
     lost = step("dispatch", "hopeless_spare_budget", outstanding=1, queued=0)
-    assert "too late to make it by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
+    assert "too late to meet its targets by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
 
 
 def test_each_promise_that_was_broken_is_named():
     said = miss(tpot_met=False, tpot_s=0.2, deadline_met=False, target_deadline_s=1.0, e2e_s=4.0)
     assert said == [
-        "Its tokens came every 200 ms on engine-1; 100 ms were promised.",
-        "Its answer ended after 4.00 s; its deadline was 1.00 s.",
+        "Its tokens took 200 ms each on engine-1; its TPOT target was 100 ms.",
+        "Its answer finished after 4.00 s; its deadline was 1.00 s.",
     ]
 
 
 def test_one_that_was_not_streamed_is_judged_by_its_whole_answer():
     (said,) = miss(streamed=False, ttft_met=False, ttft_s=None, tpot_s=None, e2e_s=9.0, queue_s=1.0, output_tokens=11)
     assert said == (
-        "Its answer, which was not streamed, took 9.00 s, 1.00 s of it in the gateway's queue; its first token and its "
-        "pace allow 2.00 s for 11 tokens."
+        "Its answer was not streamed and took 9.00 s, of which 1.00 s in the gateway's queue; its TTFT and TPOT "
+        "targets allow 2.00 s for 11 tokens."
     )
 
 
 def test_nothing_is_said_of_what_attained_or_left():
     assert why_missed(row()) == []
     assert miss("cancelled") == []
-    assert miss("cut", output_tokens=1) == ["Its instance engine-1 broke off during the answer, after 1 token."]
+    assert miss("cut", output_tokens=1) == ["Its instance engine-1 failed during the answer, after 1 token."]

@@ -124,8 +124,8 @@ def test_an_engine_that_ended_reads_with_who_takes_its_place():
     known = {"replacement": "reference-9", "error": "exit code 137", "failures_5min": 1, "pause_s": 0.0}
     said = say("instance_replaced", "reconciler", "instance", "engine-1", "exited", known)
     assert said == (
-        "reconciler puts reference-9 in the place of engine-1, whose process ended (exit code 137); "
-        "1 such within five minutes, so it waits 0 s"
+        "reconciler is replacing engine-1, whose process exited (exit code 137), with reference-9; it starts in 0 s "
+        "(failures in the last 5 min: 1)"
     )
     held = say("instance_replaced", "reconciler", "instance", "engine-1", "exited", {"held": "no_device"})
-    assert held == "reconciler replaced instance engine-1: its process ended"
+    assert held == "reconciler replaced instance engine-1: its process exited"

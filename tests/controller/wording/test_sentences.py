@@ -17,8 +17,12 @@ SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15
 @pytest.mark.parametrize(
     ("kind", "reason", "text"),
     [
-        ("scale_out", "load_above_upper", "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"),
-        ("scale_in", "load_below_lower", "scaler scaled demo in: load 1.13 was below 0.3 for 15 s; engine-2 goes"),
+        ("scale_out", "load_above_upper", "scaler scaled out demo: load 1.13 is above 0.8 with 2 ready"),
+        (
+            "scale_in",
+            "load_below_lower",
+            "scaler scaled in demo: load 1.13 was below 0.3 for 15 s, so it released engine-2",
+        ),
         ("scale_out", "moon_phase", "scaler scaled out demo: moon phase"),
         ("warm_up", "", "scaler warm up demo"),
     ],
@@ -29,7 +33,7 @@ def test_scaling_reads_with_its_figures(kind, reason, text):
 
 def test_a_record_without_its_figures_still_reads():
     said = say("scale_out", "scaler", "scaling_policy", "demo", "load_above_upper", {"load": None})
-    assert said == "scaler scaled out demo: load above the upper threshold"
+    assert said == "scaler scaled out demo: load is above the upper threshold"
 
 
 def test_a_load_without_bound_is_said_in_words():
@@ -37,7 +41,8 @@ def test_a_load_without_bound_is_said_in_words():
     endless = {**SCALER, "load": None, "max_instances": 1}
     said = say("scale_hold", "scaler", "scaling_policy", "demo", "at_max", endless)
     assert said == (
-        "scaler cannot scale demo out: a load without bound (requests come and none is finished), but 1 is the limit"
+        "scaler cannot scale out demo: unbounded load (requests arrive and none finish), but the maximum of 1 is "
+        "reached"
     )
 
 
@@ -45,15 +50,15 @@ def test_why_an_instance_is_kept_is_also_true_of_the_last_one():
     """Of a fleet that may go down to none: there is no rest whose load could rise."""
     said = say("scale_hold", "scaler", "scaling_policy", "demo", "rest_would_exceed_upper", {**SCALER, "load": 0.02})
     assert said == (
-        "scaler keeps demo at a load of 0.02: with one instance less the requests that come would be more than 0.8 "
-        "allows"
+        "scaler keeps every instance of demo at load 0.02: with one fewer, the arriving requests would exceed a load "
+        "of 0.8"
     )
 
 
 def test_a_change_tells_what_changed():
     known = {"before": {"ttft_s": 0.5, "version": 1}, "after": {"ttft_s": 0.4, "version": 2}, "version": 2}
     said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)
-    assert said == "olga changed SLO class chat: first token within 400 ms (was 500 ms)"
+    assert said == "olga changed SLO class chat: TTFT target 400 ms (was 500 ms)"
     assert changes({"before": "x"}) == []
 
 
@@ -71,17 +76,17 @@ def remapped(before, after):
 def test_a_changed_mapping_names_the_level_that_changed_and_what_of_it():
     slower = {**LEVEL, "ttft_s": 0.8, "tpot_max_s": 0.7}
     assert remapped([LEVEL, LEVEL, LEVEL], [LEVEL, slower, LEVEL]) == (
-        "level 1 first token within 800 ms (was 700 ms), token every at most 700 ms (was 600 ms)"
+        "level 1 TTFT target 800 ms (was 700 ms), maximum TPOT 700 ms (was 600 ms)"
     )
     assert remapped([LEVEL, LEVEL], [{**LEVEL, "ttft_s": 0.65}, {**LEVEL, "tpot_s": 0.55}]) == (
-        "level 0 first token within 650 ms (was 700 ms); level 1 then a token every 550 ms (was 500 ms)"
+        "level 0 TTFT target 650 ms (was 700 ms); level 1 TPOT target 550 ms (was 500 ms)"
     )
 
 
 def test_a_level_that_came_or_went_is_named():
     assert remapped([LEVEL], [LEVEL, LEVEL]) == "level 1 added"
     assert remapped([LEVEL, LEVEL, LEVEL], [{**LEVEL, "ttft_s": 0.8}]) == (
-        "level 0 first token within 800 ms (was 700 ms); level 1 removed; level 2 removed"
+        "level 0 TTFT target 800 ms (was 700 ms); level 1 removed; level 2 removed"
     )
 
 
@@ -89,7 +94,7 @@ def test_a_records_levels_of_another_shape_still_read():
     assert changes({"before": {"levels": []}, "after": {"levels": [LEVEL]}}) == ["level 0 added"]
     assert changes({"before": {"levels": None}, "after": {"levels": "none"}}) == ["level changed"]
     assert changes({"before": {"levels": [{"ttft_s": 1.0}]}, "after": {"levels": [{"tpot_s": 0.5}]}}) == [
-        "level 0 first token within none (was 1 s), then a token every 500 ms (was none)"
+        "level 0 TTFT target none (was 1 s), TPOT target 500 ms (was none)"
     ]
 
 
@@ -101,13 +106,13 @@ def test_values_cut_before_they_differ_are_not_shown_as_the_same():
 def test_refusals_are_counted_by_code():
     known = {"requests": 5, "seconds": 10.0, "by_code": {"no_capacity": 3, "rate_limit_exceeded": 2}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "no_capacity", known)
-    assert said == ("gateway-1 refused 5 requests in 10 s: no instance was up (3); the tenant's quota was used up (2)")
+    assert said == ("gateway-1 refused 5 requests in 10 s: no instance was up (3); the tenant's quota was exceeded (2)")
 
 
 def test_one_refusal_is_one_request():
     known = {"requests": 1, "seconds": 10.1, "by_code": {"slo_infeasible": 1}}
     said = say("refusals", "gateway-1", "gateway", "gateway-1", "slo_infeasible", known)
-    assert said == "gateway-1 refused 1 request in 10.1 s: no instance could have made it"
+    assert said == "gateway-1 refused 1 request in 10.1 s: no instance could meet its targets"
     told = Decision(kind="refusals", actor="gateway-1", subject="gateway-1", reason="slo_infeasible", inputs=known)
     told.at = datetime(2026, 11, 22, tzinfo=UTC)
     assert message_of(told)["figures_text"] == "", "its sentence has said it all"
@@ -116,14 +121,14 @@ def test_one_refusal_is_one_request():
 @pytest.mark.parametrize(
     ("kind", "inputs", "said"),
     [
-        ("instance_sleep_ordered", {"level": 2, "action": 7}, "ordered instance d2 to sleep, at level 2"),
-        ("instance_sleep_ordered", {}, "ordered to sleep instance d2"),
+        ("instance_sleep_ordered", {"level": 2, "action": 7}, "ordered instance d2 to sleep at level 2"),
+        ("instance_sleep_ordered", {}, "ordered instance d2 to sleep"),
         ("instance_wake_ordered", {"level": 1, "action": 7}, "ordered instance d2 to wake up"),
         ("instance_load_ordered", {"sources": "chosen when it is told"}, "ordered instance d2 to load its weights"),
         ("instance_role_set", {"before": {"role": "collocated"}, "after": {"role": "decode"}},
          "changed instance d2: role decode (was collocated)"),
         ("instance_role_switch_ordered", {"before": {"role": "prefill"}, "after": {"role": "decode"}},
-         "ordered another role for instance d2: role decode (was prefill)"),
+         "ordered a role switch of instance d2: role decode (was prefill)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("actor", "by"), [("olga", "person"), ("scaler", "job")])
@@ -148,17 +153,17 @@ def test_a_live_line_shows_what_its_sentence_does_not_say():
     at = datetime(2026, 11, 22, tzinfo=UTC)
     row = Decision(kind="scale_out", actor="scaler", subject="demo", reason="load_above_upper", inputs=inputs, at=at)
     item = message_of(row)
-    assert item["sentence"] == "scaler scaled demo out: load 1.13 is above 0.8 with 2 ready"
-    assert item["figures_text"] == "instances' mean load 87.5 % · arriving 6.4 requests/s"
+    assert item["sentence"] == "scaler scaled out demo: load 1.13 is above 0.8 with 2 ready"
+    assert item["figures_text"] == "mean instance utilisation 87.5 % · arrival rate 6.4 requests/s"
 
 
 @pytest.mark.parametrize(
     ("kind", "reason", "what", "why"),
     [
-        ("dispatch", "fits_budget", "Sent to an engine", "fits the engine's room for more"),
-        ("slo", "class", "Targets", "those of its class"),
-        ("expire", "waiting_time", "Dropped", "its waiting time ran out in the queue"),
-        ("transfer", "kv_landed", "KV cache moved", "its KV cache arrived where it is decoded"),
+        ("dispatch", "fits_budget", "Dispatched", "fits within the instance's token budget"),
+        ("slo", "class", "Targets set", "from its SLO class"),
+        ("expire", "waiting_time", "Timed out", "timed out in the queue"),
+        ("transfer", "kv_landed", "KV cache transferred", "its KV cache arrived at the decode instance"),
         ("warm_up", "moon_phase", "warm up", "moon phase"),
     ],
 )
@@ -170,8 +175,8 @@ def test_a_requests_own_steps_read_in_words(kind, reason, what, why):
 def test_a_kv_cache_that_did_not_arrive_is_not_said_to_have_moved():
     said = step({"kind": "transfer", "reason": "no_room", "figures": {"outcome": "failed"}})
     assert (said["what"], said["why"]) == (
-        "KV cache not moved",
-        "the instance that decodes had no room for its KV cache",
+        "KV transfer failed",
+        "the decode instance had no room for its KV cache",
     )
 
 
@@ -179,6 +184,6 @@ def test_a_link_that_is_lost_and_found_reads_as_both_ends():
     known = {"source": "prefill-1", "target": "decode-1", "error": "reset", "down_s": 12.3}
     subject = "prefill-1 to decode-1"
     said = say("link_down", "links", "link", subject, "no_answer", known)
-    assert said == "the link from prefill-1 to decode-1 does not answer: KV caches take other ways"
+    assert said == "the link from prefill-1 to decode-1 is down, so KV transfers use other links"
     said = say("link_up", "links", "link", subject, "answers_again", known)
-    assert said == "the link from prefill-1 to decode-1 answers again after 12 s"
+    assert said == "the link from prefill-1 to decode-1 is up again after 12 s"
