@@ -1,4 +1,4 @@
-"""Cost of one dispatcher pass with 100, 1,000 and 10,000 queued requests.
+"""Cost of one pass of the scheduler with 100, 1,000 and 10,000 queued requests.
 
     make bench-dispatch        (or: python -m benchmarks.bench_dispatch --policy hyperflexis)
 
@@ -18,7 +18,7 @@ import time
 
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Targets
-from controller.dispatch import POLICY_SETS, StageDispatcher, build_dispatcher
+from controller.dispatch import POLICY_SETS, build_scheduler
 
 SIZES = (100, 1_000, 10_000)
 PASSES = 1_000
@@ -43,17 +43,17 @@ def make_request(rng: random.Random, serial: int, now: float) -> Request:
 
 
 class Bench:
-    """A dispatcher with full engines and a queue of the given size."""
+    """A scheduler with full engines and a queue of the given size."""
 
     def __init__(self, policy: str, size: int, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now = 1_000.0
         self.serial = 0
-        self.dispatcher: StageDispatcher = build_dispatcher(policy, {"dispatch": {"max_queue": 10**9}})
+        self.scheduler = build_scheduler(policy, {"dispatch": {"max_queue": 10**9}})
         self.at_engine: list[str] = []
         ups = [ev.InstanceUp(InstanceSpec(f"i{i}", "m", latency=LATENCY, max_num_seqs=64)) for i in range(INSTANCES)]
-        self.dispatcher.handle(ups, self.now)
-        while len(self.dispatcher.queue()) < size:
+        self.scheduler.handle(ups, self.now)
+        while len(self.scheduler.queue()) < size:
             self.step([self.arrival()])
 
     def arrival(self) -> ev.Arrived:
@@ -64,7 +64,7 @@ class Bench:
         """Seconds that `handle` took."""
         self.now += 1e-6
         begin = time.perf_counter()
-        reply = self.dispatcher.handle(events, self.now)
+        reply = self.scheduler.handle(events, self.now)
         took = time.perf_counter() - begin
         self.at_engine.extend(a.request.id for a in reply.actions if isinstance(a, ev.Send))
         return took
@@ -83,9 +83,9 @@ def measure(policy: str, size: int, seed: int) -> tuple[float, float, int]:
     for _ in range(50):
         bench.one_pass()
     gc.collect()
-    before = bench.serial - len(bench.dispatcher.queue())
+    before = bench.serial - len(bench.scheduler.queue())
     times = sorted(bench.one_pass() for _ in range(PASSES))
-    sent = bench.serial - len(bench.dispatcher.queue()) - before
+    sent = bench.serial - len(bench.scheduler.queue()) - before
     return statistics.median(times) * 1e3, times[int(PASSES * 0.99)] * 1e3, sent
 
 

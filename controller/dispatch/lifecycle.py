@@ -32,6 +32,9 @@ class State(StrEnum):
     RELEASED = "released"  # the prefill instance keeps nothing of it
     ENDED = "ended"
 
+    def __init__(self, _: str) -> None:
+        self.steps: dict[str, State] = {}  # what leads where: STEPS, without a look at the hash of an enum's member
+
 
 class On:
     """What leads to another state: events that drivers report, and actions that they are given."""
@@ -102,14 +105,13 @@ STEPS: tuple[Step, ...] = (
     *(Step(state, On.CANCELLED, State.ENDED) for state in OPEN),
 )
 
-_AFTER: dict[State, dict[str, State]] = {state: {} for state in State}
 for _step in STEPS:
-    _AFTER[_step.state][_step.on] = _step.to
+    _step.state.steps[_step.on] = _step.to
 
 
 def after(state: State, on: str) -> State | None:
     """The next state; None where this does not apply."""
-    return _AFTER[state].get(on)
+    return state.steps.get(on)
 
 
 class OpenRequest:
@@ -128,7 +130,7 @@ class OpenRequest:
 
     def follow(self, on: str) -> bool:
         """False where this does not apply to a request in its state."""
-        to = _AFTER[self.state].get(on)
+        to = self.state.steps.get(on)
         if to is None:
             return False
         self.state = to

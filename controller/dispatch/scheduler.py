@@ -100,10 +100,10 @@ class Scheduler:
         if self.migrator is not None:
             if self._roles or self.migrator.busy:
                 self._migrate(self.migrator, heard, actions, now)
-            else:  # it has to know all instances when some have roles again
+            elif not OF_INSTANCES.isdisjoint(map(type, heard.news)):
+                # It has to know all instances when some have roles again.
                 heard.news = [event for event in heard.news if type(event) in OF_INSTANCES]
-                if heard.news:
-                    self._migrate(self.migrator, heard, actions, now)
+                self._migrate(self.migrator, heard, actions, now)
         wake_at = min(self._dispatch_at, self._migrate_at)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
@@ -260,7 +260,7 @@ class Scheduler:
         found = self._open.get(request_id)
         if found is not None and found.follow(on) and found.state is State.QUEUED:
             found.source = found.target = ""
-            found.landed = False
+            found.landed = found.paired = False
 
     def _instance_up(self, event: ev.InstanceUp) -> ev.Event | None:
         """Decode instances are the migrator's: one that becomes one is gone for the dispatcher."""
@@ -317,8 +317,11 @@ class Scheduler:
         if found is None:
             return
         found.source = send.instance_id
-        found.follow(_SENT[send.part])
-        found.paired = send.part is Part.PAIR
+        if send.part is Part.WHOLE:
+            found.follow(On.SEND)
+        else:
+            found.paired = send.part is Part.PAIR
+            found.follow(On.SEND_PAIR if found.paired else On.SEND_PREFILL)
 
     # ---- decode stages ---------------------------------------------------------------------------------------------
 
@@ -466,6 +469,3 @@ def _prefills(actions: Sequence[ev.Action]) -> list[ev.Event]:
 
 def _not_for_dispatcher(event: ev.Event) -> None:
     """Nothing that it decides depends on it."""
-
-
-_SENT = {Part.WHOLE: On.SEND, Part.PREFILL: On.SEND_PREFILL, Part.PAIR: On.SEND_PAIR}
