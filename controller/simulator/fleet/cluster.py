@@ -56,10 +56,6 @@ class Cluster:
         """None unless it is up."""
         return self._live.get(instance_id)
 
-    def only_prefills(self, instance_id: str) -> bool:
-        instance = self._live.get(instance_id)
-        return instance is not None and instance.spec.role is Role.PREFILL
-
     def in_slot(self, slot: int) -> Instance | None:
         return self._live.get(self._slots.get(slot, ""))
 
