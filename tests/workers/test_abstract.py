@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workers.backends.http import HttpBackend
-from workers.engine.http.formats import Format
+from workers.engine.http.generate import Format
 from workers.supervisor.embedded import _Server
 
 

@@ -62,23 +62,23 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)
     served = Served(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
-    kv, store, handover = config.kv, None, None
+    kv, store, disaggregation = config.kv, None, None
     if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
         store = _kv_store(config)
         times = {"lease_s": kv.lease_s, "timeout_s": kv.timeout_s}
-        handover = Disaggregation(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
-        handover.expose(engine.metrics.registry)
-    generator = Generator(engine, config, served, handover)
+        disaggregation = Disaggregation(engine, store, kv.token, config.host, reached_at=kv.reached_at, **times)
+        disaggregation.expose(engine.metrics.registry)
+    generator = Generator(engine, config, served, disaggregation)
     weights = WeightManager(_weight_store(config, engine, store))
     management = Management(engine, config, served, generator, weights)
     routes = management.routes()
-    routes.update(KvEndpoints(handover, kv.token).routes())
+    routes.update(KvEndpoints(disaggregation, kv.token).routes())
     routes.update(WeightEndpoints(weights, kv.token, management.weights_came).routes())
     if not weights.store.present:
         management.begin_warm()
     routes["/v1/completions"] = {"POST": generator.completions}
     routes["/v1/chat/completions"] = {"POST": generator.chat}
-    return App(routes), engine, handover
+    return App(routes), engine, disaggregation
 
 
 def _weight_store(config: ServerConfig, engine: Engine, kv: KvStore | None) -> WeightStore:
@@ -143,9 +143,9 @@ def _stops(config: ServerConfig) -> Literal["operator", "layer"] | None:
 async def serve(config: ServerConfig) -> int:
     """The exit status: 0 after a stop that was asked for."""
     loop = asyncio.get_running_loop()
-    app, engine, handover = build(config, loop)
-    if handover is not None:
-        await handover.start(config.kv.port)
+    app, engine, disaggregation = build(config, loop)
+    if disaggregation is not None:
+        await disaggregation.start(config.kv.port)
     server = Server(
         uvicorn.Config(
             app,
@@ -168,8 +168,8 @@ async def serve(config: ServerConfig) -> int:
     gc.freeze()  # what is loaded now stays: collections need not look at it again
     engine.on_failure = stop.give_up
     await server.serve()
-    if handover is not None:
-        handover.close()
+    if disaggregation is not None:
+        disaggregation.close()
     engine.close()
     return int(engine.failed)
 

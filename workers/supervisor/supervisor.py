@@ -14,14 +14,13 @@ from types import FrameType
 from controller.core.errors import ConfigError, SlacklineError
 from workers.supervisor import plan
 from workers.supervisor.announce import Readiness, say, welcome, write
-from workers.supervisor.child import Child, Spec, stop_all
+from workers.supervisor.child import Child, Service, Spec, stop_all
 from workers.supervisor.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.engine_processes import EngineFolder
 from workers.supervisor.given import require_database, require_redis
 from workers.supervisor.logs import rotate, tail
 from workers.supervisor.ownership import Ownership, clear_leftovers
 from workers.supervisor.ports import require_free, write_json
-from workers.supervisor.services import Service
 from workers.supervisor.settings import SECRETS, Settings, kept_secret
 
 PERIOD_S = 0.25

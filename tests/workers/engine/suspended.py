@@ -121,7 +121,7 @@ class Pair:
         return self.ask(self.prefill, prompt, max_tokens=1, kv_transfer_params=params, **more)
 
     def take(self, prompt: Sequence[int], offer: dict[str, Any]) -> Asked:
-        self._before = self.decode.handover.traffic.received_bytes
+        self._before = self.decode.disaggregation.traffic.received_bytes
         return self.ask(self.decode, prompt, kv_transfer_params=offer, stream=True)
 
     def urgent(self, prompt: Sequence[int] = (3, 1, 4, 1, 5)) -> Asked:
@@ -138,7 +138,7 @@ class Pair:
 
     async def came(self, layers: int, prompt: Sequence[int]) -> None:
         """Return when so much of the KV that was asked for last is at the decode engine, and nothing more comes."""
-        traffic = self.decode.handover.traffic
+        traffic = self.decode.disaggregation.traffic
         whole = self._before + layers * self.prefill.token_bytes * len(prompt)
         await until(lambda: traffic.received_bytes >= whole)
         await turns()
@@ -159,7 +159,7 @@ class Pair:
             await until(lambda of=scheduler: of.idle)
             scheduler.check()
             assert scheduler.blocks.usage == 0
-            assert (part.engine.streams, part.handover.kept, part.engine.failed) == (0, 0, False)
+            assert (part.engine.streams, part.disaggregation.kept, part.engine.failed) == (0, 0, False)
 
 
 class Part:
@@ -167,10 +167,10 @@ class Part:
 
     def __init__(self, config: ServerConfig, token_bytes: int) -> None:
         loop = asyncio.get_running_loop()
-        handover: Disaggregation | None
-        self.app, self.engine, handover = build(config, loop)
-        assert handover is not None
-        self.handover = handover
+        disaggregation: Disaggregation | None
+        self.app, self.engine, disaggregation = build(config, loop)
+        assert disaggregation is not None
+        self.disaggregation = disaggregation
         self.token_bytes = token_bytes
 
 
@@ -178,13 +178,13 @@ class Part:
 async def listening(pair: Pair) -> AsyncIterator[Pair]:
     parts = (pair.prefill, pair.decode)
     for part in parts:
-        await part.handover.start(0)
+        await part.disaggregation.start(0)
     try:
         yield pair
     finally:
         pair.device.let(10_000)
         for part in parts:
-            part.handover.close()
+            part.disaggregation.close()
             part.engine.close()
 
 

@@ -15,8 +15,8 @@ import pytest
 from controller.core.steps import Chunk, Seq, Step
 from tests.workers.engine.suspended import LAYERS, NEAR, Asked, HandDevice, Pair, Part, listening, turns, until
 from workers.engine.config import parse
-from workers.engine.kv import endings as kv_endings
-from workers.engine.kv.endings import Endings
+from workers.engine.kv import disaggregation
+from workers.engine.kv.disaggregation import Endings
 from workers.engine.text.streams import Stream
 
 PROMPT = [(7 * i) % 250 for i in range(90)]
@@ -42,7 +42,7 @@ async def pair(monkeypatch) -> AsyncIterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch) -> None:
-    monkeypatch.setattr(kv_endings, "LOOK_S", 0.0)
+    monkeypatch.setattr(disaggregation, "LOOK_S", 0.0)
 
 
 class FakeEngine:
@@ -120,20 +120,20 @@ async def test_a_prompt_in_one_step_is_offered_when_few_of_its_layers_are_left(p
     pair.device.let(LAYERS)
     await prefill.done()
     assert prefill.choice["finish_reason"] == "length"
-    pair.prefill.handover.free([orjson.loads(prefill.body)["id"]])
+    pair.prefill.disaggregation.free([orjson.loads(prefill.body)["id"]])
     await pair.nothing_left()
 
 
 async def test_nothing_is_offered_of_one_that_lies_suspended_until_it_goes_on(pair, monkeypatch):
     """It has passed layers enough; but nobody looked in time."""
-    monkeypatch.setattr(kv_endings, "LOOK_S", 1000.0)
+    monkeypatch.setattr(disaggregation, "LOOK_S", 1000.0)
     text = await pair.alone(PROMPT)
     prefill = pair.compute(PROMPT)
     pair.device.let(NEAR)
     await pair.passed(NEAR)
     urgent = pair.urgent()
     await turns()
-    monkeypatch.setattr(kv_endings, "LOOK_S", 0.0)
+    monkeypatch.setattr(disaggregation, "LOOK_S", 0.0)
     await pair.suspended()
     await turns()
     assert prefill.status == 0
@@ -160,7 +160,7 @@ async def test_one_that_is_asked_to_stop_is_not_offered_any_more(pair, monkeypat
     assert prefill.status == 0
     pair.device.let(10 * LAYERS)
     await prefill.done()
-    pair.prefill.handover.free([orjson.loads(prefill.body)["id"]])
+    pair.prefill.disaggregation.free([orjson.loads(prefill.body)["id"]])
     await pair.nothing_left()
 
 

@@ -9,8 +9,7 @@ import time
 import psutil
 import pytest
 
-from workers.supervisor.child import Child, Spec, stop_all
-from workers.supervisor.services import Service, pause_after
+from workers.supervisor.child import Child, Service, Spec, pause_after, stop_all
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
 POLITE = "import time; print('on', flush=True); time.sleep(60)"

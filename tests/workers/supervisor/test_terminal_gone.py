@@ -17,9 +17,8 @@ import pytest
 from tests.workers.supervisor.small_system import PROGRAMS
 from workers.supervisor import plan
 from workers.supervisor.announce import say
-from workers.supervisor.child import Spec
+from workers.supervisor.child import Service, Spec
 from workers.supervisor.ownership import LEDGER, Ownership, clear_leftovers
-from workers.supervisor.services import Service
 from workers.supervisor.settings import Settings
 from workers.supervisor.supervisor import StopFailed, Supervisor
 

@@ -1,10 +1,13 @@
-"""The two generation endpoints. A client that hangs up aborts its sequence in the scheduler at once."""
+"""The two generation endpoints and the formats of their answers. A client that disconnects aborts its sequence."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -15,12 +18,96 @@ from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import JSON_TYPE, Exchange
-from workers.engine.http.formats import DONE, ChatFormat, CompletionFormat, Format
 from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
 from workers.engine.kv.disaggregation import FIELD, Disaggregation
 from workers.engine.kv.transfer import Listener, Offer
 from workers.engine.text.pseudo_text import seed_of
 from workers.engine.text.streams import Stream
+
+DONE = b"data: [DONE]\n\n"
+
+
+def usage_of(seq: Seq) -> dict[str, Any]:
+    return {
+        "prompt_tokens": seq.prompt_tokens,
+        "total_tokens": seq.tokens,
+        "completion_tokens": seq.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": seq.cached},
+    }
+
+
+class Format(ABC):
+    """Shared by both endpoints: a head, a choice around the text, a tail."""
+
+    kind = ""
+    chunk_kind = ""
+    opening = b'"text":'
+    closing = b',"logprobs":null,"finish_reason":'
+
+    def __init__(self, name: str, model: str) -> None:
+        self._head = {"id": name, "object": self.kind, "created": int(time.time()), "model": model}
+        head = orjson.dumps({**self._head, "object": self.chunk_kind})[:-1]
+        self._start = b"data: " + head
+        self._choice = self._start + b',"choices":[{"index":0,' + self.opening
+
+    def first(self) -> bytes:
+        """What precedes the first token's event."""
+        return b""
+
+    def event(self, text: str, finish: FinishReason | None, stop_reason: str | int | None = None) -> bytes:
+        if finish is None:
+            return self._choice + orjson.dumps(text) + self.closing + b'null,"stop_reason":null}]}\n\n'
+        tail = orjson.dumps(finish) + b',"stop_reason":' + orjson.dumps(stop_reason) + b"}]}\n\n"
+        return self._choice + orjson.dumps(text) + self.closing + tail
+
+    def usage_event(self, seq: Seq) -> bytes:
+        return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_of(seq)) + b"}\n\n"
+
+    def body(
+        self,
+        text: str,
+        seq: Seq,
+        finish: FinishReason,
+        stop_reason: str | int | None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
+        choice = {
+            "index": 0,
+            **self.message(text),
+            "logprobs": None,
+            "finish_reason": finish,
+            "stop_reason": stop_reason,
+        }
+        return orjson.dumps({**self._head, "choices": [choice], "usage": usage_of(seq), **extra})
+
+    @abstractmethod
+    def message(self, text: str) -> dict[str, Any]:
+        """Where a choice holds its text."""
+
+
+class CompletionFormat(Format):
+    kind = chunk_kind = "text_completion"
+
+    def message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ChatFormat(Format):
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    opening = b'"delta":{"content":'
+    closing = b'},"logprobs":null,"finish_reason":'
+
+    def first(self) -> bytes:
+        """The role, in an event that carries no token."""
+        choice = (
+            b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}'
+        )
+        return self._start + choice + b"\n\n"
+
+    def message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
 
 Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
 NO_CACHE = (b"cache-control", b"no-cache")
@@ -34,11 +121,11 @@ class Generator:
     """`in_flight` counts requests being answered (for /load)."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, served: Served, handover: Disaggregation | None = None
+        self, engine: Engine, config: ServerConfig, served: Served, disaggregation: Disaggregation | None = None
     ) -> None:
         self._engine = engine
         self._served = served
-        self._handover = handover
+        self._disaggregation = disaggregation
         self._config = config
         self.in_flight = 0
 
@@ -66,12 +153,12 @@ class Generator:
     async def _answer(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
         """Raises HttpError before anything is queued."""
         if asked.hands_over or asked.offer is not None:
-            if self._handover is None:
+            if self._disaggregation is None:
                 raise HttpError(f"this engine moves no KV: {self._config.keeps_kv}", FIELD)
             if asked.offer is not None:
-                await self._decode(exchange, stream, form, asked, asked.offer, self._handover)
+                await self._decode(exchange, stream, form, asked, asked.offer, self._disaggregation)
             else:
-                await self._prefill(exchange, stream, form, asked, self._handover)
+                await self._prefill(exchange, stream, form, asked, self._disaggregation)
             return
         self._engine.submit(stream)
         if asked.stream:
@@ -82,17 +169,17 @@ class Generator:
             await exchange.answer(self._whole(stream, form))
 
     async def _prefill(
-        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, handover: Disaggregation
+        self, exchange: Exchange, stream: Stream, form: Format, asked: Generation, disaggregation: Disaggregation
     ) -> None:
         """For another engine. An early offer goes with the headers of the answer, whose body comes at the end."""
-        handover.begin(stream.seq)
+        disaggregation.begin(stream.seq)
         self._engine.submit(stream)
-        early = asked.offers_early and handover.goes_on(stream.seq) and await handover.ending(stream)
+        early = asked.offers_early and disaggregation.goes_on(stream.seq) and await disaggregation.ending(stream)
         if early:
-            told = orjson.dumps(handover.early_offer(stream.seq))
+            told = orjson.dumps(disaggregation.early_offer(stream.seq))
             await exchange.start(200, JSON_TYPE, (OFFER_HEADER, told))
         await stream.ready()
-        body = self._whole(stream, form, {FIELD: handover.offer(stream.seq)})
+        body = self._whole(stream, form, {FIELD: disaggregation.offer(stream.seq)})
         if early:
             await exchange.write(body, more=False)
         else:
@@ -105,13 +192,13 @@ class Generator:
         form: Format,
         asked: Generation,
         offer: Offer,
-        handover: Disaggregation,
+        disaggregation: Disaggregation,
     ) -> None:
         """From KV of another engine. The headers of a stream say that blocks are reserved, a comment that the KV begins
         to come, another how it came; those of a whole answer come once the KV is here, and say it themselves."""
-        handover.reserve(stream, offer)
+        disaggregation.reserve(stream, offer)
         if not asked.stream:
-            moved = await handover.take_over(stream, offer)
+            moved = await disaggregation.take_over(stream, offer)
             await exchange.start(200, JSON_TYPE, (MOVED_HEADER, orjson.dumps(moved._asdict())))
             await stream.ready()
             await exchange.write(self._whole(stream, form), more=False)
@@ -119,7 +206,7 @@ class Generator:
         await exchange.start(200, EVENT_STREAM, NO_CACHE)
         try:
             began = partial(exchange.write, KV_BEGAN)
-            moved = await handover.take_over(stream, offer, Listener(began))
+            moved = await disaggregation.take_over(stream, offer, Listener(began))
         except HttpError as error:
             await exchange.write(b"data: " + error.body() + b"\n\n", more=False)
             return
@@ -128,8 +215,8 @@ class Generator:
 
     def _give_up(self, seq: Seq) -> None:
         self._engine.abort(seq)
-        if seq.keep_kv and self._handover is not None:
-            self._handover.end(seq)
+        if seq.keep_kv and self._disaggregation is not None:
+            self._disaggregation.end(seq)
 
     def _sequence(self, asked: Generation) -> Seq:
         engine = self._engine

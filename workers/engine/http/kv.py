@@ -15,10 +15,10 @@ LONGEST_WAIT_S = 5.0
 
 
 class KvEndpoints:
-    """`handover` None: an engine without the fleet's token, which moves no KV."""
+    """`disaggregation` None: an engine without the fleet's token, which moves no KV."""
 
-    def __init__(self, handover: Disaggregation | None, token: str) -> None:
-        self._handover = handover
+    def __init__(self, disaggregation: Disaggregation | None, token: str) -> None:
+        self._disaggregation = disaggregation
         self._token = token
 
     def routes(self) -> dict[str, dict[str, Handler]]:
@@ -36,10 +36,10 @@ class KvEndpoints:
 
         Says the same twice without harm. `wait_s`: answer when each link was tried once, or after that time.
         """
-        if self._handover is None:
+        if self._disaggregation is None:
             raise HttpError("this engine moves no KV", status=409)
         peers, wait_s = _peers(body), fields.number(body, "wait_s", 0.0, 0.0, LONGEST_WAIT_S)
-        links = self._handover.links
+        links = self._disaggregation.links
         links.me = fields.string(body, "id")
         links.announce(peers)
         if wait_s:
@@ -49,14 +49,14 @@ class KvEndpoints:
     async def release(self, exchange: Exchange, body: fields.Body) -> None:
         """By the ids that clients gave or saw. Ids of which nothing is kept change nothing."""
         names = fields.strings(body, "request_ids", most=MOST_NAMES)
-        released = self._handover.free(names) if self._handover is not None else 0
+        released = self._disaggregation.free(names) if self._disaggregation is not None else 0
         await exchange.reply({"released": released})
 
     def _described(self) -> dict[str, object]:
-        if self._handover is None:
+        if self._disaggregation is None:
             return {"id": "", "at": None, "peers": []}
-        host, port = self._handover.at
-        links = self._handover.links
+        host, port = self._disaggregation.at
+        links = self._disaggregation.links
         return {
             "id": links.me,
             "at": {"host": host, "port": port},

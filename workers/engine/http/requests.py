@@ -13,7 +13,7 @@ from controller.core.steps import Sampling
 from workers.engine import fields
 from workers.engine.errors import HttpError
 from workers.engine.http.unsupported_fields import refuse_unserved
-from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_handover
+from workers.engine.kv.disaggregation import offer_in, wants_early_offer, wants_remote_decode
 from workers.engine.kv.transfer import Offer
 from workers.engine.text.tokenizer import Tokenizer
 
@@ -116,7 +116,7 @@ def _generation(
 
 
 def _hands_over(body: fields.Body, max_tokens: int, stream: bool) -> bool:
-    if not wants_handover(body):
+    if not wants_remote_decode(body):
         return False
     if max_tokens != 1 or stream:
         raise HttpError("do_remote_decode needs max_tokens 1 and no stream", "kv_transfer_params.do_remote_decode")

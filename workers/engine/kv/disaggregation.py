@@ -1,10 +1,10 @@
-"""Prefill here, decode there: the two ends of a handover as this engine's HTTP side sees them.
+"""Disaggregation: both ends of a KV transfer as this engine's HTTP side sees them.
 
-The choreography is vLLM's pull connector's. A body with `kv_transfer_params.do_remote_decode` is prefilled, answered
-with one token and an offer, and its KV is kept for a lease. A body with the offer (`do_remote_prefill`) reserves
-blocks, pulls the KV, and goes on from the token the other engine sampled, which is the first one the client gets.
-Who says `early` gets the offer when the prompt is nearly computed (engine.kv_endings), with the headers of the answer:
-what is pulled then is sent as it is computed.
+The protocol is that of vLLM's pull connector. A request with `kv_transfer_params.do_remote_decode` is prefilled and
+answered with one token and an offer, and its KV is kept for a lease. A request with the offer (`do_remote_prefill`)
+reserves blocks, pulls the KV and continues from the token that the other engine sampled, which is the first one that
+the client gets. With `early` the offer comes with the headers of the answer, as soon as the prompt is nearly computed
+(`Endings`); KV that is pulled then is sent as it is computed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from controller.core.kv_links import KvMoved
-from controller.core.steps import FinishReason, Landed, Release, Seq, Step
+from controller.core.steps import NEARLY_COMPUTED, FinishReason, Landed, Release, Seq, Step
 from workers.engine import fields
 from workers.engine.engine import Engine, names_of
 from workers.engine.errors import HttpError
-from workers.engine.kv.endings import Endings
 from workers.engine.kv.links import Links
 from workers.engine.kv.progress import Progress
 from workers.engine.kv.server import KvServer
@@ -234,7 +235,7 @@ def _aborted() -> HttpError:
     return HttpError("the request was aborted during its KV transfer", status=503)
 
 
-def wants_handover(body: fields.Body) -> bool:
+def wants_remote_decode(body: fields.Body) -> bool:
     return fields.boolean(fields.mapping(body, FIELD), "do_remote_decode")
 
 
@@ -265,3 +266,88 @@ def _needed(params: fields.Body, name: str, low: int, high: int = fields.INT64 -
     if value is None:
         raise HttpError(f"{name} is missing", name)
     return value
+
+
+LOOK_S = 0.002  # nothing reports progress by layer, so a running step is polled
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """`step`: the id of its last step, once that has begun."""
+
+    near: asyncio.Event = field(default_factory=asyncio.Event)
+    step: int | None = None
+
+
+class Endings:
+    """Tells when a prompt is nearly computed, so that its decode engine can be chosen and begin to pull KV.
+
+    Where steps are bounded (continuous batching, chunks) that is when the last step of the prefill begins: KV of the
+    earlier steps moves while it runs. An engine that preempts computes a whole prompt in one step. At its beginning the
+    choice would be as early as at dispatch, and the decode engine would hold blocks during the whole prefill and all
+    its suspensions. So there it is when three quarters of the layers are computed, and only while the step runs: a
+    suspended step, or one asked to suspend, is not announced before it resumes. The price is overlap: more than a
+    quarter of the step's time is left for the transfer only after that point.
+
+    `layers`: of the model. Resumed steps are observed here; the caller reports started ones through `began`.
+    """
+
+    def __init__(self, engine: Engine, layers: int) -> None:
+        self._engine = engine
+        self._passed = ceil(NEARLY_COMPUTED * layers) if engine.scheduler.whole_prompts else 0
+        self._prefills: dict[str, _Prefill] = {}
+        self._next_look: asyncio.TimerHandle | None = None  # one step computes at a time
+        engine.on_resume = self._watch
+
+    def close(self) -> None:
+        self._stop_looking()
+
+    def begin(self, seq: Seq) -> None:
+        """It is about to be queued. `forget` follows."""
+        self._prefills[seq.id] = _Prefill()
+
+    def forget(self, seq: Seq) -> None:
+        self._prefills.pop(seq.id, None)
+
+    async def near(self, stream: Stream) -> bool:
+        """Return once its prompt is nearly computed; False if it ended before."""
+        near = self._prefills[stream.seq.id].near
+        waits = [asyncio.ensure_future(near.wait()), asyncio.ensure_future(stream.ready())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return stream.finish is None
+
+    def began(self, step: Step, last: list[Seq]) -> None:
+        """The step runs; for those of it in `last` no other follows."""
+        for seq in last:
+            if seq.id in self._prefills:
+                self._prefills[seq.id].step = step.id
+        self._watch(step.id)
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, step_id: int) -> None:
+        """It runs, or runs again."""
+        self._stop_looking()
+        if any(not prefill.near.is_set() for prefill in self._of(step_id)):
+            self._look(step_id)
+
+    def _look(self, step_id: int) -> None:
+        if self._engine.computing != step_id:
+            return  # over, or suspended: then it will be watched again
+        if self._engine.layers_done(step_id) < self._passed:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look, step_id)
+            return
+        for prefill in self._of(step_id):
+            prefill.near.set()
+
+    def _stop_looking(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+
+    def _of(self, step_id: int) -> list[_Prefill]:
+        return [prefill for prefill in self._prefills.values() if prefill.step == step_id]

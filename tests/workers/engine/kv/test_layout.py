@@ -186,15 +186,15 @@ async def test_a_token_of_the_vocabulary_is_taken(token: int) -> None:
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 10**6])
 async def test_a_first_token_that_is_none_is_an_error_and_the_engine_lives(token: int) -> None:
     engine, _ = make_engine()
-    handover = Disaggregation(engine, Store(), "t", "127.0.0.1")
+    disaggregation = Disaggregation(engine, Store(), "t", "127.0.0.1")
     stream = Stream(Seq("s-1", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]), (), wake_each=True)
     async with served(Store(), token) as (_, offer):
-        handover.reserve(stream, offer)
+        disaggregation.reserve(stream, offer)
         with pytest.raises(HttpError, match=f"first token came as {token}") as raised:
-            await handover.take_over(stream, offer)
+            await disaggregation.take_over(stream, offer)
     assert (raised.value.status, raised.value.told["kv"]["reason"]) == (502, "corrupt")
     assert not engine.failed
     blocks = engine.scheduler.blocks
     assert (blocks.usage, blocks.cached_tokens(Seq("next", 0.0, len(PROMPT), 8, token_ids=[*PROMPT]))) == (0, 0)
     engine.scheduler.check()
-    handover.close()
+    disaggregation.close()

@@ -280,7 +280,7 @@ async def test_a_prompt_whose_first_token_is_its_last_leaves_nothing_to_take_ove
 async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(later):
     """At each turn of the loop around the end of the pull: the reservation is gone before the sequence can land."""
     engine, _ = make_engine()
-    handover = Disaggregation(engine, STORE, "t", "127.0.0.1")
+    disaggregation = Disaggregation(engine, STORE, "t", "127.0.0.1")
     stream = Stream(Seq("s-1", 0.0, 4, 8, token_ids=[1, 2, 3, 4]), (), wake_each=True)
     loop = asyncio.get_running_loop()
 
@@ -291,10 +291,10 @@ async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(la
         hang_up(later)
         return KvMoved(), 7
 
-    handover.links.pull = pull
-    handover.reserve(stream, Offer("h", 1, "r", 4))
+    disaggregation.links.pull = pull
+    disaggregation.reserve(stream, Offer("h", 1, "r", 4))
     with suppress(HttpError):
-        await handover.take_over(stream, Offer("h", 1, "r", 4))
+        await disaggregation.take_over(stream, Offer("h", 1, "r", 4))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not engine.failed
