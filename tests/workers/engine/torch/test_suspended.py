@@ -14,7 +14,7 @@ from tests.workers.engine.torch.bench import folder
 from workers.engine.config import parse
 from workers.engine.server import with_model
 from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.task import Program, Stage
+from workers.engine.torch.task import ModelStage, Program
 
 pytestmark = pytest.mark.torch
 
@@ -29,7 +29,7 @@ class Gates:
     def let(self, layers: int) -> None:
         self._permits.release(layers)
 
-    def _behind(self, stage: Stage) -> Stage:
+    def _behind(self, stage: ModelStage) -> ModelStage:
         def operator(p: Any) -> None:
             self._permits.acquire()
             stage.operator(p)
