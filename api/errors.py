@@ -1,7 +1,7 @@
 """One error shape for the control API: `{"error": {"code", "message", "fields"}}`, with codes that stay stable.
 
 `fields` maps the name of what the caller must change ("ttft_s", "levels.0.ttft_s", "limit") to messages for humans; it
-is empty where no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.protocol.errors`).
+is empty if no single field is at fault. The data path has its own, OpenAI's shape (`api.openai.protocol.errors`).
 
 | status | codes |
 |---|---|
@@ -54,24 +54,24 @@ class ApiError(exceptions.APIException):
 
 
 class Conflict(ApiError):
-    """What the caller wants contradicts what is stored (a taken name, an object in use)."""
+    """The request conflicts with stored data (a taken name, an object in use)."""
 
     status_code = status.HTTP_409_CONFLICT
     default_code = "conflict"
-    default_detail = "This contradicts what is stored."
+    default_detail = "The request conflicts with the stored data."
 
 
 class LiveDataUnavailable(ApiError):
-    """No gateway or no Redis to ask; nothing is known, so nothing is claimed."""
+    """No gateway or no Redis responds, so the live data is unknown."""
 
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_code = "live_data_unavailable"
-    default_detail = "No gateway answers at the moment. Try again shortly."
+    default_detail = "No gateway is responding. Try again shortly."
 
 
 TAKEN = ("unique", "unique_together")  # Django's codes for a name or pair that another row has
 
-# DRF's codes that say less than ours.
+# DRF's codes that are less specific than ours.
 CODES = {
     "invalid": "validation_failed",
     "parse_error": "malformed_body",
@@ -98,22 +98,22 @@ Rule = Callable[[Exception], Response]
 
 
 def _answer(exc: Exception, context: Mapping[str, Any]) -> Response:
-    """The first rule whose exceptions include this one; what no rule knows is a defect of ours."""
+    """The response of the first rule that matches the exception; without one it is an internal error."""
     removing = getattr(context.get("request"), "method", "") == "DELETE"
     for kinds, rule in RULES:
         if isinstance(exc, kinds):
             response = rule(exc)
-            # A removal carries no values that could be wrong: what speaks against it is what is stored.
+            # A DELETE has no values that could be invalid, so the error comes from stored data.
             return _as_conflict(response) if removing and isinstance(exc, ModelValidationError) else response
     return _defect(exc, context)
 
 
 def _not_found(exc: Exception) -> Response:
-    return error_response(404, "not_found", "There is no such object.")
+    return error_response(404, "not_found", "Not found.")
 
 
 def _forbidden(exc: Exception) -> Response:
-    return error_response(403, "permission_denied", str(exc) or "You may not do this.")
+    return error_response(403, "permission_denied", str(exc) or "You do not have permission to do this.")
 
 
 def _stale_version(exc: Exception) -> Response:
@@ -121,7 +121,7 @@ def _stale_version(exc: Exception) -> Response:
 
 
 def _from_service(exc: Any) -> Response:
-    """What a service refused. A name that is taken is a conflict, whatever else is also wrong is not."""
+    """A validation error of a service: 409 if it is only about taken names, else 400."""
     details = exc.error_dict if hasattr(exc, "error_dict") else {"": exc.error_list}
     fields = _flat({name: [str(text) for one in errors for text in one.messages] for name, errors in details.items()})
     message = _first(fields)
@@ -144,25 +144,31 @@ def _from_policy(exc: Exception) -> Response:
 
 
 def _unstorable(exc: Exception) -> Response:
-    return error_response(400, "validation_failed", "A value cannot be stored: out of range or not text.")
+    return error_response(
+        400, "validation_failed", "A value is out of range or contains characters that cannot be stored."
+    )
 
 
 def _broken_rule(exc: Exception) -> Response:
-    """Two writers at once: the database decided where the checks of both had passed."""
+    """Two concurrent writers: both passed validation, and the database rejected the second."""
     diag = getattr(exc.__cause__, "diag", None)
     name = getattr(diag, "constraint_name", None)
-    message = f"This breaks the rule {name!r} of the database." if name else "This contradicts what is stored."
+    message = (
+        f"The request violates the database constraint {name!r}."
+        if name
+        else "The request conflicts with the stored data."
+    )
     return error_response(409, "conflict", message)
 
 
 def _database_away(exc: Exception) -> Response:
-    log.warning("PostgreSQL is away: %s", exc, extra={"action": "database_unavailable"})
-    return error_response(503, "database_unavailable", "PostgreSQL does not answer. Try again shortly.")
+    log.warning("PostgreSQL is unavailable: %s", exc, extra={"action": "database_unavailable"})
+    return error_response(503, "database_unavailable", "PostgreSQL is unavailable. Try again shortly.")
 
 
 def _redis_away(exc: Exception) -> Response:
-    log.warning("Redis is away: %s", exc, extra={"action": "redis_unavailable"})
-    return error_response(503, "live_data_unavailable", "Redis does not answer. Try again shortly.")
+    log.warning("Redis is unavailable: %s", exc, extra={"action": "redis_unavailable"})
+    return error_response(503, "live_data_unavailable", "Redis is unavailable. Try again shortly.")
 
 
 def _from_drf(exc: Any) -> Response:
@@ -182,10 +188,10 @@ def _from_drf(exc: Any) -> Response:
 
 
 def _defect(exc: Exception, context: Mapping[str, Any]) -> Response:
-    """A bug of ours: logged with its traceback, answered without one."""
+    """An unexpected error: logged with its traceback, which the response leaves out."""
     view = type(context.get("view")).__name__
     log.error("unexpected error in %s", view, exc_info=exc, extra={"action": "api_defect", "view": view})
-    return error_response(500, "internal_error", "Something went wrong here; it is logged.")
+    return error_response(500, "internal_error", "Internal error. It has been logged.")
 
 
 def _flat(detail: Any, path: str = "") -> Fields:

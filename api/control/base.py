@@ -29,7 +29,7 @@ from controller.services.actors import Actor
 from workers.notices import announce_config
 
 VERSION_MAX = 2**31 - 1
-UNKNOWN = "There is no such field here."
+UNKNOWN = "Unknown field."
 
 SIGNED_IN = IsViewer | IsTenantKey
 
@@ -151,7 +151,7 @@ class ControlView(APIView):
         """The row of this key among those the caller may see; another tenant's answers 404 like one that is not."""
         row = rows.filter(pk=pk).first()
         if row is None:
-            raise NotFound("There is no such object.")
+            raise NotFound("Not found.")
         return row
 
     def one(self, row: Any, output: type[serializers.Serializer], code: int = status.HTTP_200_OK) -> Response:
@@ -167,7 +167,7 @@ def claimed_version(request: Request, data: dict[str, Any]) -> int:
     """The version a change was made from; it must be stated."""
     version = stated_version(request, data)
     if version is None:
-        raise VersionRequired("Say which version you change: `version` in the body, or If-Match with the ETag.")
+        raise VersionRequired("Required: send `version` in the body, or the ETag in If-Match.")
     return version
 
 
@@ -175,7 +175,7 @@ def stated_version(request: Request, data: dict[str, Any]) -> int | None:
     """`version` in the body (taken out of it) or If-Match, where there is one."""
     stated, matched = data.pop("version", None), matched_version(request)
     if stated is not None and matched is not None and stated != matched:
-        raise VersionRequired("`version` and If-Match name different versions.")
+        raise VersionRequired("`version` and If-Match must name the same version.")
     return stated if matched is None else matched
 
 
@@ -204,7 +204,7 @@ def without_page(query: Mapping[str, Any]) -> dict[str, Any]:
 def _version_of(header: str) -> int:
     digits = header.removeprefix("W/").strip('"')
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and int(digits) <= VERSION_MAX):
-        raise VersionRequired('If-Match must carry the ETag of the object, for example "3".')
+        raise VersionRequired('If-Match must be the ETag of the object, for example "3".')
     return int(digits)
 
 

@@ -24,7 +24,7 @@ class NameField(serializers.CharField):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("max_length", 100)
         super().__init__(**kwargs)
-        message = "Use letters, digits and . _ : / - and start with a letter or digit."
+        message = "Must contain only letters, digits and . _ : / - and start with a letter or digit."
         self.validators.append(RegexValidator(NAME, message))
 
 
@@ -39,7 +39,7 @@ class BaseUrlField(serializers.CharField):
         except ValueError:
             usable = False
         if not usable or value != value.strip() or any(letter.isspace() for letter in value):
-            raise serializers.ValidationError("Use http:// or https://, a host, and perhaps a port.")
+            raise serializers.ValidationError("Must be an http:// or https:// URL with a host and an optional port.")
         return value
 
 
@@ -84,9 +84,9 @@ class JsonObjectField(serializers.DictField):
         value: dict[str, Any] = super().to_internal_value(data)
         for count, text in enumerate(_texts(value, self.depth_max)):
             if count > self.values_max:
-                raise serializers.ValidationError(f"At most {self.values_max} values.")
+                raise serializers.ValidationError(f"Must have at most {self.values_max} values.")
             if not _storable(text):
-                raise serializers.ValidationError("Text with NUL or half a surrogate pair cannot be stored.")
+                raise serializers.ValidationError("Must not contain NUL characters or unpaired surrogates.")
         return value
 
 
@@ -101,7 +101,7 @@ def name_choices(field: serializers.Field) -> None:
     """Have every choice below a field say what would have been valid, where something else was given."""
     if isinstance(field, serializers.ChoiceField):
         valid = ", ".join(str(each) for each in field.choices if each != "").replace("{", "{{").replace("}", "}}")
-        field.error_messages["invalid_choice"] = f'"{{input}}" is not a valid choice; valid: {valid}.'
+        field.error_messages["invalid_choice"] = f'"{{input}}" is not a valid choice. Must be one of: {valid}.'
     inner = field.fields.values() if isinstance(field, serializers.Serializer) else [getattr(field, "child", None)]
     for each in inner:
         if each is not None:
@@ -111,7 +111,7 @@ def name_choices(field: serializers.Field) -> None:
 def _texts(value: Any, depth: int) -> Iterable[str]:
     """Every key and value as text, depth first; at most `depth` levels below this one."""
     if depth < 0:
-        raise serializers.ValidationError("Too many levels deep.")
+        raise serializers.ValidationError("Nested too deeply.")
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key

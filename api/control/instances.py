@@ -37,8 +37,8 @@ from controller.services.sleeping import LEVELS, sleep_order, wake_order
 BACKENDS = ("reference", "sglang", "vllm")
 NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
 NOT_STARTED = (
-    "cannot be started here because the process provisioner starts reference engines: start its server and register it "
-    "as `static`, with its url."
+    "cannot be started by the process provisioner, which starts reference engines only. Start the server yourself and "
+    "register it with provisioner `static` and its URL."
 )
 PROVISIONERS = ("process", "static")
 SOURCES = ("engine", "host", "disk")
@@ -110,7 +110,9 @@ class InstanceInput(_InstanceFields):
             if missing:
                 raise serializers.ValidationError(missing)
         elif "url" in attrs:
-            raise serializers.ValidationError({"url": ["Its provisioner finds the url; give one for `static` only."]})
+            raise serializers.ValidationError(
+                {"url": ["Only for provisioner `static`; other provisioners set the URL themselves."]}
+            )
         elif attrs["backend"] != "reference":
             raise serializers.ValidationError({"backend": [f"{NAMES[attrs['backend']]} {NOT_STARTED}"]})
         return attrs
@@ -167,7 +169,7 @@ class WeightSource(serializers.Serializer):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if (attrs["kind"] == "engine") != ("url" in attrs):
-            raise serializers.ValidationError({"url": ["An engine needs it, and nothing else has one."]})
+            raise serializers.ValidationError({"url": ["Required for kind `engine`, not allowed for others."]})
         return attrs
 
 

@@ -30,7 +30,7 @@ class InvalidCursor(ApiError):
     default_code = "invalid_cursor"
 
     def __init__(self) -> None:
-        message = "This cursor is not one this list has given out. Start again without it."
+        message = "Invalid cursor for this list. Start again without it."
         super().__init__(message, {"cursor": [message]})
 
 

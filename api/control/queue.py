@@ -144,7 +144,7 @@ class _QueueCommand(ControlView):
         outcome = queue_command_outcome(ids, answers, complete=bool(answers) and not answers.silent)
         decision = record(outcome=outcome)
         if not answers:
-            raise LiveDataUnavailable("No gateway answered in time; the command may still take effect within 5 s.")
+            raise LiveDataUnavailable("No gateway responded in time. The command may still take effect within 5 s.")
         return Response(CommandOutput({**outcome, "decision": decision.pk}).data)
 
 

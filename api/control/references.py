@@ -35,5 +35,5 @@ def _named(rows: QuerySet[Any], name: str, field: str) -> Any:
 
 
 def _missing(field: str) -> NoReturn:
-    message = "There is nothing of this name."
+    message = "No object with this name exists."
     raise ApiError(f"{field}: {message}", {field: [message]})

@@ -113,14 +113,14 @@ class _SimulationView(ControlView):
     def row(self, slug: str) -> Experiment:
         found = experiments.experiments().filter(slug=slug).first()
         if found is None:
-            raise NotFound("There is no such simulation.")
+            raise NotFound("Simulation not found.")
         return found
 
     def ended(self, slug: str) -> Experiment:
         """Done, or a conflict that says what it is instead."""
         row = self.row(slug)
         if row.state != Experiment.State.DONE:
-            raise Conflict(f"There is no result: the simulation is {row.state}. {row.error}".strip())
+            raise Conflict(f"No result: the simulation is {row.state}. {row.error}".strip())
         return row
 
 
@@ -186,7 +186,7 @@ class SimulationCancel(_SimulationView):
     def post(self, request: Request, pk: str) -> Response:
         row = self.row(pk)
         if row.state not in Experiment.OPEN:
-            raise Conflict(f"It has already ended: {row.state}.")
+            raise Conflict(f"The simulation has already ended ({row.state}).")
         return self.one(experiment_cancel(actor=self.actor, slug=row.slug), SimulationOutput)
 
 

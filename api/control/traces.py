@@ -102,7 +102,7 @@ class TraceDetail(ControlView):
     def get(self, request: Request, pk: str) -> Response:
         row = experiments.traces().filter(slug=pk).first()
         if row is None:
-            raise NotFound("There is no such trace.")
+            raise NotFound("Trace not found.")
         return self.one(row, TraceOutput)
 
     @operation("trace_remove", "Remove a trace", status=204, errors=CHANGED)

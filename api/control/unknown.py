@@ -20,4 +20,4 @@ class UnknownAddress(ControlView):
         return [AllowAny()]
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        raise NotFound("There is no such address. Paths have no trailing slash; see /api/docs.")
+        raise NotFound("Unknown path. Paths have no trailing slash; see /api/docs.")

@@ -210,11 +210,11 @@ def action_order(actor: Actor, row: Instance, kind: str, params: Mapping[str, An
 
 def _check_loadable(row: Instance) -> None:
     if row.backend not in LOADABLE:
-        raise ValidationError({"backend": f"A {row.backend} engine does not take weights while it runs."})
+        raise ValidationError({"backend": f"The {row.backend} backend cannot load weights into a running engine."})
     if row.desired_state != Instance.Desired.RUNNING:
-        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+        raise ValidationError({"desired_state": f"The desired state of {row} is {row.desired_state}; must be running."})
     if row.weights == Weights.LEAVING:
-        raise ValidationError({"weights": f"{row} is still falling asleep."})
+        raise ValidationError({"weights": f"{row} is still falling asleep. Try again once it is asleep."})
 
 
 def _loaded(action: Action, here: bool, error: str) -> None:

@@ -26,7 +26,9 @@ class VersionConflict(SlacklineError):
     on."""
 
     def __init__(self, subject: str, seen: int, current: int) -> None:
-        super().__init__(f"{subject} was changed meanwhile: you edited version {seen}, it is at {current}")
+        super().__init__(
+            f"{subject} was changed by someone else: your version is {seen}, the current version is {current}"
+        )
         self.seen, self.current = seen, current
 
 
@@ -112,7 +114,7 @@ def remove(
             row.delete()
         except ProtectedError as error:
             users = ", ".join(sorted({str(user) for user in error.protected_objects})[:5])
-            raise ValidationError(f"{row} is still used by {users}") from error
+            raise ValidationError(f"{row} is still in use by {users}.") from error
         if gateways:
             config_raise()
 
@@ -132,7 +134,7 @@ def audit(actor: Actor, kind: str, what: str, row: Model, inputs: Mapping[str, A
 def _refuse_others(changes: Mapping[str, Any], editable: frozenset[str]) -> None:
     wrong = sorted(set(changes) - editable)
     if wrong:
-        raise ValidationError(dict.fromkeys(wrong, "This cannot be changed."))
+        raise ValidationError(dict.fromkeys(wrong, "This field cannot be changed."))
 
 
 def _validate(row: M, check: Callable[[M], None] | None) -> None:

@@ -39,6 +39,6 @@ def _chosen(row: Instance) -> list[Device]:
     if usable and len(free) < row.tp:
         kind = f" {row.device_kind}" if row.device_kind else ""
         raise ValidationError(
-            {"host": f"{row.host} has {len(free)} of {len(usable)}{kind} devices free; {row.tp} are needed."}
+            {"host": f"{row.host} has {len(free)} of {len(usable)}{kind} devices free; {row.tp} required."}
         )
     return free[: row.tp]

@@ -167,14 +167,14 @@ def instance_set_role(*, actor: Actor, instance_id: str, role: str, version: int
     For engines that serve either stage of a request at any time (the reference engine, vLLM with `kv_both`).
     """
     if role not in Role.values:
-        raise ValidationError({"role": f"Unknown role {role!r}; valid: {', '.join(Role.values)}."})
+        raise ValidationError({"role": f"Unknown role {role!r}. Must be one of: {', '.join(Role.values)}."})
     with transaction.atomic():
         row = _locked(instance_id, version)
         before = row.role
         if before == role:
             return row
         if row.desired_state == Desired.STOPPED:
-            raise ValidationError({"role": f"{row} was stopped."})
+            raise ValidationError({"role": f"{row} is stopped. The role of a stopped instance cannot change."})
         _check_role(row, role)
         at = timezone.now()
         row.role, row.version = role, row.version + 1
@@ -230,9 +230,9 @@ def instance_remove(*, actor: Actor, instance_id: str, version: int | None = Non
         row = _locked(instance_id, version)
         seen = row.observed_state
         if row.desired_state != Desired.STOPPED:
-            raise ValidationError({"desired_state": f"{row} is {seen}: stop it first."})
+            raise ValidationError({"desired_state": f"{row} is {seen}. Stop it before you remove it."})
         if seen not in Instance.GONE and row.provisioner != "static":  # no process of ours
-            told = f"{row} was stopped and is still {seen}: it can be forgotten once it has ended, in a few seconds."
+            told = f"{row} is stopping and still {seen}. Try again in a few seconds, once it has ended."
             raise ValidationError({"desired_state": told})
         change.remove(Instance, instance_id, actor=actor, kind="instance")
 
@@ -244,7 +244,9 @@ def _wish_state(actor: Actor, instance_id: str, wanted: str, what: str, version:
         if before == wanted:
             return row
         if before == Desired.STOPPED:
-            raise ValidationError({"desired_state": f"{row} was stopped; a new instance gets a new id."})
+            raise ValidationError(
+                {"desired_state": f"{row} is stopped and cannot be started again. Create a new instance."}
+            )
         row.desired_state, row.desired_at = wanted, timezone.now()
         row.generation, row.version = row.generation + 1, row.version + 1
         row.save(update_fields=["desired_state", "desired_at", "generation", "version", "updated_at"])
@@ -287,17 +289,15 @@ def _check(row: Instance, new_spec: bool = True) -> None:
     if row.url and not row.url.startswith(("http://", "https://")):
         raise ValidationError({"url": "Must start with http:// or https://."})
     if row.provisioner == "static" and not row.url:
-        raise ValidationError({"url": "A static instance needs its url."})
+        raise ValidationError({"url": "Required for a static instance."})
     if row.seqs_unsaid and row.provisioner != "static":
-        raise ValidationError(
-            {"max_num_seqs": "What starts the engine must know it; only a registered one may say it itself."}
-        )
+        raise ValidationError({"max_num_seqs": "Required, except for a static instance, which may report it itself."})
     if not isinstance(row.spec, dict):
         raise ValidationError({"spec": "Must be an object."})
     if new_spec:
         _check_spec(row)
     if "kv_role" in row.spec and (row.backend != "vllm" or row.kv_role not in KvRole.values):
-        raise ValidationError({"spec": f"kv_role is a vLLM server's, and one of {', '.join(KvRole.values)}."})
+        raise ValidationError({"spec": f"kv_role is for vLLM only and must be one of: {', '.join(KvRole.values)}."})
     _check_role(row, row.role)
 
 
@@ -314,8 +314,6 @@ def _check_spec(row: Instance) -> None:
 
 def _check_role(row: Instance, role: str) -> None:
     if row.ranks > 1 and role != Role.COLLOCATED:
-        raise ValidationError(
-            {"role": f"{row} has {row.ranks} tensor-parallel ranks with a part of the KV each, which cannot be moved."}
-        )
+        raise ValidationError({"role": f"{row} has {row.ranks} tensor-parallel ranks, so its role must be collocated."})
     if ONE_SIDED.get(row.kv_role) == role:
         raise ValidationError({"role": f"{row} was started with kv_role {row.kv_role} and cannot {role}."})

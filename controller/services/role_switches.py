@@ -42,7 +42,7 @@ def role_ask(*, actor: Actor, instance_id: str, role: str, version: int | None =
         there = Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).first()
         if there is not None:
             if there.params["role"] != role:
-                raise ValidationError({"role": f"{row} is switching to {there.params['role']}."})
+                raise ValidationError({"role": f"{row} is already switching to {there.params['role']}."})
             return there
         _check(row, role)
         action = action_order(actor, row, Kind.ROLE_SWITCH, {"role": role, "from": row.role})
@@ -113,11 +113,11 @@ def _check(row: Instance, role: str) -> None:
     if Role.COLLOCATED in (row.role, role):
         raise ValidationError(
             {
-                "role": f"SGLang cannot switch from {row.role} to {role} while it runs, because its switch knows "
-                "prefill and decode only: start a server for it and register that."
+                "role": f"SGLang cannot switch from {row.role} to {role} while running, only between prefill and "
+                "decode. Start a server in that role and register it."
             }
         )
     if row.desired_state != Instance.Desired.RUNNING:
-        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+        raise ValidationError({"desired_state": f"The desired state of {row} is {row.desired_state}; must be running."})
     if row.observed_state != Instance.Observed.READY or row.weights != Weights.PRESENT:
-        raise ValidationError({"observed_state": f"{row} is {row.shown_state}: only one that serves can switch."})
+        raise ValidationError({"observed_state": f"{row} is {row.shown_state}; must be ready to switch its role."})

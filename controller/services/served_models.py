@@ -88,15 +88,15 @@ def latency_profile_set(
 
 def _check(row: ServedModel) -> None:
     if not isinstance(row.aliases, list) or not all(isinstance(alias, str) and alias for alias in row.aliases):
-        raise ValidationError({"aliases": "A list of names."})
+        raise ValidationError({"aliases": "Must be a list of names."})
     if row.tokenizer and not PurePosixPath(row.tokenizer).is_absolute():
-        raise ValidationError({"tokenizer": "An absolute path, as the gateways see it."})
+        raise ValidationError({"tokenizer": "Must be an absolute path on the gateways."})
     others = ServedModel.objects.exclude(pk=row.pk)
     taken = {name for other in others for name in (other.name, *other.aliases)}
     for field, names in (("name", [row.name]), ("aliases", row.aliases)):
         clash = sorted(taken & set(names))
         if clash:
-            raise ValidationError({field: f"{', '.join(clash)}: already the name of another model."})
+            raise ValidationError({field: f"Already the name of another model: {', '.join(clash)}."})
 
 
 def _check_profile(row: LatencyProfile) -> None:

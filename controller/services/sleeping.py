@@ -45,12 +45,12 @@ def sleep_order(
     Raises DoesNotExist, VersionConflict, ValidationError (naming the field that prevents it).
     """
     if level not in LEVELS:
-        raise ValidationError({"level": f"Must be one of {', '.join(map(str, LEVELS))}."})
+        raise ValidationError({"level": f"Must be one of: {', '.join(map(str, LEVELS))}."})
     with transaction.atomic():
         row = _locked(instance_id, version)
         if row.weights in (Weights.LEAVING, Weights.ASLEEP):
             if row.sleep_level != level:
-                raise ValidationError({"level": f"{row} sleeps at level {row.sleep_level}: wake it first."})
+                raise ValidationError({"level": f"{row} is asleep at level {row.sleep_level}. Wake it first."})
             return Action.objects.filter(instance=row, kind=Kind.SLEEP).latest("id")
         _check_awake(row)
         params: dict[str, Any] = {"level": level}
@@ -73,11 +73,13 @@ def wake_order(
     with transaction.atomic():
         row = _locked(instance_id, version)
         if row.weights == Weights.LEAVING:
-            raise ValidationError({"weights": f"{row} is still falling asleep."})
+            raise ValidationError({"weights": f"{row} is still falling asleep. Try again once it is asleep."})
         if row.weights != Weights.ASLEEP:
             return _earlier(row)
         if row.desired_state != Instance.Desired.RUNNING:
-            raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+            raise ValidationError(
+                {"desired_state": f"The desired state of {row} is {row.desired_state}; must be running."}
+            )
         if row.backend in LOADABLE:
             return weights_load_order(actor=actor, instance_id=row.pk, scale_out=scale_out, woken=row.sleep_level)
         params: dict[str, Any] = {"level": row.sleep_level, "woken": row.sleep_level}
@@ -104,17 +106,15 @@ def failed_lately(rows: Collection[Instance], *kinds: str) -> set[str]:
 
 def _check_awake(row: Instance) -> None:
     if row.backend not in SLEEPABLE:
-        raise ValidationError({"backend": f"A {row.backend} engine does not sleep."})
+        raise ValidationError({"backend": f"The {row.backend} backend does not support sleep."})
     if row.desired_state != Instance.Desired.RUNNING:
-        raise ValidationError({"desired_state": f"{row} is wanted {row.desired_state}."})
+        raise ValidationError({"desired_state": f"The desired state of {row} is {row.desired_state}; must be running."})
     if row.observed_state != Instance.Observed.READY:
-        raise ValidationError(
-            {"observed_state": f"{row} is {row.observed_state}: only one that is ready falls asleep."}
-        )
+        raise ValidationError({"observed_state": f"{row} is {row.observed_state}; must be ready to sleep."})
     if row.weights != Weights.PRESENT:
-        raise ValidationError({"weights": f"{row} has no weights to give up: {row.get_weights_display().lower()}."})
+        raise ValidationError({"weights": f"{row} has no weights loaded ({row.get_weights_display().lower()})."})
     if Action.objects.filter(instance=row, kind=Kind.ROLE_SWITCH, state__in=Action.OPEN).exists():
-        raise ValidationError({"role": f"{row} is switching its role."})
+        raise ValidationError({"role": f"{row} is switching its role. Try again once it has switched."})
 
 
 def _earlier(row: Instance) -> Action:

@@ -37,7 +37,7 @@ def key_made(page: Page, places: Places) -> None:
     page.goto(f"/tenants/{places['tenant']}/")
     page.get_by_label("Key name").fill("for a look")
     page.get_by_role("button", name="Create key").click()
-    expect(page.get_by_role("heading", name="New key for a look")).to_be_visible()
+    expect(page.get_by_role("heading", name="New API key for a look")).to_be_visible()
 
 
 def class_wrong(page: Page, places: Places) -> None:

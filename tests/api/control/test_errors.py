@@ -60,14 +60,14 @@ def test_a_choice_that_is_none_is_told_what_would_have_been_one(operator, path, 
     answer = operator.post(f"/instances/{row.pk}/{path}", body)
     assert shape(answer) == (400, "validation_failed")
     [said] = answer.data["error"]["fields"][field]
-    assert said.endswith(f"is not a valid choice; valid: {valid}.")
+    assert said.endswith(f"is not a valid choice. Must be one of: {valid}.")
     assert answer.data["error"]["message"].endswith(said)
 
 
 @pytest.mark.db
 def test_so_is_a_filter(viewer):
     fields = viewer.get("/instances", role="both").data["error"]["fields"]
-    assert fields == {"role": ['"both" is not a valid choice; valid: collocated, prefill, decode.']}
+    assert fields == {"role": ['"both" is not a valid choice. Must be one of: collocated, prefill, decode.']}
 
 
 def test_nested_details_become_dotted_names():

@@ -43,7 +43,7 @@ def test_a_model_in_use_cannot_be_removed(admin):
     row = factories.instance().model
     answer = admin.delete(f"/models/{row.pk}")
     assert (answer.status_code, answer.data["error"]["code"]) == (409, "conflict")
-    assert "used by" in answer.data["error"]["message"]
+    assert "in use by" in answer.data["error"]["message"]
     assert ServedModel.objects.filter(pk=row.pk).exists()
     assert not Decision.objects.filter(kind="served_model_removed").exists()
 

@@ -46,7 +46,7 @@ def test_an_sglang_server_is_registered_and_not_started(operator):
     body = {"id": "sg-1", "model": model.name, "backend": "sglang", "role": "prefill"}
     refused = operator.post("/instances", {**body, "provisioner": "process"})
     assert refused.status_code == 400
-    assert "SGLang cannot be started here because" in str(refused.data)
+    assert "SGLang cannot be started by the process provisioner" in str(refused.data)
     answer = operator.post("/instances", {**body, "provisioner": "static", "url": "http://sg-1:30000"})
     assert (answer.status_code, answer.data["role"]) == (201, "prefill")
     Instance.objects.filter(pk="sg-1").update(observed_state="ready")
@@ -221,7 +221,7 @@ def test_one_that_is_started_here_is_still_ending_after_its_stop(operator):
     operator.post(f"/instances/{row.pk}/stop")
     answer = operator.delete(f"/instances/{row.pk}")
     assert answer.status_code == 409
-    told = f"{row.pk} was stopped and is still ready: it can be forgotten once it has ended, in a few seconds."
+    told = f"{row.pk} is stopping and still ready. Try again in a few seconds, once it has ended."
     assert answer.data["error"]["fields"]["desired_state"] == [told]
 
 

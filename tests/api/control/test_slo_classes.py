@@ -136,7 +136,7 @@ def test_what_is_shown_and_takes_no_value_is_not_called_unknown(operator, change
 def test_each_field_is_answered_for_itself(operator):
     row = factories.slo_class()
     answer = operator.patch(f"/slo-classes/{row.pk}", {"id": 9, "ttft": 1, "items": [], "version": 1})
-    unknown = ["There is no such field here."]
+    unknown = ["Unknown field."]
     assert answer.data["error"]["fields"] == {
         "id": ["It cannot be changed here."], "ttft": unknown, "items": unknown,
     }  # fmt: skip
@@ -147,13 +147,13 @@ def test_what_a_new_one_is_given_by_the_service_is_not_called_unknown_either(ope
     assert answer.data["error"]["fields"] == {
         "id": ["It cannot be set here."],
         "version": ["It cannot be set here."],
-        "ttft": ["There is no such field here."],
+        "ttft": ["Unknown field."],
     }
 
 
 def test_a_wrong_query_parameter_is_unknown_whatever_the_rows_show(viewer):
     answer = viewer.get("/slo-classes", ttft_s="1")
-    assert answer.data["error"]["fields"] == {"ttft_s": ["There is no such field here."]}
+    assert answer.data["error"]["fields"] == {"ttft_s": ["Unknown field."]}
 
 
 def test_the_label_of_a_priority_is_no_name_for_a_class(operator):

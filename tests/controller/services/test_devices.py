@@ -55,7 +55,7 @@ def test_every_provisioners_instance_holds_its_devices_until_it_is_gone(provisio
         row = wish(host, model, provisioner=provisioner, tp=2)
     assert held(row) == [0, 1]
     assert (free(host), room_for(row)) == (0, 0)
-    with pytest.raises(ValidationError, match="0 of 2 devices free; 1 are needed"):
+    with pytest.raises(ValidationError, match="0 of 2 devices free; 1 required"):
         wish(host, model, id="second")
     assert not Instance.objects.filter(pk="second").exists()
 

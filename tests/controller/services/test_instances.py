@@ -79,7 +79,7 @@ def test_stopping_is_final_and_at_once():
     instance_stop(actor=ACTOR, instance_id=row.id)
 
     assert gateway_snapshot().instances == ()
-    with pytest.raises(ValidationError, match="new id"):
+    with pytest.raises(ValidationError, match="cannot be started again"):
         instance_undrain(actor=ACTOR, instance_id=row.id)
 
 
@@ -119,7 +119,7 @@ def test_cost_is_provisioned_time_times_unit_cost_in_each_role():
 
 def test_only_what_is_gone_is_forgotten():
     row = factories.instance()
-    with pytest.raises(ValidationError, match="stop it first"):
+    with pytest.raises(ValidationError, match="Stop it before you remove it"):
         instance_remove(actor=ACTOR, instance_id=row.id)
     instance_stop(actor=ACTOR, instance_id=row.id)
     instance_observe(instance_id=row.id, observed_state=Observed.STOPPED)

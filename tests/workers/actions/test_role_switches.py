@@ -184,7 +184,7 @@ def test_said_twice_it_is_one_order_and_what_cannot_be_is_refused() -> None:
         first = role_ask(actor=OLGA, instance_id=row.pk, role="decode")
         assert role_ask(actor=OLGA, instance_id=row.pk, role="decode") == first
         Action.objects.all().delete()
-        with pytest.raises(ValidationError, match="knows prefill and decode only"):
+        with pytest.raises(ValidationError, match="only between prefill and decode"):
             role_ask(actor=OLGA, instance_id=row.pk, role="collocated")
 
 
