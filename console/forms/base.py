@@ -19,10 +19,15 @@ from controller.models.base import NAME
 from controller.services.priority_mappings import LEVELS_MAX, TIGHTER, tighter_than_above
 from controller.services.slo_classes import name_is_taken, name_taken
 from controller.slo.mapping import CONTENTION_RULES
-from controller.wording.figures import VALUES
 
 LONGEST_S = 86_400.0
 SMALLEST_S = 0.0001
+# Which minimum targets apply under each contention rule, short enough for a select.
+MINIMUMS = {
+    "strict": "Own minimum",
+    "relax_to_next_higher": "Minimum of the next higher priority",
+    "relax_to_zero": "No minimum",
+}
 # Far enough from the limits of datetime that a window around a moment, in any time zone, does not overflow.
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
@@ -197,12 +202,17 @@ LevelFormSet = forms.formset_factory(
 class MappingForm(forms.Form):
     """The measurement window of a mapping, and which minimum targets apply."""
 
-    window = forms.IntegerField(min_value=1, max_value=100_000, label="Requests in the window")
-    window_age_s = SecondsField(label="Maximum age")
+    window = forms.IntegerField(
+        min_value=1,
+        max_value=100_000,
+        label="Requests in the window",
+        help_text="Measurements are taken from this many recent requests.",
+    )
+    window_age_s = SecondsField(label="Maximum age", help_text="Older measurements are ignored.")
     contention = forms.ChoiceField(
         label="Minimum targets",
-        choices=[(rule, VALUES["contention"][rule]) for rule in CONTENTION_RULES],
-        help_text="Which minimum applies while no request of a higher priority waits; otherwise each keeps its own.",
+        choices=[(rule, MINIMUMS[rule]) for rule in CONTENTION_RULES],
+        help_text="Applies while no request of a higher priority waits. Otherwise each priority uses its own minimum.",
     )
     version = forms.IntegerField(min_value=1, widget=forms.HiddenInput)
 

@@ -1,4 +1,4 @@
-"""Forms that cannot be trusted and posts of nobody: all counted, and in the audit within its bounds."""
+"""Posts that fail CSRF checks or come from anonymous users: all are counted, and audited up to a limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 def refused_record(request: HttpRequest, reason: str) -> None:
-    """The decision `access_refused`. Never an error: who is refused is refused without the database too."""
+    """Record the decision `access_refused`. Never raises: the refusal must not depend on the database."""
     REFUSED.labels(reason).inc()
     try:
         known = request.user.is_authenticated
     except (DatabaseError, PoolTimeout) as error:
-        log.warning("refused, not recorded: %s", error, extra={"action": "refusal_not_recorded"})
+        log.warning("refusal not recorded: %s", error, extra={"action": "refusal_not_recorded"})
         return
     access_refused(
         actor=Actor.person(request.user.get_username()) if known else NOBODY,

@@ -1,8 +1,8 @@
-"""What was typed into a form whose session had ended: it comes back into the form after the next sign-in, unsaved.
+"""Restores the values of a form that was submitted after its session had expired, once the user signs in again.
 
-It travels in a signed cookie of the browser that sent it, for a quarter of an hour: no row that a stranger could make
-us store, and nothing that another site could put there, since only a post with its CSRF token (or of our own origin)
-is kept. Forms of the console hold no secrets.
+The values are kept in a signed cookie of that browser for 15 minutes. Not in the database, since anonymous requests
+must not store rows; and only for posts with a CSRF token or from our own origin, so that other sites cannot set them.
+Forms of the console contain no secrets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ COOKIE = f"slackline_typed_{settings.CONSOLE_PORT}"
 SALT = "console.forms.unsaved_forms"
 KEPT_S = 900
 LONGEST = 3_500  # browsers take cookies of 4 kB
-# Those whose views ask for `data_of`.
+# Forms whose views call `data_of`.
 FORMS = (
     "class-new", "class-edit", "mapping-edit", "tenant-new", "tenant-edit", "key-new", "scaling-new", "scaling-edit",
     "experiment-new",
 )  # fmt: skip
 POSTED_ONLY = ("key-new",)  # a form on another page
-BACK = (
-    "Your session had ended or changed before this was saved. What you typed is in the form again; it is not saved yet."
-)
+BACK = "Your session expired before this was saved. Your values have been restored but are not saved yet."
 
 
 def came_from(request: HttpRequest) -> str:
-    """The page of ours that held the form, to come back to: where what was typed is shown again, if it is kept."""
+    """The page with the form, to return to after signing in; there the values are restored if they were kept."""
     name = request.resolver_match.url_name if request.resolver_match else None
     if name in FORMS and name not in POSTED_ONLY:
         return request.path
@@ -46,7 +44,7 @@ def came_from(request: HttpRequest) -> str:
 
 
 def keep(request: HttpRequest, response: HttpResponse) -> None:
-    """Of a button only that it was pressed; a script knows that itself."""
+    """Keep the values in a cookie; for a plain button only its path. Scripts restore their own state."""
     if "application/json" in request.headers.get("accept", ""):
         return
     if request.resolver_match and request.resolver_match.url_name in FORMS:
@@ -62,7 +60,7 @@ def keep(request: HttpRequest, response: HttpResponse) -> None:
 
 
 def kept(request: HttpRequest) -> dict[str, Any] | None:
-    """`path`, and `fields` of a form, or `lost` where they were too long."""
+    """`path` with the `fields` of a form, or with `lost` if they were too long to keep."""
     try:
         found: dict[str, Any] = signing.loads(request.COOKIES.get(COOKIE, ""), salt=SALT, max_age=KEPT_S)
     except signing.BadSignature:
@@ -71,8 +69,7 @@ def kept(request: HttpRequest) -> dict[str, Any] | None:
 
 
 def data_of(request: HttpRequest, path: str | None = None) -> QueryDict | None:
-    """What a form is bound to: what is posted, else what was typed there (`path`) when the session had ended, else
-    nothing."""
+    """The data for a bound form: what is posted, else the values kept for `path`, else None."""
     if request.method == "POST":
         return request.POST
     if not hasattr(request, "typed"):
@@ -93,11 +90,11 @@ def _shown(request: HttpRequest, path: str) -> QueryDict | None:
 
 
 def forget_shown(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Once it is in its form it is kept no longer; nor is what is only for the page of the login."""
+    """Delete the cookie once its values are restored, or if they are for the login page only."""
     if COOKIE in request.COOKIES:
         found = kept(request)
         if found is None or "fields" not in found or getattr(request, "typed", None) is not None:
             response.delete_cookie(COOKIE, samesite="Lax")
     if getattr(request, "typed", None) is not None and response.status_code == 422:
-        response.status_code = 200  # it is looked at, not sent: its marks are only a help
+        response.status_code = 200  # restored, not submitted: its errors are only hints
     return response

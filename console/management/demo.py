@@ -1,4 +1,4 @@
-"""The demo that `make up` shows: what is in it. `manage.py seed_demo` puts it into the database."""
+"""Contents of the demo of `make up`, which `manage.py seed_demo` stores in the database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HOST = "local"
 DEVICES = 4
 DEVICE_KIND = "emulated-a100"
 DEVICE_MEMORY_BYTES = 80 * 2**30
-ENGINE_SEQS = 6  # few, so that a burst of the demo load fills two engines and the scaler has something to do
+ENGINE_SEQS = 6  # few, so that a burst of the demo load fills two engines and the scaler has to act
 
 TRACE = Path(__file__).parents[2] / "controller/simulator/samples/azure2023_conv_2000.csv"
 TRACE_NAME = "Azure 2023 conversation, 2,000 of 19,366 requests (CC-BY-4.0)"
 
-# Only with `--demo`: a key that documents can print. Never on a machine others can reach.
+# Only with `--demo`: the fixed key printed in the documentation. Not for machines that others can reach.
 DEMO_SECRET = "sk-slackline-demo-key-not-for-production-use"
 
 
@@ -27,18 +27,18 @@ class DemoTenant(NamedTuple):
     limits: dict[str, Any]
 
 
-# The targets of HyperFlexis Table 1's four tasks (medical_qa, tldr_content_gen, tldr_headline_gen, wikisql), and one
-# class that waits for room.
+# Targets of the four tasks of HyperFlexis, Table 1 (medical_qa, tldr_content_gen, tldr_headline_gen, wikisql), and one
+# deferrable class.
 CLASSES: tuple[dict[str, Any], ...] = (
-    {"name": "interactive", "title": "Interactive: answers while someone waits", "ttft_s": 0.7, "tpot_s": 0.5,
+    {"name": "interactive", "title": "Chat: a user is waiting for the answer", "ttft_s": 0.7, "tpot_s": 0.5,
      "waiting_time_s": 5.0, "target": 0.95, "value": 1.0},
-    {"name": "standard", "title": "Standard: drafting longer text", "ttft_s": 1.0, "tpot_s": 0.7,
+    {"name": "standard", "title": "Drafting longer texts", "ttft_s": 1.0, "tpot_s": 0.7,
      "waiting_time_s": 5.0, "target": 0.95, "value": 1.0},
-    {"name": "summaries", "title": "Summaries: headlines from articles", "ttft_s": 2.0, "tpot_s": 0.9,
+    {"name": "summaries", "title": "Headlines and summaries of articles", "ttft_s": 2.0, "tpot_s": 0.9,
      "waiting_time_s": 10.0, "target": 0.95, "value": 1.0},
-    {"name": "analytics", "title": "Analytics: queries over tables", "ttft_s": 20.0, "tpot_s": 1.0,
+    {"name": "analytics", "title": "Queries over tables", "ttft_s": 20.0, "tpot_s": 1.0,
      "waiting_time_s": 30.0, "target": 0.95, "value": 1.0},
-    {"name": "batch", "title": "Batch: done when there is room", "ttft_s": 60.0, "tpot_s": 2.0,
+    {"name": "batch", "title": "Offline jobs that can wait for capacity", "ttft_s": 60.0, "tpot_s": 2.0,
      "waiting_time_s": 120.0, "target": 0.90, "value": 0.5, "may_defer": True},
 )  # fmt: skip
 
@@ -52,7 +52,7 @@ PEOPLE = ("admin", "operator", "viewer")  # user name and role
 
 
 def mapping_levels() -> list[dict[str, float]]:
-    """Priorities 0 to 3 as the paper's HyperFlexis-PM: the four tasks' targets with a range of 25 % (sec. 7.3)."""
+    """Priorities 0 to 3 as in HyperFlexis-PM (sec. 7.3): the targets of the four tasks, with a range of 25 %."""
     levels = []
     for row in CLASSES[:4]:
         level: dict[str, float] = {}

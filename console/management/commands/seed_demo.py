@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: demo tenants, classes, model, two engines and three logins. What is there stays as it is."""
+"""`manage.py seed_demo`: create demo tenants, classes, a model, instances and logins. Existing objects are kept."""
 
 from __future__ import annotations
 
@@ -43,14 +43,20 @@ from workers.engine.profiles import load_profile
 
 
 class Command(BaseCommand):
-    """May run at each start. Secrets go to DATA_DIR/credentials.json (mode 0600), for people and the demo load."""
+    """Idempotent, so it runs at each start. Secrets go to DATA_DIR/credentials.json (mode 0600)."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--demo", action="store_true", help="give tenant demo the fixed key of the documentation")
         parser.add_argument(
-            "--engines", type=int, default=2, choices=range(demo.DEVICES + 1), help="engines to want (%(default)s)"
+            "--demo", action="store_true", help="give the tenant demo the fixed key from the documentation"
+        )
+        parser.add_argument(
+            "--engines",
+            type=int,
+            default=2,
+            choices=range(demo.DEVICES + 1),
+            help="number of instances (default: %(default)s)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -65,7 +71,7 @@ class Command(BaseCommand):
             _keys(credentials, fixed=options["demo"])
             _people(credentials)
         _write(path, credentials)
-        self.stdout.write(f"demo data ready; logins and keys in {path}")
+        self.stdout.write(f"Demo data is ready. Logins and keys are in {path}.")
 
 
 def _classes() -> None:
@@ -90,13 +96,13 @@ def _model() -> ServedModel:
             actor=SYSTEM, model=model, device_kind=demo.DEVICE_KIND, coefficients=speed, source=demo.PROFILE
         )
     if not ScalingPolicy.objects.filter(model=model).exists():
-        # Nothing warm: its devices are emulated, and a small machine has no processor for processes that wait.
+        # No warm spares: devices are emulated, and a small machine has no CPU to spare for idle processes.
         scaling_policy_create(actor=SYSTEM, model=model, min_instances=2, max_instances=4, warm=0)
     return model
 
 
 def _fleet(model: ServedModel, engines: int) -> None:
-    """Instances only for a model that never had any: what an operator stopped, and what failed, is not brought back."""
+    """Only for a model that never had instances: those that were stopped or failed are not replaced."""
     host = Host.objects.filter(name=demo.HOST).first() or host_create(actor=SYSTEM, name=demo.HOST, zone="here")
     if not host.devices.exists():
         for index in range(demo.DEVICES):
@@ -119,13 +125,13 @@ def _fleet(model: ServedModel, engines: int) -> None:
 
 
 def _trace() -> None:
-    """A trace to start experiments with: the sample that comes with the simulator."""
+    """A trace for experiments: the sample that ships with the simulator."""
     if not Trace.objects.exists():
         trace_create(actor=SYSTEM, name=demo.TRACE_NAME, content=demo.TRACE.read_bytes())
 
 
 def _keys(credentials: dict[str, Any], *, fixed: bool) -> None:
-    """One key a tenant whose secret is at hand. A key whose secret was lost is revoked and replaced."""
+    """One key per tenant with a known secret. A key whose secret is lost is revoked and replaced."""
     known = credentials.setdefault("keys", {})
     for name, *_ in demo.TENANTS:
         tenant = Tenant.objects.get(name=name)
@@ -141,7 +147,7 @@ def _keys(credentials: dict[str, Any], *, fixed: bool) -> None:
 
 
 def _new_key(tenant: Tenant, wanted: str | None) -> str:
-    """With the wanted secret, unless that key was revoked by somebody: then it stays dead and another one is made."""
+    """With the wanted secret, unless a key with it was revoked: then a new key with another secret is created."""
     if wanted and ApiKey.objects.filter(sha256=secret_digest(wanted)).exists():
         wanted = None
     return api_key_create(actor=SYSTEM, tenant=tenant, name="demo", secret=wanted).secret
@@ -164,7 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, credentials: dict[str, Any]) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Written atomically, and never readable by others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:

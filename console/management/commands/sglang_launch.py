@@ -1,8 +1,8 @@
-"""`manage.py sglang_launch --id NEW --seed INSTANCE --port N`: the command that starts an SGLang like a running one.
+"""`manage.py sglang_launch --id NEW --seed INSTANCE --port N`: print the command that starts a copy of a server.
 
-Its weights come from the seed's memory. It is printed, not run: SGLang servers are started by whoever owns their hosts,
-then registered (`register_instances --backend sglang`). The Decision `engine_launch` keeps it; the first served request
-of the server that is registered under that id within the hour is timed from there.
+The new server loads its weights from the memory of the seed. The command is printed, not run: whoever owns the host
+runs it and registers the server (`register_instances --backend sglang`). It is stored in the Decision `engine_launch`;
+if the id is registered within an hour, its time to first served request counts from there.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from workers.backends.sglang_state import ServerInfo
 
 
 class Command(BaseCommand):
-    """Reads what a seed says of itself, and refuses what could not work, by name."""
+    """Reads the settings of the seed and rejects options that cannot work, naming them."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--id", required=True, help="what the new server will be registered as")
+        parser.add_argument("--id", required=True, help="instance id of the new server")
         whose = parser.add_mutually_exclusive_group(required=True)
-        whose.add_argument("--seed", help="an instance of backend sglang that serves")
-        whose.add_argument("--model", help="the first instance of this model that can be the seed")
-        parser.add_argument("--port", type=int, required=True, help="of the new server")
-        parser.add_argument("--way", default="transfer_engine", choices=WAYS, help="how the weights travel")
-        parser.add_argument("--role", default=None, choices=Role, type=Role, help="the seed's if absent")
+        whose.add_argument("--seed", help="ready instance with backend sglang to copy from")
+        whose.add_argument("--model", help="use the first suitable instance of this model as the seed")
+        parser.add_argument("--port", type=int, required=True, help="port of the new server")
+        parser.add_argument("--way", default="transfer_engine", choices=WAYS, help="how the weights are transferred")
         parser.add_argument(
-            "--ports", default="", help="for nccl: free ports on the seed's host, one a rank, such as 29600,29601"
+            "--role", default=None, choices=Role, type=Role, help="role of the new server (default: as the seed)"
+        )
+        parser.add_argument(
+            "--ports",
+            default="",
+            help="for nccl: free ports on the host of the seed, one per rank, for example 29600,29601",
         )
 
     def handle(
@@ -49,9 +53,9 @@ class Command(BaseCommand):
         try:
             given = [int(each) for each in ports.split(",") if each]
         except ValueError:
-            raise CommandError("ports: whole numbers with commas between them") from None
+            raise CommandError("ports: must be whole numbers separated by commas") from None
         if Instance.objects.filter(pk=id).exists():
-            raise CommandError(f"id: there is an instance {id!r} already")
+            raise CommandError(f"id: instance {id!r} already exists")
         rows = Instance.objects.serving().select_related("model").filter(backend="sglang").order_by("pk")
         rejected: dict[str, str] = {}
         for row in rows.filter(pk=seed) if seed else rows.filter(model__name=model):
@@ -69,15 +73,15 @@ class Command(BaseCommand):
                 self.stdout.write(told)
                 return
         if not rejected:
-            whom = f"{seed!r} is no SGLang instance that serves" if seed else f"no SGLang instance serves {model!r}"
-            raise CommandError(f"seed: {whom} now")
+            whom = f"{seed!r} is not a ready SGLang instance" if seed else f"no ready SGLang instance serves {model!r}"
+            raise CommandError(f"seed: {whom}")
         raise CommandError("; ".join(rejected.values() if seed else (f"{k}: {v}" for k, v in rejected.items())))
 
 
 async def _awake(backend: Backend) -> ServerInfo:
-    """A seed that sleeps has no weights to give."""
+    """An instance that sleeps has no weights to copy."""
     if not isinstance(backend, SglangBackend):
-        raise EngineError(f"instance {backend.spec.id} is no SGLang server")
+        raise EngineError(f"instance {backend.spec.id} is not an SGLang server")
     info = await backend.known()
     if not await backend.ready():
         raise EngineError(f"instance {backend.spec.id} is paused or not ready")

@@ -1,7 +1,7 @@
-"""`manage.py store_profile FILE --model NAME`: what `python -m workers.profiler` measured becomes the active profile.
+"""`manage.py store_profile FILE --model NAME`: make a profile measured by `python -m workers.profiler` the active one.
 
-Gateways take it over within a second for every instance of that model, device kind, tensor parallelism and role; it is
-corrected online from there. Earlier profiles stay as history.
+Gateways use it within a second for every instance of that model, device kind, tensor parallelism and role, and correct
+it online. Earlier profiles are kept as history.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from controller.services.served_models import latency_profile_set
 
 
 def _profile(file: str) -> tuple[LatencyCoefficients, dict[str, float], int]:
-    """Coefficients, fit errors and samples. Raises CommandError naming what is wrong."""
+    """Coefficients, fit errors and samples. Raises CommandError naming the problem."""
     try:
         raw = json.loads(Path(file).read_text())
         coefficients = LatencyCoefficients(**{k: float(v) for k, v in raw["coefficients"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         wanted = ", ".join(LatencyCoefficients._fields)
-        raise CommandError(f"{file}: {error!r}; a profile has `coefficients` with {wanted}") from error
+        raise CommandError(f"{file}: {error!r}; must be JSON with `coefficients`: {wanted}") from error
     fit = dict(raw.get("fit") or {})
     samples = int(fit.pop("samples", 0))
     return coefficients, {k: float(v) for k, v in fit.items()}, samples
 
 
 class Command(BaseCommand):
-    """Audited as a change like any other."""
+    """Recorded in the audit log like any other change."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", help="JSON written by python -m workers.profiler --output")
-        parser.add_argument("--model", required=True, help="public name of the model")
-        parser.add_argument("--device-kind", required=True, help="what the instances say they run on")
+        parser.add_argument("--model", required=True, help="name of the model")
+        parser.add_argument("--device-kind", required=True, help="device kind of the instances")
         parser.add_argument("--tp", type=int, default=1, help="tensor parallelism")
         parser.add_argument("--role", default="collocated", choices=("collocated", "prefill", "decode"))
 
     def handle(self, *, file: str, model: str, device_kind: str, tp: int, role: str, **options: Any) -> None:
         served = ServedModel.objects.filter(name=model).first()
         if served is None:
-            raise CommandError(f"there is no model {model!r}")
+            raise CommandError(f"model {model!r} does not exist")
         coefficients, errors, samples = _profile(file)
         try:
             latency_profile_set(
@@ -64,4 +64,4 @@ class Command(BaseCommand):
             )
         except ValidationError as error:
             raise CommandError("; ".join(error.messages)) from error
-        self.stdout.write(f"stored the profile of {model} ({device_kind}, tp {tp}, {role})")
+        self.stdout.write(f"Stored the profile of {model} ({device_kind}, tp {tp}, {role})")

@@ -41,7 +41,7 @@ def test_sglang_servers_are_registered_with_their_role():
 
 
 def test_a_model_that_does_not_exist_is_refused():
-    with pytest.raises(CommandError, match="no model 'demo': --context-tokens N makes it"):
+    with pytest.raises(CommandError, match="model 'demo' does not exist; create it with --context-tokens N"):
         register(*ENGINES, model="demo")
 
 

@@ -90,14 +90,14 @@ def test_a_model_takes_the_first_seed_that_can_and_says_why_others_cannot() -> N
 
 
 def test_nobody_serves_the_model() -> None:
-    with pytest.raises(CommandError, match="no SGLang instance serves 'other'"):
+    with pytest.raises(CommandError, match="no ready SGLang instance serves 'other'"):
         call_command("sglang_launch", "--id", "gpu-2", "--model", "other", "--port", "30001")
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
     with serving(SglangServer(**{SEEDS: True})) as _:
         factories.instance(id="gpu-2")
-        with pytest.raises(CommandError, match="id: there is an instance 'gpu-2' already"):
+        with pytest.raises(CommandError, match="id: instance 'gpu-2' already exists"):
             call_command("sglang_launch", "--id", "gpu-2", "--seed", "gpu-1", "--port", "30001")
 
 

@@ -64,5 +64,5 @@ def test_a_file_or_model_that_is_not_there_is_refused(tmp_path):
     served_model(name="demo")
     with pytest.raises(CommandError, match=r"no-such\.json"):
         call_command("store_profile", str(tmp_path / "no-such.json"), model="demo", device_kind="cpu")
-    with pytest.raises(CommandError, match="no model"):
+    with pytest.raises(CommandError, match="does not exist"):
         call_command("store_profile", profile(tmp_path), model="nope", device_kind="cpu")
