@@ -13,11 +13,11 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from api.auth import TenantPrincipal
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 
 
 class _AtLeast(BasePermission):
-    role = Role.ADMIN
+    role = UserRole.ADMIN
     message = "Your role does not allow this."
 
     def has_permission(self, request: Request, view: Any) -> bool:
@@ -27,19 +27,19 @@ class _AtLeast(BasePermission):
 class IsViewer(_AtLeast):
     """People with any role."""
 
-    role = Role.VIEWER
+    role = UserRole.VIEWER
 
 
 class IsOperator(_AtLeast):
     """Operators and admins."""
 
-    role = Role.OPERATOR
+    role = UserRole.OPERATOR
 
 
 class IsAdmin(_AtLeast):
     """Admins only."""
 
-    role = Role.ADMIN
+    role = UserRole.ADMIN
 
 
 class IsTenantKey(BasePermission):

@@ -42,7 +42,7 @@ def make_request(rng: random.Random, serial: int, now: float) -> Request:
     return Request(f"r{serial}", arrival, targets, prompt, output, "m", f"t{serial % 5}", f"class-{kind}")
 
 
-class Bench:
+class DispatcherBench:
     """A scheduler with full engines and a queue of the given size."""
 
     def __init__(self, policy: str, size: int, seed: int) -> None:
@@ -79,7 +79,7 @@ class Bench:
 
 def measure(policy: str, size: int, seed: int) -> tuple[float, float, int]:
     """Median and p99 milliseconds of 1,000 passes, and requests sent in them."""
-    bench = Bench(policy, size, seed)
+    bench = DispatcherBench(policy, size, seed)
     for _ in range(50):
         bench.one_pass()
     gc.collect()

@@ -24,8 +24,8 @@ import psutil
 import uvloop
 
 from benchmarks.bench_overhead import MODEL, constant_profile
-from benchmarks.engines import Engine, answers, free_port, reference_engines, spawn, stop_on_sigterm
-from benchmarks.stack import ClassSpec, Fleet, Stack, health
+from benchmarks.engines import RunningEngine, answers, free_port, reference_engines, spawn, stop_on_sigterm
+from benchmarks.stack import ClassSpec, Stack, StackFleet, health
 from benchmarks.trials import note
 
 QUEUED = 10_000
@@ -85,7 +85,7 @@ async def hold(url: str, api_key: str, count: int, queued: asyncio.Event, releas
     return early
 
 
-async def fill(gateway: Engine, api_key: str, count: int) -> dict[str, Any]:
+async def fill(gateway: RunningEngine, api_key: str, count: int) -> dict[str, Any]:
     queued, release = asyncio.Event(), asyncio.Event()
     holding = asyncio.create_task(hold(gateway.url, api_key, count, queued, release))
     waiting = asyncio.create_task(queued.wait())
@@ -104,7 +104,7 @@ def gateway_and_engine(folder: Path, count: int) -> dict[str, Any]:
     options = ("--profile", "constant:1s", "--model", MODEL, "--max-num-seqs", str(FULL_SLOTS))
     with reference_engines(1, folder / "logs", *options) as [engine]:
         coefficients = {**constant_profile(), "prefill_a": 1.0, "decode_a": 1.0}
-        fleet = Fleet(MODEL, [engine.url], "reference", FULL_SLOTS, [PATIENT], coefficients)
+        fleet = StackFleet(MODEL, [engine.url], "reference", FULL_SLOTS, [PATIENT], coefficients)
         with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
             idle = pss_mb(gateway.pid)
             note(f"queueing {count} requests")

@@ -28,9 +28,9 @@ import orjson
 import psutil
 import uvloop
 
-from benchmarks.engines import Engine, prefer, reference_engines, stop_on_sigterm
+from benchmarks.engines import RunningEngine, prefer, reference_engines, stop_on_sigterm
 from benchmarks.scoring import percentile
-from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.trials import note
 
 RATES = (50, 200, 500)
@@ -84,7 +84,9 @@ def _body(rng: np.random.Generator, *, streamed: bool) -> bytes:
     )
 
 
-def compare(direct_url: str, gateway: Engine, api_key: str, rate: int, pairs: int, block_s: float) -> dict[str, Any]:
+def compare(
+    direct_url: str, gateway: RunningEngine, api_key: str, rate: int, pairs: int, block_s: float
+) -> dict[str, Any]:
     """Figures of one rate, milliseconds."""
     process, spent_s = psutil.Process(gateway.process.pid), 0.0
     keyed = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
@@ -137,7 +139,7 @@ def main() -> int:
         folder.chmod(0o755)  # PostgreSQL runs as another user
         engine_options = ("--profile", STEP, "--model", MODEL, "--max-num-seqs", str(MAX_NUM_SEQS))
         with reference_engines(1, folder / "logs", *engine_options) as [engine]:
-            fleet = Fleet(MODEL, [engine.url], "reference", MAX_NUM_SEQS, [CLASS], constant_profile())
+            fleet = StackFleet(MODEL, [engine.url], "reference", MAX_NUM_SEQS, [CLASS], constant_profile())
             with Stack(folder / "data", fleet) as stack, stack.gateway() as gateway:
                 for rate in RATES:
                     note(f"{rate} requests/s: {arguments.pairs} pairs of {arguments.block:g} s blocks")

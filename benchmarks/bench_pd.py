@@ -31,16 +31,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import ROOT, Engine, reference_engines, stop_on_sigterm
+from benchmarks.engines import ROOT, RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.loadgen import gateway_target, run_plan
 from benchmarks.machine import keep
 from benchmarks.scoring import Score, score
-from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.trials import Bench, note, wait_idle
 from benchmarks.workloads import Task, burst
 from controller.core.types import Targets
 from controller.simulator.__main__ import read_profile, read_trace
-from controller.simulator.experiment import Experiment, parse_experiment
+from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.report.summary import report
 from controller.simulator.runner import run_once
 from controller.simulator.workloads.arrivals import Lengths
@@ -94,7 +94,7 @@ def collocated(chunk: int) -> Mode:
 # ---- simulated ------------------------------------------------------------------------------------------------------
 
 
-def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> Experiment:
+def experiment(mode: Mode, rate: float, per_task: int, link_gb_s: float) -> ExperimentPlan:
     engine = {
         "profile": f"{ROOT / 'workers/engine/profiles.json'}#{PROFILE}",
         "kv_tokens": KV_TOKENS,
@@ -160,7 +160,7 @@ def live(mode: Mode, rate: float, per_task: int, seeds: Sequence[int], folder: P
     )
     with reference_engines(4, folder / "logs", *options) as engines:
         urls = [engine.url for engine in engines]
-        fleet = Fleet(
+        fleet = StackFleet(
             MODEL, urls, "reference", SEQS,
             [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in TASKS],
             load_profile(PROFILE).coefficients._asdict(), CONTEXT, KV_TOKENS, mode.roles,
@@ -178,7 +178,7 @@ def _once(stack: Stack, mode: Mode, rate: float, per_task: int, seed: int) -> Sc
         return score(run_plan(plan, _target(stack, gateway)), TASKS)
 
 
-def _target(stack: Stack, gateway: Engine) -> Any:
+def _target(stack: Stack, gateway: RunningEngine) -> Any:
     return gateway_target(gateway.url, stack.fleet.model, stack.api_key)
 
 

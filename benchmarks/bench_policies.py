@@ -31,7 +31,7 @@ from controller.dispatch.disaggregation.placements import MIGRATIONS, Prefilled
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
-from controller.policies.preemption.base import Standing
+from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import CostAwarePreemption
 
 SIZES = (100, 1_000, 10_000)
@@ -124,8 +124,8 @@ def migration(name: str, size: int, seed: int) -> Decide:
 
 def preemption(_: str, size: int, seed: int) -> Decide:
     policy, rng = CostAwarePreemption(), random.Random(seed)
-    running = [Standing(rng.uniform(1, 50), rng.uniform(1, 400), rng.randint(20, 8_000)) for _ in range(size)]
-    challenger = Standing(60.0, 500.0)
+    running = [SequenceStanding(rng.uniform(1, 50), rng.uniform(1, 400), rng.randint(20, 8_000)) for _ in range(size)]
+    challenger = SequenceStanding(60.0, 500.0)
     return lambda: [policy.weigh(standing, challenger, 2_000.0) for standing in running]
 
 

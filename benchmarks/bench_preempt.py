@@ -41,7 +41,7 @@ from workers.engine.torch.config import read_config
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.pool import LEAD
 from workers.engine.torch.serving import load_program
-from workers.engine.torch.task import Boundary, Program, StepTask
+from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 
 BLOCK_SIZE = 16
 TOLERANCE = 0.15  # measured against predicted ratio
@@ -97,7 +97,7 @@ def pieces(operators: Sequence[float], ends: Sequence[bool], lead: int) -> list[
     return found
 
 
-class Prompt:
+class BenchPrompt:
     """One prompt over the first blocks of the cache, as one step or as several."""
 
     def __init__(self, tokens: int, seed: int, vocabulary: int) -> None:
@@ -120,7 +120,7 @@ class Prompt:
 class Device:
     """The executor and the times of its answers, taken on its own thread as they are given."""
 
-    def __init__(self, program: Program, boundary: Boundary | None) -> None:
+    def __init__(self, program: OperatorProgram, boundary: Boundary | None) -> None:
         self._answers: queue.Queue[tuple[float, StepDone | Suspended | Exception]] = queue.Queue()
         self.executor = TorchExecutor(program, self._sink, lambda call: call(), self._sink, boundary=boundary)
 
@@ -176,7 +176,7 @@ class Device:
         return blocked
 
 
-def operator_times(program: Program, step: Step) -> list[float]:
+def operator_times(program: OperatorProgram, step: Step) -> list[float]:
     """Seconds of each stage of a step, in order."""
     task, times = StepTask(0, program, segments_of(step)), []
     with torch.inference_mode():
@@ -192,7 +192,7 @@ def operator_times(program: Program, step: Step) -> list[float]:
 class Measurement:
     """Rounds of plain and signalled prefills of one prompt. `pieces` and `blocked` by boundary, over all rounds."""
 
-    def __init__(self, program: Program, prompt: Prompt, chunk_tokens: int, seed: int) -> None:
+    def __init__(self, program: OperatorProgram, prompt: BenchPrompt, chunk_tokens: int, seed: int) -> None:
         self._program, self._prompt, self._chunk_tokens = program, prompt, chunk_tokens
         self._rng = random.Random(seed)
         self._devices = {
@@ -248,7 +248,7 @@ class Measurement:
         }
 
 
-def prefill_alone_s(program: Program, steps: Callable[[], Sequence[Step]], boundary: Boundary | None) -> float:
+def prefill_alone_s(program: OperatorProgram, steps: Callable[[], Sequence[Step]], boundary: Boundary | None) -> float:
     """Seconds of a prefill on a device of its own, after one that warms it up.
 
     Only one such device lives at a time: its thread takes the memory that the one before gave back. Two that lived side
@@ -262,7 +262,7 @@ def prefill_alone_s(program: Program, steps: Callable[[], Sequence[Step]], bound
         device.executor.close()
 
 
-def throughput_cost_pct(program: Program, prompt: Prompt, pairs: int) -> tuple[float, list[float]]:
+def throughput_cost_pct(program: OperatorProgram, prompt: BenchPrompt, pairs: int) -> tuple[float, list[float]]:
     """How much longer a prefill takes with checks at every operator, %, and each pair's ratio."""
     ratios = []
     for pair in range(pairs):
@@ -314,7 +314,7 @@ def table(by_boundary: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def build(args: argparse.Namespace, folder: Path) -> Program:
+def build(args: argparse.Namespace, folder: Path) -> OperatorProgram:
     write_random(folder, args.shape, args.tokens + 1, args.dtype)
     blocks = -(-args.tokens // BLOCK_SIZE)
     return load_program(
@@ -327,8 +327,8 @@ def build(args: argparse.Namespace, folder: Path) -> Program:
     )
 
 
-def run(args: argparse.Namespace, program: Program) -> dict[str, Any]:
-    prompt = Prompt(args.tokens, args.seed, program.model.config.vocab_size)
+def run(args: argparse.Namespace, program: OperatorProgram) -> dict[str, Any]:
+    prompt = BenchPrompt(args.tokens, args.seed, program.model.config.vocab_size)
     measurement = Measurement(program, prompt, args.chunk_tokens, args.seed)
     measurement.run(args.signals)
     found = {kind: summary(measurement.blocked[kind], Pieces(measurement.pieces[kind])) for kind in BOUNDARIES}

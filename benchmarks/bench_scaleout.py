@@ -46,7 +46,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.engines import LOOPBACK, Engine, reference_engines, stop_on_sigterm
+from benchmarks.engines import LOOPBACK, RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.machine import keep
 from benchmarks.medium import device_copy, memory_stream, raw_stream
 from benchmarks.network import SecondHost, network_missing, second_host
@@ -65,10 +65,10 @@ TWO_HOSTS = "the engines are on two hosts"
 ONE_DEVICE = "one CUDA device only, and NCCL joins no two processes on one device"
 
 
-class Fleet:
+class ScaleoutFleet:
     """The serving engine and the warm one."""
 
-    def __init__(self, source: Engine, warm: Engine, token: str, model: str) -> None:
+    def __init__(self, source: RunningEngine, warm: RunningEngine, token: str, model: str) -> None:
         self.source, self.warm, self.token, self.model = source, warm, token, model
 
     def empty(self) -> None:
@@ -92,7 +92,7 @@ class Fleet:
         asked = {"token": self.token, "sources": list(sources)}
         return dict(_ok(requests.post(f"{self.warm.url}/weights/load", json=asked, timeout=600)).json())
 
-    def first_token_at(self, engine: Engine, tokens: int, times: list[float]) -> None:
+    def first_token_at(self, engine: RunningEngine, tokens: int, times: list[float]) -> None:
         """Appends the arrival of every token of one streamed answer."""
         body = {"model": self.model, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         with requests.post(f"{engine.url}/v1/completions", json=body, stream=True, timeout=600) as response:
@@ -110,7 +110,7 @@ def _ok(response: requests.Response) -> requests.Response:
 class Answering:
     """The source answers one request behind the other while the block runs; `answers`: each one's token times."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ScaleoutFleet) -> None:
         self._fleet = fleet
         self.answers: list[list[float]] = []
         self._over = threading.Event()
@@ -143,7 +143,7 @@ def tpot_ms(answers: Sequence[Sequence[float]], began: float, ended: float) -> f
     return 1e3 * statistics.fmean(gaps) if gaps else None
 
 
-def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float | None]:
+def one_round(fleet: ScaleoutFleet, kind: str, folder: Path) -> dict[str, float | None]:
     fleet.empty()
     if kind == "disk":
         forget(folder)
@@ -164,13 +164,13 @@ def one_round(fleet: Fleet, kind: str, folder: Path) -> dict[str, float | None]:
     }
 
 
-def while_answering(fleet: Fleet, measure: Callable[[], float]) -> float:
+def while_answering(fleet: ScaleoutFleet, measure: Callable[[], float]) -> float:
     """What is measured while the source answers requests."""
     with Answering(fleet):
         return measure()
 
 
-def tpot_alone(fleet: Fleet) -> float:
+def tpot_alone(fleet: ScaleoutFleet) -> float:
     times: list[float] = []
     fleet.first_token_at(fleet.source, 20, times)
     return tpot_ms([times], times[0], times[-1]) or 0.0
@@ -245,7 +245,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 class Streams:
     """What the medium between the two engines carries bare, GB/s."""
 
-    def __init__(self, fleet: Fleet, size: int, on_cuda: bool, other: SecondHost | None) -> None:
+    def __init__(self, fleet: ScaleoutFleet, size: int, on_cuda: bool, other: SecondHost | None) -> None:
         self._fleet, self._size, self._on_cuda = fleet, size, on_cuda
         self._way = (other.here, other.command) if other else ()
         self.found: dict[str, list[float]] = {"answering": [], "idle": [], "memory": []}
@@ -270,7 +270,7 @@ def measured(args: argparse.Namespace, folder: Path, other: SecondHost | None, t
         left_out["host"] = why
     pair = engines(args, folder / "model", folder / "logs", on_cuda and count > 1, "host" not in left_out, other)
     with pair as (source, warm):
-        fleet = Fleet(source, warm, token, "big")
+        fleet = ScaleoutFleet(source, warm, token, "big")
         if "host" not in left_out and (why := fleet.no_copy()):
             left_out["host"] = why
         for kind, why in left_out.items():

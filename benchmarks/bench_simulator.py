@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.simulator.__main__ import read_profile, read_trace
-from controller.simulator.experiment import Experiment, parse_experiment
+from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.report.summary import attainment
 from controller.simulator.runner import find_knee, run_once
 
@@ -38,17 +38,21 @@ BAR_REQUESTS, BAR_SECONDS, BAR_MB = 100_000, 60.0, 2048.0
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulatorCase:
     name: str
     requests: int
     batching: str = "chunked_prefill"
 
 
-CASES = (Case("10k", 10_000), Case("100k", 100_000), Case("100k kairos", 100_000, "kairos_decode"))
-FULL_CASES = (*CASES, Case("1m", 1_000_000))
+CASES = (
+    SimulatorCase("10k", 10_000),
+    SimulatorCase("100k", 100_000),
+    SimulatorCase("100k kairos", 100_000, "kairos_decode"),
+)
+FULL_CASES = (*CASES, SimulatorCase("1m", 1_000_000))
 
 
-def experiment(case: Case, trace: Path) -> Experiment:
+def experiment(case: SimulatorCase, trace: Path) -> ExperimentPlan:
     raw = {
         "name": case.name,
         "instances": {
@@ -73,7 +77,7 @@ def experiment(case: Case, trace: Path) -> Experiment:
     return parse_experiment(raw, read_profile, read_trace)
 
 
-def measure(case: Case, rate: float, trace: Path) -> dict[str, Any]:
+def measure(case: SimulatorCase, rate: float, trace: Path) -> dict[str, Any]:
     """One case in this process. `seconds` covers drawing the workload and the run."""
     ready = experiment(case, trace)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -93,7 +97,7 @@ def measure(case: Case, rate: float, trace: Path) -> dict[str, Any]:
     }
 
 
-def in_own_process(case: Case, rate: float, trace: Path) -> dict[str, Any]:
+def in_own_process(case: SimulatorCase, rate: float, trace: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.bench_simulator", "--count", str(case.requests), "--rate", str(rate)]
     command += ["--batching", case.batching, "--trace", str(trace)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -126,12 +130,12 @@ def main() -> int:
     trace = arguments.trace.resolve()
     rate = arguments.rate
     if rate is None:
-        small = experiment(Case("knee", KNEE_REQUESTS), trace)
+        small = experiment(SimulatorCase("knee", KNEE_REQUESTS), trace)
         knee = find_knee(small, small.contenders[0], 0.9)
         rate = LOAD * knee
         print(f"goodput {knee:.1f} requests/s; load {rate:.1f} requests/s", file=sys.stderr)
     if arguments.count:
-        print(json.dumps(measure(Case("only", arguments.count, arguments.batching), rate, trace)))
+        print(json.dumps(measure(SimulatorCase("only", arguments.count, arguments.batching), rate, trace)))
         return 0
     cases = FULL_CASES if os.environ.get("FULL", "") not in ("", "0") else CASES
     found = {case.name: in_own_process(case, rate, trace) for case in cases}

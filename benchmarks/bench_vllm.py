@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import prefer, stop_on_sigterm, vllm_missing
-from benchmarks.journal import Journal
+from benchmarks.journal import RunJournal
 from benchmarks.knee import LEVEL, find_knee
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.machine import machine_name
@@ -34,7 +34,7 @@ from benchmarks.profiled import estimated_knee
 from benchmarks.scoring import Score, summary
 from benchmarks.trials import TRIES, Bench, note
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
-from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, Contender, Load
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, USUAL_WINDOWS, PlannedLoad, VllmContender
 from benchmarks.workloads import MIXES, burst
 
 # Kept under version control, a folder a machine: the whole takes hours, so it may be measured in several sittings.
@@ -49,19 +49,19 @@ QUICK_DRAIN_S = 18.0  # of a burst, on average over the policies
 SHORTEST_SUSTAINED_S = 25.0
 
 
-class Experiment:
+class VllmComparison:
     """All loads over one pair of servers."""
 
     def __init__(
-        self, bench: Bench, seeds: range, sweep: bool, control: bool = True, journal: Journal | None = None
+        self, bench: Bench, seeds: range, sweep: bool, control: bool = True, journal: RunJournal | None = None
     ) -> None:
         self.bench = bench
-        self.journal = journal if journal is not None else Journal(None)
+        self.journal = journal if journal is not None else RunJournal(None)
         self.seeds = seeds
         self.sweep = sweep
         self.control = control
 
-    def load(self, load: Load, rate: float) -> dict[str, Any]:
+    def load(self, load: PlannedLoad, rate: float) -> dict[str, Any]:
         """One entry of `by_load`."""
         note(f"{load.name}: {rate:.1f} requests/s")
         scores: dict[str, list[Score]] = {contender.name: [] for contender in CONTENDERS}
@@ -87,12 +87,14 @@ class Experiment:
             entry["round_robin_direct"] = summary([score])
         return entry
 
-    def _arrivals(self, load: Load, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
+    def _arrivals(self, load: PlannedLoad, rate: float, turn: int) -> tuple[Sequence[Any], dict[str, Any]]:
         """The requests of a load with one of its seeds, and what its runs go by in the journal."""
         seed = FIRST_SEED + 37 * turn + round(1000 * load.times)
         return load.arrivals(rate, seed), {**asdict(load), "rate": round(rate, 4), "seed": seed}
 
-    def _sweep(self, contender: Contender, load: Load, plan: Sequence[Any], run: Mapping[str, Any]) -> dict[int, Score]:
+    def _sweep(
+        self, contender: VllmContender, load: PlannedLoad, plan: Sequence[Any], run: Mapping[str, Any]
+    ) -> dict[int, Score]:
         usual = USUAL_WINDOWS[contender.name, load.kind]
         return climb(
             contender.windows if self.sweep else [usual],
@@ -101,7 +103,12 @@ class Experiment:
         )
 
     def _run(
-        self, contender: Contender, load: Load, plan: Sequence[Any], window: int | None, run: Mapping[str, Any]
+        self,
+        contender: VllmContender,
+        load: PlannedLoad,
+        plan: Sequence[Any],
+        window: int | None,
+        run: Mapping[str, Any],
     ) -> Score:
         policy, overrides = contender.policy_set, contender.overrides(window)
         found = self.journal.once(
@@ -166,7 +173,7 @@ def knees(
     return found
 
 
-def fit_to_budget(loads: Sequence[Load], rates: Mapping[str, float], spent_s: float) -> list[Load]:
+def fit_to_budget(loads: Sequence[PlannedLoad], rates: Mapping[str, float], spent_s: float) -> list[PlannedLoad]:
     """QUICK's loads within 15 minutes: the sustained one as long as they allow (at most its 90 s), and where even
     SHORTEST_SUSTAINED_S does not fit (a slow machine has a low knee, so its bursts last long) shorter bursts."""
     each_s = (QUICK_BUDGET_S - spent_s) / len(CONTENDERS) - QUICK_RUN_OVERHEAD_S * len(loads)
@@ -237,10 +244,10 @@ def measure(bench: Bench, arguments: argparse.Namespace, quick: bool, started: f
     rates = {mix: knee["rate"] for mix, knee in found.items()}
     if quick:
         loads = fit_to_budget(loads, rates, time.monotonic() - started)
-    journal = Journal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
+    journal = RunJournal(None if quick else RESULTS / "runs.jsonl", arguments.resume)
     seeds = range(1) if quick else range(arguments.from_seed - 1, arguments.seeds)
     control = not quick and arguments.from_seed == 1  # once a load: on the machine of the first seed
-    experiment = Experiment(bench, seeds, not (quick or arguments.no_sweep), control, journal)
+    experiment = VllmComparison(bench, seeds, not (quick or arguments.no_sweep), control, journal)
     report: dict[str, Any] = {
         "by_load": [],
         "knee": {mix: {**knee, "rate": round(knee["rate"], 2), "level": LEVEL} for mix, knee in found.items()},

@@ -27,7 +27,7 @@ import aiohttp
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
-from benchmarks.engines import Engine, reference_engines, stop_on_sigterm
+from benchmarks.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.traced_engine import Tracer
 from controller.core.records import RequestRecord
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
@@ -42,7 +42,7 @@ SHAPES = {
 SETTLE_S = 0.5  # after the last byte: the record is written, kept KV is freed
 
 
-class Sink:
+class RecordList:
     """Where the gateway leaves finished requests."""
 
     def __init__(self) -> None:
@@ -92,18 +92,18 @@ async def complete(app: OpenAIApp) -> int:
     return statuses[0]
 
 
-def toggle(engines: Sequence[Engine]) -> None:
+def toggle(engines: Sequence[RunningEngine]) -> None:
     """Begin or end the traces of the engines' processes."""
     for engine in engines:
         engine.process.send_signal(signal.SIGUSR1)
 
 
-async def walk(engines: Sequence[Engine], roles: Sequence[Role]) -> list[str]:
+async def walk(engines: Sequence[RunningEngine], roles: Sequence[Role]) -> list[str]:
     """The gateway's files passed by the second of two requests; the engines write theirs themselves.
 
     Raises RuntimeError where the request was not served as `roles` say.
     """
-    sink = Sink()
+    sink = RecordList()
     async with aiohttp.ClientSession() as session:
         gateway = Gateway(GatewayOptions("walks"), session, sink)
 
@@ -139,7 +139,7 @@ def walks() -> dict[str, dict[str, list[str]]]:
     options = ("--profile", "constant:2ms", "--model", MODEL, "--max-num-seqs", "8", "--max-model-len", "2048")
     for shape, roles in SHAPES.items():
         with tempfile.TemporaryDirectory(prefix="slackline-walks-") as name, contextlib.ExitStack() as stack:
-            folder, engines, traces = Path(name), list[Engine](), list[Path]()
+            folder, engines, traces = Path(name), list[RunningEngine](), list[Path]()
             for index in range(len(roles)):
                 traces.append(folder / f"engine-{index}.files")
                 before = (sys.executable, "-m", "benchmarks.traced_engine", str(traces[-1]))

@@ -49,7 +49,7 @@ class EngineFailed(RuntimeError):
 
 
 @dataclass(slots=True)
-class Engine:
+class RunningEngine:
     """A running engine process and where it answers."""
 
     id: str
@@ -131,7 +131,7 @@ def vllm_command(home: Path, port: int, prefix_caching: bool) -> list[str]:
 
 def spawn(
     name: str, command: Sequence[str], port: int, logs: Path, environment: Mapping[str, str], host: str = LOOPBACK
-) -> Engine:
+) -> RunningEngine:
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     with log.open("wb") as output:
@@ -145,7 +145,7 @@ def spawn(
             env={**os.environ, **environment},
         )
     prefer(process.pid)
-    return Engine(name, f"http://{host}:{port}", process, log)
+    return RunningEngine(name, f"http://{host}:{port}", process, log)
 
 
 def answers(url: str, path: str = "/health") -> bool:
@@ -156,7 +156,7 @@ def answers(url: str, path: str = "/health") -> bool:
         return False
 
 
-def wait_ready(engine: Engine, path: str = "/health", timeout_s: float = START_TIMEOUT_S) -> None:
+def wait_ready(engine: RunningEngine, path: str = "/health", timeout_s: float = START_TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not answers(engine.url, path):
         code = engine.process.poll()
@@ -168,9 +168,9 @@ def wait_ready(engine: Engine, path: str = "/health", timeout_s: float = START_T
 
 
 @contextlib.contextmanager
-def running(starts: Iterable[Engine], path: str = "/health") -> Iterator[list[Engine]]:
+def running(starts: Iterable[RunningEngine], path: str = "/health") -> Iterator[list[RunningEngine]]:
     """Starts all (a lazy iterable starts each as it is taken), waits until they answer, stops them at the end."""
-    engines: list[Engine] = []
+    engines: list[RunningEngine] = []
     try:
         for engine in starts:
             engines.append(engine)
@@ -185,13 +185,13 @@ def running(starts: Iterable[Engine], path: str = "/health") -> Iterator[list[En
 @contextlib.contextmanager
 def vllm_servers(
     count: int, logs: Path, home: Path = VLLM_HOME, prefix_caching: bool = False, arguments: Sequence[str] = ()
-) -> Iterator[list[Engine]]:
+) -> Iterator[list[RunningEngine]]:
     """`count` real vLLM servers, bound to one core each, started at the same time, with further `arguments`."""
     if (missing := vllm_missing(home)) is not None:
         raise EngineFailed(missing)
     cores = sorted(os.sched_getaffinity(0))
 
-    def start(index: int) -> Engine:
+    def start(index: int) -> RunningEngine:
         port = free_port()
         command = [*vllm_command(home, port, prefix_caching), *arguments]
         engine = spawn(f"vllm-{index}", command, port, logs, VLLM_ENVIRONMENT)
@@ -210,11 +210,11 @@ def reference_engines(
     environment: Mapping[str, str] | None = None,
     host: str = LOOPBACK,
     before: Sequence[str] = (),
-) -> Iterator[list[Engine]]:
+) -> Iterator[list[RunningEngine]]:
     """`count` reference engines (`python -m workers.engine`) with further command line arguments, listening at `host`.
     `before`: what stands before the command, such as `network.SecondHost.command`."""
 
-    def start(index: int) -> Engine:
+    def start(index: int) -> RunningEngine:
         port = free_port()
         command = [*before, sys.executable, "-m", "workers.engine", "--host", host, "--port", str(port), *arguments]
         return spawn(f"reference-{index}", command, port, logs, dict(environment or {}), host)

@@ -13,7 +13,7 @@ from benchmarks.scoring import Score
 T = TypeVar("T")
 
 
-class Journal:
+class RunJournal:
     """Runs by what was run. `resume`: what the file holds counts; otherwise it is begun anew at the first run."""
 
     def __init__(self, path: Path | None, resume: bool = False, of: Callable[..., Any] = Score) -> None:

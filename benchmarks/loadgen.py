@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from benchmarks.workloads import Arrival
+from benchmarks.workloads import PlannedArrival
 
 TICK_S = 0.01
 MAX_GAP_S = 0.5
@@ -29,7 +29,7 @@ COMPLETIONS = "/v1/completions"
 
 
 @dataclass(slots=True)
-class Sample:
+class RequestTiming:
     """What became of one request. `outcome`: ok | refused (HTTP 429, 503, 504) | failed | cut."""
 
     task: str
@@ -64,10 +64,10 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """All samples of one run, the worst gap of the ticker, and when the run was cut (or ended)."""
 
-    samples: list[Sample]
+    samples: list[RequestTiming]
     largest_gap_s: float
     ended: float
 
@@ -83,7 +83,7 @@ class Target:
     urls: Sequence[str]
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    extra: Callable[[Arrival], Mapping[str, Any]] = lambda arrival: {}
+    extra: Callable[[PlannedArrival], Mapping[str, Any]] = lambda arrival: {}
 
 
 def gateway_target(url: str, model: str, api_key: str) -> Target:
@@ -107,10 +107,10 @@ class _Ticker:
             before = now
 
 
-async def drive(plan: Sequence[Arrival], target: Target, cutoff_s: float = CUTOFF_S) -> Run:
+async def drive(plan: Sequence[PlannedArrival], target: Target, cutoff_s: float = CUTOFF_S) -> LoadRun:
     """Sends the whole plan and waits for its end or the cut-off."""
     bodies = [orjson.dumps(arrival.body(target.model, **target.extra(arrival))) for arrival in plan]
-    samples = [Sample(a.task.name, a.at, len(a.prompt), a.output_tokens) for a in plan]
+    samples = [RequestTiming(a.task.name, a.at, len(a.prompt), a.output_tokens) for a in plan]
     headers = {"Content-Type": "application/json", **target.headers}
     ticker = _Ticker()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
@@ -131,10 +131,10 @@ async def drive(plan: Sequence[Arrival], target: Target, cutoff_s: float = CUTOF
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         ticking.cancel()
-    return Run(samples, ticker.largest_gap_s, ended)
+    return LoadRun(samples, ticker.largest_gap_s, ended)
 
 
-async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sample: Sample, start: float) -> None:
+async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sample: RequestTiming, start: float) -> None:
     """One request on time. Its outcome stays "cut" when the task is cancelled."""
     await asyncio.sleep(max(0.0, start + sample.due - time.perf_counter()))
     sample.sent = time.perf_counter() - start
@@ -151,7 +151,7 @@ async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sample: Sa
         sample.outcome, sample.error = "failed", f"{type(error).__name__}: {error}"
 
 
-async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) -> None:
+async def _read(response: aiohttp.ClientResponse, sample: RequestTiming, start: float) -> None:
     done, tail = False, b""
     async for chunk in response.content.iter_any():
         events = chunk.count(b"data: {")
@@ -170,6 +170,6 @@ async def _read(response: aiohttp.ClientResponse, sample: Sample, start: float) 
         sample.error = "stream ended early"
 
 
-def run_plan(plan: Sequence[Arrival], target: Target, cutoff_s: float = CUTOFF_S) -> Run:
+def run_plan(plan: Sequence[PlannedArrival], target: Target, cutoff_s: float = CUTOFF_S) -> LoadRun:
     """`drive` in an event loop of its own."""
     return uvloop.run(drive(plan, target, cutoff_s))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME
-from benchmarks.stack import Fleet
+from benchmarks.stack import StackFleet
 from benchmarks.trials import note
 from benchmarks.workloads import Task
 from controller.core.types import LatencyCoefficients
@@ -48,7 +48,7 @@ def read_profile(kept: Path) -> Profiled:
     return Profiled(raw["coefficients"], raw["kv_capacity_tokens"])
 
 
-def estimated_knee(fleet: Fleet, tasks: Sequence[Task]) -> float:
+def estimated_knee(fleet: StackFleet, tasks: Sequence[Task]) -> float:
     """Requests/s of all engines at KNEE_SHARE of the capacity that the profile gives for the mix's mean lengths."""
     if fleet.coefficients is None:
         raise ValueError("no profile to estimate a knee from")

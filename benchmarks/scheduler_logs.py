@@ -28,7 +28,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.engines import Engine, free_port, running, spawn
+from benchmarks.engines import RunningEngine, free_port, running, spawn
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 
@@ -62,7 +62,9 @@ RATES = {"collocated": 80.0, "disaggregated": 25.0, "failures": 25.0}  # request
 SEED = 1
 
 
-def engine(name: str, role: Role, options: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Engine:
+def engine(
+    name: str, role: Role, options: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> RunningEngine:
     port = free_port()
     command = [sys.executable, "-m", "workers.engine", "--host", "127.0.0.1", "--port", str(port), *STEP, *options]
     if role is not Role.COLLOCATED:
@@ -70,7 +72,7 @@ def engine(name: str, role: Role, options: Sequence[str], folder: Path, environm
     return spawn(name, command, port, folder, environment)
 
 
-def snapshot(engines: Sequence[Engine], fleet: Fleet) -> GatewaySnapshot:
+def snapshot(engines: Sequence[RunningEngine], fleet: Fleet) -> GatewaySnapshot:
     """What the gateway is configured with: one tenant, a tight and a patient class."""
     specs = tuple(
         InstanceSpec(each.id, MODEL, each.url, "reference", fleet[each.id][0], 6, latency=BELIEVED) for each in engines
@@ -105,7 +107,7 @@ async def ask(session: aiohttp.ClientSession, rng: random.Random, hangs_up: bool
             await answer.read()
 
 
-async def load(url: str, engines: Sequence[Engine], rate: float, *, failing: bool) -> None:
+async def load(url: str, engines: Sequence[RunningEngine], rate: float, *, failing: bool) -> None:
     """The requests of a run; where it is `failing`, an engine of each stage dies in the middle of it."""
     rng = random.Random(SEED)
     headers = {"authorization": f"Bearer {KEY}"}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.loadgen import CUTOFF_S, Run, Sample
+from benchmarks.loadgen import CUTOFF_S, LoadRun, RequestTiming
 from benchmarks.workloads import Task
 
 
@@ -28,7 +28,7 @@ class Score:
     largest_gap_s: float
 
 
-def score(run: Run, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
+def score(run: LoadRun, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
     """Raises ValueError for a run without requests."""
     if not run.samples:
         raise ValueError("a run without requests has no score")
@@ -52,7 +52,9 @@ def score(run: Run, tasks: Sequence[Task], cutoff_s: float = CUTOFF_S) -> Score:
     )
 
 
-def _medians(by_task: Mapping[Task, Sequence[Sample]], figure: Callable[[Sample], float]) -> dict[str, float]:
+def _medians(
+    by_task: Mapping[Task, Sequence[RequestTiming]], figure: Callable[[RequestTiming], float]
+) -> dict[str, float]:
     values = {task.name: [figure(s) for s in samples if s.outcome == "ok"] for task, samples in by_task.items()}
     return {name: round(statistics.median(of), 4) for name, of in values.items() if of}
 

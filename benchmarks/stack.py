@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import ROOT, Engine, free_port, prefer, running, spawn
+from benchmarks.engines import ROOT, RunningEngine, free_port, prefer, running, spawn
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 TENANT = "benchmark"
@@ -39,7 +39,7 @@ class ClassSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class StackFleet:
     """What is seeded. `coefficients`: fitted latency by name, None when unprofiled."""
 
     model: str
@@ -56,7 +56,7 @@ class Fleet:
 class Stack:
     """Owns PostgreSQL and Redis in `folder` while the `with` block lasts."""
 
-    def __init__(self, folder: Path, fleet: Fleet) -> None:
+    def __init__(self, folder: Path, fleet: StackFleet) -> None:
         self.folder = folder
         self.fleet = fleet
         self.api_key = ""
@@ -111,7 +111,7 @@ class Stack:
     @contextlib.contextmanager
     def gateway(
         self, policy: str | None = None, overrides: Mapping[str, Any] | None = None, name: str = "gateway"
-    ) -> Iterator[Engine]:
+    ) -> Iterator[RunningEngine]:
         """A running gateway that sees all instances; `policy` None is the gateway's own default."""
         port = free_port()
         environment = {**self.environment, "SLACKLINE_ROLE": "gateway", "GATEWAY_PORT": str(port)}

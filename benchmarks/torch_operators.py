@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_preempt import Prompt, build, operator_times
+from benchmarks.bench_preempt import BenchPrompt, build, operator_times
 from benchmarks.machine import machine_name
 from benchmarks.shapes import SHAPES, add_shape_options, checked, device_words
 from controller.core.steps import Step
 from controller.predict.operator_profile import OPERATORS
-from workers.engine.torch.task import Program
+from workers.engine.torch.task import OperatorProgram
 
 LENGTHS = "16,64,256,512,1024,2048"
 CHUNKS = 4  # of the longest prompt: the later ones have a past
@@ -35,14 +35,14 @@ CHUNKS = 4  # of the longest prompt: the later ones have a past
 def steps(lengths: Sequence[int], seed: int, vocabulary: int) -> Iterator[tuple[int, int, Step]]:
     """(new tokens, cached tokens, the step)."""
     for tokens in lengths:
-        yield tokens, 0, Prompt(tokens, seed, vocabulary).steps()[0]
+        yield tokens, 0, BenchPrompt(tokens, seed, vocabulary).steps()[0]
     longest = max(lengths)
-    for step in Prompt(longest, seed, vocabulary).steps(-(-longest // CHUNKS))[1:]:
+    for step in BenchPrompt(longest, seed, vocabulary).steps(-(-longest // CHUNKS))[1:]:
         (chunk,) = step.chunks
         yield chunk.length, chunk.start, step
 
 
-def layer_medians(program: Program, runs: Sequence[Sequence[float]]) -> dict[str, float]:
+def layer_medians(program: OperatorProgram, runs: Sequence[Sequence[float]]) -> dict[str, float]:
     """Seconds of one layer's operators, by name; `runs` as `operator_times` gives them."""
     found: dict[str, list[float]] = defaultdict(list)
     for times in runs:
@@ -52,7 +52,7 @@ def layer_medians(program: Program, runs: Sequence[Sequence[float]]) -> dict[str
     return {name: float(f"{statistics.median(found[name]):.4g}") for name in OPERATORS}
 
 
-def measured(program: Program, lengths: Sequence[int], repeats: int, seed: int) -> list[dict[str, float]]:
+def measured(program: OperatorProgram, lengths: Sequence[int], repeats: int, seed: int) -> list[dict[str, float]]:
     rows = []
     for tokens, past, step in steps(lengths, seed, program.model.config.vocab_size):
         runs = [operator_times(program, step) for _ in range(repeats + 1)][1:]

@@ -33,14 +33,14 @@ from workers.engine.profiles import SHIPPED
 from workers.engine.torch.config import read_config
 from workers.engine.torch.model_options import ELEMENT_BYTES
 from workers.engine.torch.serving import load_program
-from workers.engine.torch.task import Program
+from workers.engine.torch.task import OperatorProgram
 from workers.profiler import ProfileSamples, ProfilingLimits
 
 
 class Grid:
     """Steps over the blocks of a cache that nobody else uses. Each sequence has blocks of its own."""
 
-    def __init__(self, program: Program, repeats: int, seed: int) -> None:
+    def __init__(self, program: OperatorProgram, repeats: int, seed: int) -> None:
         self._device = Device(program, None)
         self._vocabulary = program.model.config.vocab_size
         self._repeats, self._rng, self._steps = repeats, random.Random(seed), 0
@@ -73,7 +73,7 @@ class Grid:
         self._device.executor.close()
 
 
-def measured(program: Program, limits: ProfilingLimits, repeats: int, seed: int) -> ProfileSamples:
+def measured(program: OperatorProgram, limits: ProfilingLimits, repeats: int, seed: int) -> ProfileSamples:
     """The grid within the bounds, until the budget is spent."""
     profile, grid = ProfileSamples(), Grid(program, repeats, seed)
     points, began = limits.points(), time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.loadgen import MAX_GAP_S, Target, gateway_target, run_plan
 from benchmarks.scoring import Score, score
 from benchmarks.stack import Stack
-from benchmarks.workloads import Arrival, Task
+from benchmarks.workloads import PlannedArrival, Task
 
 TRIES = 3
 IDLE_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ class Bench:
         self.dropped = 0
 
     def through_gateway(
-        self, policy: str, overrides: Mapping[str, Any], plan: Sequence[Arrival], tasks: Sequence[Task]
+        self, policy: str, overrides: Mapping[str, Any], plan: Sequence[PlannedArrival], tasks: Sequence[Task]
     ) -> Score:
         def once() -> Score:
             wait_idle(self.stack.fleet.urls)
@@ -64,7 +64,7 @@ class Bench:
 
         return self.undisturbed(once)
 
-    def direct(self, plan: Sequence[Arrival], tasks: Sequence[Task]) -> Score:
+    def direct(self, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> Score:
         """Round robin by the client itself, without Slackline in between: the control."""
 
         def once() -> Score:

@@ -15,14 +15,14 @@ import numpy as np
 
 from controller.simulator.workloads.mixes import FOUR_TASKS, MIXES, TWO_TASKS, Task, demands
 
-__all__ = ["FOUR_TASKS", "MIXES", "TWO_TASKS", "Arrival", "Task", "burst", "sustained"]
+__all__ = ["FOUR_TASKS", "MIXES", "TWO_TASKS", "PlannedArrival", "Task", "burst", "sustained"]
 
 FIRST_PLAIN_TOKEN = 3  # below are <s>, </s> and the first byte
 VOCABULARY = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PlannedArrival:
     """One request of a plan; `at` is seconds after the start of the run."""
 
     at: float
@@ -43,21 +43,23 @@ class Arrival:
         }
 
 
-def burst(tasks: Sequence[Task], rate: float, seed: int, per_task: int = 300) -> list[Arrival]:
+def burst(tasks: Sequence[Task], rate: float, seed: int, per_task: int = 300) -> list[PlannedArrival]:
     """The paper's load: `per_task` requests of each task; `rate` (requests/s) is that of all tasks together."""
     return _merged(tasks, rate, seed, per_task=per_task, duration_s=math.inf)
 
 
-def sustained(tasks: Sequence[Task], rate: float, seed: int, duration_s: float = 90.0) -> list[Arrival]:
+def sustained(tasks: Sequence[Task], rate: float, seed: int, duration_s: float = 90.0) -> list[PlannedArrival]:
     """All arrivals of `duration_s` seconds."""
     return _merged(tasks, rate, seed, per_task=None, duration_s=duration_s)
 
 
-def _merged(tasks: Sequence[Task], rate: float, seed: int, per_task: int | None, duration_s: float) -> list[Arrival]:
+def _merged(
+    tasks: Sequence[Task], rate: float, seed: int, per_task: int | None, duration_s: float
+) -> list[PlannedArrival]:
     by_name = {task.name: task for task in tasks}
     rng = np.random.default_rng([seed, len(tasks)])  # the tasks' own are [seed, index]
     return [
-        Arrival(
+        PlannedArrival(
             demand.at,
             by_name[demand.slo_class],
             tuple(rng.integers(FIRST_PLAIN_TOKEN, VOCABULARY, demand.prompt_tokens).tolist()),

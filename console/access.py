@@ -13,14 +13,14 @@ from django.http.response import HttpResponseBase
 
 from console.forms.refused import SAFE, refused_record
 from console.forms.unsaved_forms import came_from, forget_shown, keep
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 
 View = Callable[..., HttpResponseBase]
 
 
-def allows(role: Role) -> Callable[[View], View]:
+def allows(role: UserRole) -> Callable[[View], View]:
     """Requires at least `role`. Anonymous visitors go to the login page; others get 403, and actions are audited."""
 
     def wrap(view: View) -> View:
@@ -48,7 +48,7 @@ def to_login(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def refuse(request: HttpRequest, held: Role, needed: Role) -> None:
+def refuse(request: HttpRequest, held: UserRole, needed: UserRole) -> None:
     """Raises PermissionDenied. Attempts to change something are audited; attempts to view a page are not."""
     if request.method not in SAFE:
         decision_record(

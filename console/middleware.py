@@ -127,7 +127,7 @@ class DatabaseAway(Hooks):
         return database_away(request)
 
 
-class Unstorable(Hooks):
+class UnstorableInput(Hooks):
     """Values that PostgreSQL cannot store (NUL, a number or time out of range) are client errors: 404 in a path, since
     nothing can have such a name, else 400."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import reverse
 
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 
 # Name of the page, its title, and the pages below it.
 PAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -34,4 +34,4 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
     items = [
         {"title": title, "url": reverse(name), "current": here == name or here in below} for name, title, below in PAGES
     ]
-    return {"navigation": items, "role_name": role.name.lower(), "can_act": role >= Role.OPERATOR}
+    return {"navigation": items, "role_name": role.name.lower(), "can_act": role >= UserRole.OPERATOR}

@@ -52,7 +52,7 @@ WORDS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrafficKind:
     """One sort of request. Lengths are ranges: prompt words, output tokens. `slo`: fields of the body."""
 
     tenant: str
@@ -65,7 +65,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DemoPace:
     """Requests a second: `low` to `high` along the wave, `burst` for a quarter of a minute now and then."""
 
     low: float
@@ -80,11 +80,11 @@ class Pace:
         return self.low + (self.high - self.low) * swing
 
 
-def pick(kinds: list[Kind], rng: random.Random) -> Kind:
+def pick(kinds: list[TrafficKind], rng: random.Random) -> TrafficKind:
     return rng.choices(kinds, weights=[kind.share for kind in kinds])[0]
 
 
-def body(kind: Kind, model: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
+def body(kind: TrafficKind, model: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
     """Path and JSON of one request."""
     text = " ".join(rng.choices(WORDS, k=rng.randint(*kind.words)))
     common = {"model": model, "max_tokens": rng.randint(*kind.tokens), "stream": kind.stream, **kind.slo}
@@ -96,7 +96,9 @@ def body(kind: Kind, model: str, rng: random.Random) -> tuple[str, dict[str, Any
 class DemoLoad:
     """Sends until cancelled; keeps counts of outcomes for its log."""
 
-    def __init__(self, url: str, model: str, keys: Mapping[str, str], kinds: list[Kind], pace: Pace, seed: int) -> None:
+    def __init__(
+        self, url: str, model: str, keys: Mapping[str, str], kinds: list[TrafficKind], pace: DemoPace, seed: int
+    ) -> None:
         self.url, self.model, self.keys, self.pace = url, model, keys, pace
         self.kinds = [kind for kind in kinds if kind.tenant in keys]
         self.rng = random.Random(seed)
@@ -130,7 +132,7 @@ class DemoLoad:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def _one(self, session: aiohttp.ClientSession, kind: Kind) -> None:
+    async def _one(self, session: aiohttp.ClientSession, kind: TrafficKind) -> None:
         path, content = body(kind, self.model, self.rng)
         headers = {"Authorization": f"Bearer {self.keys[kind.tenant]}"}
         try:
@@ -159,11 +161,11 @@ def demo_keys(credentials: Mapping[str, Any]) -> dict[str, str]:
 
 
 KINDS = [
-    Kind("demo", 0.40, (20, 80), (20, 60), {"slo_class": "interactive"}),
-    Kind("acme", 0.25, (60, 300), (40, 120), {"slo_class": "standard"}),
-    Kind("acme", 0.10, (20, 60), (10, 30), {"priority": 0}),
-    Kind("demo", 0.10, (40, 120), (20, 60), {"target_ttft": 1.0, "target_tbt": 0.1}),
-    Kind("research", 0.15, (300, 900), (120, 300), {"slo_class": "batch"}, stream=False, chat=False),
+    TrafficKind("demo", 0.40, (20, 80), (20, 60), {"slo_class": "interactive"}),
+    TrafficKind("acme", 0.25, (60, 300), (40, 120), {"slo_class": "standard"}),
+    TrafficKind("acme", 0.10, (20, 60), (10, 30), {"priority": 0}),
+    TrafficKind("demo", 0.10, (40, 120), (20, 60), {"target_ttft": 1.0, "target_tbt": 0.1}),
+    TrafficKind("research", 0.15, (300, 900), (120, 300), {"slo_class": "batch"}, stream=False, chat=False),
 ]
 
 
@@ -180,7 +182,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     credentials = json.loads(args.credentials.read_text())
-    pace = Pace(args.low, args.high, args.burst)
+    pace = DemoPace(args.low, args.high, args.burst)
     load = DemoLoad(args.url, credentials["model"], demo_keys(credentials), KINDS, pace, args.seed)
     asyncio.run(load.run())
 

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from api.control.base import ControlView
 from api.control.documented import LISTED, operation
 from api.permissions import IsViewer
-from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, Start, starts, times_by_way
+from controller.selectors.scaling import STARTS_SHOWN, WEIGHTS_FROM, InstanceStart, starts, times_by_way
 
 MOST = 100
 
@@ -78,6 +78,6 @@ class StartsView(ControlView):
         return Response(StartsOutput(answer).data)
 
 
-def _row(start: Start) -> dict[str, Any]:
+def _row(start: InstanceStart) -> dict[str, Any]:
     known = {**asdict(start), "way": start.way}
     return known | {"weights": start.weights if start.weights in WEIGHTS_FROM else ""}

@@ -20,8 +20,8 @@ from uvicorn.config import STARTUP_FAILURE
 
 from api.openai.app import OpenAIApp
 from api.openai.gateway import GatewayOptions
-from api.openai.server import Server
-from api.openai.service import Service, Store
+from api.openai.server import GatewayServer
+from api.openai.service import GatewayService, Store
 from controller.core.errors import ConfigError
 from workers.settings_check import REFUSED, require_settings
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     alone = arguments.snapshot is not None
     store = _store(arguments.snapshot)
-    service = Service(options, store, settings.DATA_DIR, None if alone else settings.REDIS_URL)
+    service = GatewayService(options, store, settings.DATA_DIR, None if alone else settings.REDIS_URL)
     try:
         serve(service, arguments.host, arguments.port)
     except ConfigError as error:
@@ -76,7 +76,7 @@ def _refused(error: ConfigError) -> int:
     return REFUSED
 
 
-def serve(service: Service, host: str, port: int) -> None:
+def serve(service: GatewayService, host: str, port: int) -> None:
     config = uvicorn.Config(
         OpenAIApp(service.start, service.stop),
         host=host,
@@ -93,7 +93,7 @@ def serve(service: Service, host: str, port: int) -> None:
         backlog=8192,
         timeout_keep_alive=75,
     )
-    server = Server(config, service, GRACE_S)
+    server = GatewayServer(config, service, GRACE_S)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
         server.run()
     if not server.started:

@@ -24,7 +24,7 @@ from api.openai.protocol.response_streams import as_response
 from api.openai.protocol.schemas import Parsed
 from api.openai.quotas import Quotas
 from api.openai.runtime import Runtime, report_defect
-from api.openai.state.fleet import Fleet
+from api.openai.state.fleet import GatewayFleet
 from api.openai.state.instruments import Instruments
 from api.openai.state.scheduler_log import SchedulerLog
 from api.openai.state.telemetry import Monitor, TelemetryBoard
@@ -66,7 +66,7 @@ class Gateway:
         self.instruments = Instruments()
         self.ledger = Ledger(sink, self.quotas, self.instruments)
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
-        self.fleet = Fleet(session, options.limits, self.clock)
+        self.fleet = GatewayFleet(session, options.limits, self.clock)
         self.monitor = Monitor(self.fleet, board, self.clock)
         handle = self.scheduler.handle
         if options.scheduler_log is not None:

@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"  # served as a chat completion
 
 
-class Unreadable(EngineError):
+class UnreadableAnswer(EngineError):
     """What the engine answered cannot be told in the client's words. Another engine would answer the same."""
 
     def __init__(self) -> None:

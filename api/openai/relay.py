@@ -14,10 +14,10 @@ from api.openai.asgi import EVENT_STREAM, NO_CACHE, respond
 from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
 from controller.dispatch.lifecycle import State
-from workers.backends.base import Backend, Chunk, EngineError, UpstreamCall
+from workers.backends.base import AnswerChunk, Backend, EngineError, UpstreamCall
 
 
-class Driver(Protocol):
+class RelayListener(Protocol):
     """Who hears what happens to a request at its engine."""
 
     def clock(self) -> float: ...
@@ -35,7 +35,7 @@ class Driver(Protocol):
     def lost(self, flight: InFlightRequest, error: EngineError) -> None: ...
 
 
-async def relay(flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: Driver) -> None:
+async def relay(flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: RelayListener) -> None:
     """One attempt on one engine. Cancelling it closes the call upstream."""
     held = b""
     try:
@@ -56,7 +56,7 @@ async def relay(flight: InFlightRequest, backend: Backend, call: UpstreamCall, d
             driver.lost(flight, error)
 
 
-async def _data(flight: InFlightRequest, chunk: Chunk, held: bytes, driver: Driver) -> bytes:
+async def _data(flight: InFlightRequest, chunk: AnswerChunk, held: bytes, driver: RelayListener) -> bytes:
     """Relay whole events; the answer is what must still be held back."""
     if chunk.tokens:
         first, now = flight.times is None, driver.clock()
@@ -82,7 +82,7 @@ async def start_stream(flight: InFlightRequest) -> None:
     await flight.send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _whole(flight: InFlightRequest, chunk: Chunk, driver: Driver) -> None:
+async def _whole(flight: InFlightRequest, chunk: AnswerChunk, driver: RelayListener) -> None:
     raw = _told(flight, chunk.raw)
     flight.usage = chunk.usage
     flight.state = State.ANSWERING

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from api.openai.disaggregation.decode_leg import DecodeLeg
 from api.openai.disaggregation.kv_transfers import Transfers, asks_wrong, reason_of, told_migrator
 from api.openai.disaggregation.stage_rates import StageRates
-from api.openai.in_flight import InFlightRequest, Unreadable
+from api.openai.in_flight import InFlightRequest, UnreadableAnswer
 from api.openai.protocol.errors import ApiError, engine_refusal, shutting_down
 from api.openai.relay import end_with_error, relay
 from controller.core import events as ev
@@ -170,7 +170,7 @@ class Runtime:
         flight.stop_answer()
         if error.unreachable:
             self._suspect(flight.instance)
-        if isinstance(error, Unreadable):
+        if isinstance(error, UnreadableAnswer):
             self.push(ev.Failed(flight.request.id, False, str(error)))
             outcome = Outcome.CUT if flight.state is State.ANSWERING else Outcome.FAILED
             self._refuse(flight, outcome, ApiError("engine_failed", str(error)))

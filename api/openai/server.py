@@ -9,16 +9,16 @@ import socket
 
 import uvicorn
 
-from api.openai.service import Service
+from api.openai.service import GatewayService
 
 LOOK_S = 0.05
 LAST_BYTES_S = 1  # for the last words to whoever was still there
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """`grace_s`: running requests may finish for so long. Meanwhile new ones are answered that the gateway stops."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: GatewayService, grace_s: float) -> None:
         super().__init__(config)
         self._service = service
         self._grace_s = grace_s

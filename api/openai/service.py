@@ -32,7 +32,7 @@ class Store(ConfigStore, Audit, Protocol):
     def write(self, records: Sequence[RequestRecord]) -> int: ...
 
 
-class Service:
+class GatewayService:
     """`redis_url` None: alone, nothing is published."""
 
     def __init__(self, options: GatewayOptions, store: Store, data_dir: Path, redis_url: str | None) -> None:

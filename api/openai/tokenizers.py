@@ -26,7 +26,7 @@ class Unusable(SlacklineError):
     """A tokenizer that cannot be had; the message says why."""
 
 
-class Tokenizer(Protocol):
+class ModelTokenizer(Protocol):
     """Called from threads, too."""
 
     def count(self, texts: Sequence[str], *, special: bool) -> int:
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         ...
 
 
-Load = Callable[[str], Tokenizer]
+Load = Callable[[str], ModelTokenizer]
 
 
 class HuggingFace:
@@ -65,7 +65,7 @@ class Tokenizers:
     def __init__(self, load: Load = HuggingFace) -> None:
         self._load = load
         self._wanted: dict[str, str] = {}  # path by model
-        self._loaded: dict[str, tuple[float, Tokenizer]] = {}  # by path, with the file's modification time
+        self._loaded: dict[str, tuple[float, ModelTokenizer]] = {}  # by path, with the file's modification time
         self._why_not: dict[str, str] = {}  # by path
         self._loading: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +127,7 @@ class Tokenizers:
         finally:
             self._loading.discard(path)
 
-    def _changed(self, path: str, known_at: float | None) -> tuple[float, Tokenizer] | None:
+    def _changed(self, path: str, known_at: float | None) -> tuple[float, ModelTokenizer] | None:
         """In a thread. None: it is as it was."""
         file = _file(path)
         at = file.stat().st_mtime if file.is_file() else 0.0

@@ -112,9 +112,9 @@ def demands_of_an_hour() -> Iterator[Any]:
     from console.management import demo
     from controller.core.types import Targets
     from controller.simulator.workloads.demand import Demand
-    from workers.demo_load import KINDS, Pace, body, pick
+    from workers.demo_load import KINDS, DemoPace, body, pick
 
-    rng, pace, at, number = random.Random(1), Pace(1.0, 4.0, 15.0), 0.0, 0
+    rng, pace, at, number = random.Random(1), DemoPace(1.0, 4.0, 15.0), 0.0, 0
     classes = {each["name"]: each for each in demo.CLASSES}
     defaults = {each.name: each.default_class for each in demo.TENANTS}
     top = demo.mapping_levels()[0]

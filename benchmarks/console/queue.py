@@ -15,7 +15,7 @@ import orjson
 from api.openai.state.publisher import TICK_S
 from api.openai.state.queue_feed import QueueFeed
 from console.live.queue_mirror import QueueMirror
-from console.live.queue_view import Window, ids_in, queue_frame
+from console.live.queue_view import RowWindow, ids_in, queue_frame
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Request, Targets
 from controller.dispatch import build_dispatcher
@@ -24,7 +24,7 @@ WAITING = 10_000
 MOVES = 50  # come and go in each tick: 200 requests/s
 TICKS = 80
 MODEL = "constant"
-IN_VIEW = Window(offset=WAITING // 2, limit=40)
+IN_VIEW = RowWindow(offset=WAITING // 2, limit=40)
 
 
 def queue_costs(waiting: int = WAITING) -> dict[str, Any]:

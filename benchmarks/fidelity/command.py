@@ -50,14 +50,14 @@ from benchmarks.bench_vllm import known_knees
 from benchmarks.engines import EngineFailed, prefer, stop_on_sigterm, vllm_missing
 from benchmarks.fidelity.compare import compare, table, worst
 from benchmarks.fidelity.live import RealRun, measured, overhead_s, read_at_once, seen, simulated
-from benchmarks.fidelity.machine import Known, Machine, machine_of
+from benchmarks.fidelity.machine import KnownMachine, Machine, machine_of
 from benchmarks.fidelity.recorded import RECORDINGS, recorded
-from benchmarks.journal import Journal
+from benchmarks.journal import RunJournal
 from benchmarks.machine import machine_name
 from benchmarks.profiled import Profiled, estimated_knee, read_profile
 from benchmarks.trials import Bench, note
 from benchmarks.vllm.pair import CLIENT_ABOVE, vllm_pair
-from benchmarks.workloads import MIXES, Arrival, sustained
+from benchmarks.workloads import MIXES, PlannedArrival, sustained
 from controller.core.types import LatencyCoefficients
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "measurements" / "fidelity" / machine_name()
@@ -72,19 +72,19 @@ FIGURE = "refitted, with the machine's scatter"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FidelityLoad:
     times: float
     rate: float
     seconds: float
 
-    def arrivals(self, seed: int) -> list[Arrival]:
+    def arrivals(self, seed: int) -> list[PlannedArrival]:
         return sustained(TASKS, self.rate, seed, self.seconds)
 
     def key(self, policy: str, seed: int, run: int) -> dict[str, Any]:
         return {"policy": policy, "rate": round(self.rate, 4), "seconds": self.seconds, "seed": seed, "run": run}
 
 
-def real_run(bench: Bench, journal: Journal, load: Load, policy: str, seed: int, run: int) -> RealRun:
+def real_run(bench: Bench, journal: RunJournal, load: FidelityLoad, policy: str, seed: int, run: int) -> RealRun:
     plan = load.arrivals(seed)
     found: RealRun = journal.once(load.key(policy, seed, run), lambda: measured(bench, policy, plan))
     shares = seen(found, plan, TASKS)
@@ -92,27 +92,33 @@ def real_run(bench: Bench, journal: Journal, load: Load, policy: str, seed: int,
     return found
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """One load: the real runs by policy, and the machine as the calibration runs around them show it."""
 
-    load: Load
+    load: FidelityLoad
     real: Mapping[str, Sequence[RealRun]]
     machine: Machine
 
     @property
-    def plan(self) -> list[Arrival]:
+    def plan(self) -> list[PlannedArrival]:
         return self.load.arrivals(SEED)
 
 
 def around(
-    bench: Bench, journal: Journal, load: Load, runs: int, profiled: Profiled, way_s: float, seeds: Iterator[int]
-) -> Measured:
+    bench: Bench,
+    journal: RunJournal,
+    load: FidelityLoad,
+    runs: int,
+    profiled: Profiled,
+    way_s: float,
+    seeds: Iterator[int],
+) -> MeasuredRun:
     """The real runs with the policies in turn, calibration runs before, between and after them: the machine drifts.
     `way_s`: to idle engines; `seeds`: of the calibration runs' arrivals."""
 
-    def calibrated(policy: str) -> Known:
+    def calibrated(policy: str) -> KnownMachine:
         seed = next(seeds)
-        return Known(real_run(bench, journal, load, policy, seed, 0), load.arrivals(seed), policy)
+        return KnownMachine(real_run(bench, journal, load, policy, seed, 0), load.arrivals(seed), policy)
 
     calibrating = itertools.cycle(POLICIES)
     known = [calibrated(next(calibrating))]
@@ -123,22 +129,22 @@ def around(
     machine = machine_of(known, profiled, way_s)
     said = f"way {1000 * machine.way_s:.1f} ms, amplitude {machine.amplitude:g}"
     note(f"at {load.rate:.1f}/s: {said}, refitted {machine.latency._asdict()}")
-    return Measured(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
+    return MeasuredRun(load, dict(zip(POLICIES, zip(*turns, strict=True), strict=True)), machine)
 
 
-Told = Callable[[Measured, str], list[RealRun]]  # what a model tells of a load under a policy
+Told = Callable[[MeasuredRun, str], list[RealRun]]  # what a model tells of a load under a policy
 
 
 def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
     """By name; FIGURE is the one that counts. `way_s`: to idle engines."""
 
-    def scattered(one: Measured, policy: str, machine: Machine) -> list[RealRun]:
+    def scattered(one: MeasuredRun, policy: str, machine: Machine) -> list[RealRun]:
         speed = machine.speed
         drawn = [speed.drawn(seed) for seed in SPEED_SEEDS] if speed is not None else [None]
         return [simulated(one.plan, policy, machine.latency, profiled, machine.way_s, each) for each in drawn]
 
-    def its_own(one: Measured, policy: str) -> list[RealRun]:
-        found = [machine_of([Known(run, one.plan, policy)], profiled, way_s) for run in one.real[policy]]
+    def its_own(one: MeasuredRun, policy: str) -> list[RealRun]:
+        found = [machine_of([KnownMachine(run, one.plan, policy)], profiled, way_s) for run in one.real[policy]]
         return [simulated(one.plan, policy, of.latency, profiled, of.way_s, of.speed) for of in found]
 
     profile = Machine(LatencyCoefficients(**profiled.coefficients), None, way_s)
@@ -153,7 +159,7 @@ def models(profiled: Profiled, way_s: float) -> dict[str, Told]:
     }
 
 
-def entries(found: Sequence[Measured], told: Told) -> list[dict[str, Any]]:
+def entries(found: Sequence[MeasuredRun], told: Told) -> list[dict[str, Any]]:
     """Real and simulated side by side, by load and policy."""
     shown = []
     for one in found:
@@ -169,14 +175,14 @@ def entries(found: Sequence[Measured], told: Told) -> list[dict[str, Any]]:
 
 def measure(bench: Bench, profiled: Profiled, arguments: argparse.Namespace) -> dict[str, Any]:
     knee = arguments.knee or known_knees().get("4-task") or estimated_knee(bench.stack.fleet, TASKS)
-    journal = Journal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
+    journal = RunJournal(arguments.output.with_name("runs.jsonl"), arguments.resume, RealRun)
     profile = LatencyCoefficients(**profiled.coefficients)
     way_s = journal.once({"what": "overhead", "rate": round(knee, 4)}, lambda: overhead_s(bench, profile)).way_s
     note(f"one way between gateway and engine: {1000 * way_s:.1f} ms")
     seeds = itertools.count(CALIBRATION_SEED)
-    found: list[Measured] = []
+    found: list[MeasuredRun] = []
     for times in arguments.times:
-        load = Load(times, knee * times, arguments.seconds)
+        load = FidelityLoad(times, knee * times, arguments.seconds)
         found.append(around(bench, journal, load, arguments.runs, profiled, way_s, seeds))
     by_model = {name: entries(found, told) for name, told in models(profiled, way_s).items()}
     late = [read_at_once(run, one.plan) for one in found for runs in one.real.values() for run in runs]

@@ -14,7 +14,7 @@ POINTS_AIM, P50_AIM_PCT, P95_AIM_PCT = 5.0, 10.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRun:
     """One run, real or simulated: attainment (0..1) by class and of all, and TTFTs in seconds, one a request. Who had
     no first token when the run was cut off counts with the time it had waited by then, in both."""
 
@@ -31,7 +31,7 @@ class Seen:
         return percentile(self.ttft_s, 0.95)
 
 
-def compare(real: Sequence[Seen], simulated: Sequence[Seen]) -> dict[str, Any]:
+def compare(real: Sequence[SeenRun], simulated: Sequence[SeenRun]) -> dict[str, Any]:
     """Medians of the simulated runs against the medians of the real ones. `reached`: attainment within 5 points or
     within the spread of the real runs where that is larger, TTFT p50 within 10 %, p95 within 20 %."""
     attained, expected = [run.attainment for run in real], [run.attainment for run in simulated]

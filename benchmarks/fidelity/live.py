@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS
-from benchmarks.fidelity.compare import Seen
+from benchmarks.fidelity.compare import SeenRun
 from benchmarks.loadgen import CUTOFF_S, gateway_target, run_plan
 from benchmarks.profiled import Profiled
 from benchmarks.trials import Bench, wait_idle
-from benchmarks.workloads import FOUR_TASKS, Arrival, Task
+from benchmarks.workloads import FOUR_TASKS, PlannedArrival, Task
 from controller.core.types import LatencyCoefficients, Outcome, Targets
 from controller.dispatch import build_dispatcher
 from controller.predict.latency import LatencyModel
@@ -42,7 +42,7 @@ class RealRun:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def measured(bench: Bench, policy: str, plan: Sequence[Arrival]) -> RealRun:
+def measured(bench: Bench, policy: str, plan: Sequence[PlannedArrival]) -> RealRun:
     """Through a fresh gateway with this policy set, repeated while the machine stalls."""
 
     def once() -> RealRun:
@@ -61,7 +61,7 @@ def _time(at: float) -> float | None:
     return None if math.isnan(at) else round(at, 6)
 
 
-def seen(run: RealRun, plan: Sequence[Arrival], tasks: Sequence[Task]) -> Seen:
+def seen(run: RealRun, plan: Sequence[PlannedArrival], tasks: Sequence[Task]) -> SeenRun:
     """Attainment as bench-vllm judges it. Raises ValueError where run and plan do not belong together."""
     met: dict[str, list[bool]] = {task.name: [] for task in tasks}
     waited = ttfts(run, plan)
@@ -72,10 +72,10 @@ def seen(run: RealRun, plan: Sequence[Arrival], tasks: Sequence[Task]) -> Seen:
         )
     everyone = [each for of in met.values() for each in of]
     by_class = {name: round(statistics.fmean(of), 4) for name, of in met.items() if of}
-    return Seen(statistics.fmean(everyone), by_class, waited)
+    return SeenRun(statistics.fmean(everyone), by_class, waited)
 
 
-def ttfts(run: RealRun, plan: Sequence[Arrival]) -> list[float]:
+def ttfts(run: RealRun, plan: Sequence[PlannedArrival]) -> list[float]:
     """Seconds, one a request; of one without a token the time it had waited at the end. Errors as of `seen`."""
     return [
         (run.ended if first is None else first) - arrival.at
@@ -87,7 +87,7 @@ def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
     """One way between gateway and engine (`way_s`): single short requests to idle engines, one after the other."""
     task = FOUR_TASKS[0]
     plan = [
-        Arrival(PROBE_GAP_S * i, task, tuple(3 + (7 * i + k) % 1000 for k in range(PROBE_TOKENS)), 2)
+        PlannedArrival(PROBE_GAP_S * i, task, tuple(3 + (7 * i + k) % 1000 for k in range(PROBE_TOKENS)), 2)
         for i in range(PROBES)
     ]
     run = measured(bench, "round_robin", plan)
@@ -97,7 +97,7 @@ def overhead_s(bench: Bench, profile: LatencyCoefficients) -> RealRun:
     return RealRun(run.requests, run.ended, run.largest_gap_s, way, notes={"prefill_alone_s": alone})
 
 
-def read_at_once(run: RealRun, plan: Sequence[Arrival]) -> float:
+def read_at_once(run: RealRun, plan: Sequence[PlannedArrival]) -> float:
     """Share of the answers of several tokens whose tokens were all read at one moment: the load generator, or the
     gateway, was late by a whole answer, and first tokens say little of the engines. 0..1."""
     ended = [
@@ -109,7 +109,7 @@ def read_at_once(run: RealRun, plan: Sequence[Arrival]) -> float:
 
 
 def simulated(
-    plan: Sequence[Arrival],
+    plan: Sequence[PlannedArrival],
     policy: str,
     truth: LatencyCoefficients,
     profiled: Profiled,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.fidelity.live import RealRun, simulated, ttfts
 from benchmarks.profiled import Profiled
 from benchmarks.scoring import percentile
-from benchmarks.workloads import Arrival
+from benchmarks.workloads import PlannedArrival
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import Row
 from controller.predict.latency_records import Served, intervals
@@ -29,11 +29,11 @@ AMPLITUDES = (1.0, 0.75, 0.5, 0.25)
 LEFT_OUT_SEEDS = (1, 2, 3, 4, 5)
 
 
-class Known(NamedTuple):
+class KnownMachine(NamedTuple):
     """A run that the machine is known from."""
 
     run: RealRun
-    plan: Sequence[Arrival]
+    plan: Sequence[PlannedArrival]
     policy: str
 
 
@@ -47,7 +47,7 @@ class Machine(NamedTuple):
     amplitude: float = 1.0
 
 
-def machine_of(known: Sequence[Known], profiled: Profiled, way_s: float) -> Machine:
+def machine_of(known: Sequence[KnownMachine], profiled: Profiled, way_s: float) -> Machine:
     """`way_s`: that of idle engines. Raises ConfigError where the records are too few.
 
     Decode intervals tell prompts and steps apart badly where a machine pauses (`latency_refit`), and then take their
@@ -67,7 +67,7 @@ def machine_of(known: Sequence[Known], profiled: Profiled, way_s: float) -> Mach
 
 
 def _with_prefill(
-    factor: float, known: Sequence[Known], profiled: Profiled, way_s: float
+    factor: float, known: Sequence[KnownMachine], profiled: Profiled, way_s: float
 ) -> tuple[float, LatencyCoefficients, list[MachineSpeed], float]:
     """How far the quantiles of TTFT are from the real ones; step times, speeds by run, and the way to busy engines."""
     profile = LatencyCoefficients(**profiled.coefficients)
@@ -87,7 +87,7 @@ def _with_prefill(
 
 
 def _left_out(
-    known: Sequence[Known],
+    known: Sequence[KnownMachine],
     latency: LatencyCoefficients,
     speeds: Sequence[MachineSpeed],
     profiled: Profiled,
@@ -121,7 +121,7 @@ def _damped(speed: MachineSpeed, amplitude: float) -> MachineSpeed:
     return replace(speed, series=tuple(series))
 
 
-def apart(known: Known, told: Sequence[RealRun]) -> float:
+def apart(known: KnownMachine, told: Sequence[RealRun]) -> float:
     """Mean over QUANTILES of the size of ln(told / real) of TTFT, at the median of several simulations."""
     real, *ours = (ttfts(run, known.plan) for run in (known.run, *told))
     return statistics.fmean(
@@ -129,7 +129,7 @@ def apart(known: Known, told: Sequence[RealRun]) -> float:
     )
 
 
-def busy_way_s(known: Sequence[Known], told: Sequence[RealRun], way_s: float) -> float:
+def busy_way_s(known: Sequence[KnownMachine], told: Sequence[RealRun], way_s: float) -> float:
     """One way between gateway and engine while both work; `told`: the runs as simulated with `way_s`, that of idle
     engines.
 
@@ -145,7 +145,7 @@ def busy_way_s(known: Sequence[Known], told: Sequence[RealRun], way_s: float) ->
     return way_s + max(0.0, statistics.median(late)) / 2 if len(late) >= FEWEST else way_s
 
 
-def _decoded(run: RealRun, plan: Sequence[Arrival]) -> dict[str, list[tuple[Served, Row]]]:
+def _decoded(run: RealRun, plan: Sequence[PlannedArrival]) -> dict[str, list[tuple[Served, Row]]]:
     """By engine: finished requests whose tokens came one after the other, with what was done between first and last."""
     by_engine: dict[str, list[Served]] = {}
     for arrival, (first, last, finished, instance) in zip(plan, run.requests, strict=True):
@@ -158,7 +158,9 @@ def _decoded(run: RealRun, plan: Sequence[Arrival]) -> dict[str, list[tuple[Serv
     }
 
 
-def refitted(known: Sequence[Known], profile: LatencyCoefficients) -> tuple[LatencyCoefficients, list[MachineSpeed]]:
+def refitted(
+    known: Sequence[KnownMachine], profile: LatencyCoefficients
+) -> tuple[LatencyCoefficients, list[MachineSpeed]]:
     """Step times while everything runs, from the records of runs, and how the machine's speed varied around them in
     each run, from its start. Raises ConfigError where the records are too few."""
     decoded = [_decoded(each.run, each.plan) for each in known]

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.fidelity.compare import Seen, compare
+from benchmarks.fidelity.compare import SeenRun, compare
 from benchmarks.scoring import percentile
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher
@@ -53,7 +53,7 @@ ENGINES = (
 )
 
 
-class Row(NamedTuple):
+class RecordedRow(NamedTuple):
     arrival_s: float
     served: Served
 
@@ -62,7 +62,7 @@ class Row(NamedTuple):
         return self.served.first_at - self.arrival_s
 
 
-def read(path: Path, recording: Recording) -> list[Row]:
+def read(path: Path, recording: Recording) -> list[RecordedRow]:
     """By arrival. Raises FileNotFoundError, ValueError for a file without such a recording."""
     with gzip.open(path, "rt", newline="") as file:
         rows = [_row(raw) for raw in csv.DictReader(file) if (raw["gpu"], raw["model"]) == recording[:2]]
@@ -71,14 +71,14 @@ def read(path: Path, recording: Recording) -> list[Row]:
     return sorted(rows)
 
 
-def _row(raw: Mapping[str, str]) -> Row:
+def _row(raw: Mapping[str, str]) -> RecordedRow:
     served = Served(
         int(raw["input_tokens"]), int(raw["output_tokens"]), float(raw["first_token_s"]), float(raw["last_token_s"])
     )
-    return Row(float(raw["arrival_s"]), served)
+    return RecordedRow(float(raw["arrival_s"]), served)
 
 
-def calibrate(rows: Sequence[Row]) -> tuple[LatencyCoefficients, set[int]]:
+def calibrate(rows: Sequence[RecordedRow]) -> tuple[LatencyCoefficients, set[int]]:
     """The fit, and which requests (by position) it has seen."""
     by_end = sorted(range(len(rows)), key=lambda index: rows[index].served.last_at)
     seen = by_end[: round(len(rows) * CALIBRATION_SHARE)]
@@ -86,7 +86,7 @@ def calibrate(rows: Sequence[Row]) -> tuple[LatencyCoefficients, set[int]]:
     return fit_records(intervals([everyone[index] for index in seen], everyone)), set(seen)
 
 
-def simulate(rows: Sequence[Row], latency: LatencyCoefficients, recording: Recording) -> list[float]:
+def simulate(rows: Sequence[RecordedRow], latency: LatencyCoefficients, recording: Recording) -> list[float]:
     """TTFTs in the order of the rows."""
     engine = InstanceSettings(
         latency,
@@ -109,8 +109,8 @@ def simulate(rows: Sequence[Row], latency: LatencyCoefficients, recording: Recor
     return [ttfts[index] or 0.0 for index in range(len(rows))]
 
 
-def seen(ttfts: Sequence[float], target_s: float) -> Seen:
-    return Seen(sum(ttft <= target_s for ttft in ttfts) / len(ttfts), {}, ttfts)
+def seen(ttfts: Sequence[float], target_s: float) -> SeenRun:
+    return SeenRun(sum(ttft <= target_s for ttft in ttfts) / len(ttfts), {}, ttfts)
 
 
 def recorded(path: Path = RECORDINGS) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, vllm_servers
 from benchmarks.profiled import Profiled, profile_vllm
-from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.stack import ClassSpec, Stack, StackFleet
 from benchmarks.workloads import Task
 
 # Load generator and gateway go before the servers: in service they share no core with them, and a late clock is none.
@@ -26,7 +26,7 @@ def vllm_pair(tasks: Sequence[Task], kept_profile: Path, quick: bool) -> Iterato
             urls = [server.url for server in servers]
             profiled = profile_vllm(urls, kept_profile, quick)
             classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in tasks]
-            fleet = Fleet(
+            fleet = StackFleet(
                 MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, classes, profiled.coefficients, CONTEXT_TOKENS,
                 profiled.kv_capacity_tokens,
             )  # fmt: skip

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.workloads import MIXES, Arrival, Task, burst, sustained
+from benchmarks.workloads import MIXES, PlannedArrival, Task, burst, sustained
 
 Kind = Literal["burst", "sustained"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class VllmContender:
     """A policy set under its name in the report. `windows`: values of its fixed window to sweep; empty: it has none."""
 
     name: str
@@ -25,13 +25,13 @@ class Contender:
 
 WINDOWS = (8, 12, 20, 28, 40, 56, 80)  # requests outstanding on an engine
 CONTENDERS = (
-    Contender("round_robin", "round_robin"),
-    Contender("least_outstanding", "least_outstanding"),
-    Contender("edf_best", "edf_window", WINDOWS),
-    Contender("engine_priority_class", "engine_priority_class"),
-    Contender("engine_priority_deadline", "engine_priority_deadline"),
-    Contender("tpot_arrival_best", "tpot_arrival_window", WINDOWS),
-    Contender("slackline", "slackline"),
+    VllmContender("round_robin", "round_robin"),
+    VllmContender("least_outstanding", "least_outstanding"),
+    VllmContender("edf_best", "edf_window", WINDOWS),
+    VllmContender("engine_priority_class", "engine_priority_class"),
+    VllmContender("engine_priority_deadline", "engine_priority_deadline"),
+    VllmContender("tpot_arrival_best", "tpot_arrival_window", WINDOWS),
+    VllmContender("slackline", "slackline"),
 )
 BASELINES = tuple(contender.name for contender in CONTENDERS if contender.name != "slackline")
 # Where a sweep begins, and all there is where none is made (QUICK): what earlier sweeps found best, by kind of load.
@@ -44,7 +44,7 @@ USUAL_WINDOWS: Mapping[tuple[str, Kind], int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """One load: a mix at `times` the rate where round robin first drops below 0.9 on it."""
 
     mix: str
@@ -61,18 +61,18 @@ class Load:
     def tasks(self) -> Sequence[Task]:
         return MIXES[self.mix]
 
-    def arrivals(self, rate: float, seed: int) -> list[Arrival]:
+    def arrivals(self, rate: float, seed: int) -> list[PlannedArrival]:
         if self.kind == "burst":
             return burst(self.tasks, rate, seed, self.per_task)
         return sustained(self.tasks, rate, seed, self.duration_s)
 
 
 LOADS = (
-    Load("4-task", "burst", 1.0),
-    Load("4-task", "burst", 1.7),
-    Load("4-task", "burst", 2.3),
-    Load("4-task", "sustained", 1.2),
-    Load("4-task", "sustained", 1.7),
-    Load("2-task", "burst", 1.3),
+    PlannedLoad("4-task", "burst", 1.0),
+    PlannedLoad("4-task", "burst", 1.7),
+    PlannedLoad("4-task", "burst", 2.3),
+    PlannedLoad("4-task", "sustained", 1.2),
+    PlannedLoad("4-task", "sustained", 1.7),
+    PlannedLoad("2-task", "burst", 1.3),
 )
 QUICK_LOADS = (LOADS[1], LOADS[4])

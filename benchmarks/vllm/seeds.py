@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scoring import Score, summary
-from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, Contender, Load
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, PlannedLoad, VllmContender
 
 DIRECT = "direct"  # the journal's name of the control: round robin by the client, without the gateway
 
@@ -33,7 +33,7 @@ class Seed:
     rate: float
     runs: dict[tuple[str, int | None], Score] = field(default_factory=dict)
 
-    def score(self, contender: Contender, windows: Mapping[str, int]) -> Score | None:
+    def score(self, contender: VllmContender, windows: Mapping[str, int]) -> Score | None:
         return self.runs.get((contender.policy_set, windows.get(contender.name)))
 
 
@@ -45,7 +45,7 @@ def read(paths: Iterable[Path]) -> dict[str, list[Seed]]:
         for line in path.read_text().splitlines():
             entry = json.loads(line)
             run = entry["run"]
-            load = Load(run["mix"], run["kind"], run["times"])
+            load = PlannedLoad(run["mix"], run["kind"], run["times"])
             at = (machine, run["seed"], run["rate"])
             seed = found[load.name].setdefault(at, Seed(*at))
             window = run.get("overrides", {}).get("pacing", {}).get("window")
@@ -64,7 +64,7 @@ def best_windows(seeds: Sequence[Seed]) -> dict[str, dict[str, int]]:
     return found
 
 
-def told(load: Load, seeds: Sequence[Seed]) -> dict[str, Any] | None:
+def told(load: PlannedLoad, seeds: Sequence[Seed]) -> dict[str, Any] | None:
     """The load's entry of the report over its whole seeds; None where there are none."""
     windows = best_windows(seeds)
     whole = [s for s in seeds if all(s.score(c, windows[s.machine]) is not None for c in CONTENDERS)]

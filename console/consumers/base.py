@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 
 from console.metrics import FRAMES_MERGED, FRAMES_SENT, SLOW_SOCKETS, SOCKETS
 from controller.core.staleness import STALE_AT_LEAST_S
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 from workers.live import LiveUnavailable
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
 
     topic: ClassVar[str]
     group: ClassVar[str]
-    minimum_role: ClassVar[Role] = Role.VIEWER
+    minimum_role: ClassVar[UserRole] = UserRole.VIEWER
 
     # -- life cycle -------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class LiveConsumer(AsyncWebsocketConsumer, ABC):
 
     async def session_ended(self, event: dict[str, Any]) -> None:
         """From the channel layer when the user signs out. Closes without reading the session row again."""
-        self._role = Role.NONE
+        self._role = UserRole.NONE
         await self.close(CLOSE_NOT_ALLOWED)
 
     def _groups(self) -> list[str]:
@@ -244,7 +244,7 @@ def session_group(key: str) -> str:
     return f"session.{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-async def current_role(session: Any) -> Role:
+async def current_role(session: Any) -> UserRole:
     """The role of the session's user as stored now, not when the socket was opened."""
     store = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
     user = await get_user({"session": store})

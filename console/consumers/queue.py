@@ -16,7 +16,7 @@ from console.consumers import base
 from console.consumers.base import REDIS_ERRORS, LiveConsumer
 from console.live.live_view import capacity, fresh
 from console.live.queue_mirror import GONE_AFTER_S, QueueMirror
-from console.live.queue_view import Window, ids_in, queue_frame, window_of
+from console.live.queue_view import RowWindow, ids_in, queue_frame, window_of
 from controller.core.messages import LIVE_QUEUE, QueueChanges
 from workers import live
 
@@ -25,7 +25,7 @@ ENGINES_EVERY_S = 1.0
 SCROLL_GAP_S = 0.05  # between frames while a browser scrolls
 
 
-class Board:
+class QueueBoard:
     """The mirror and the sockets that show it. One per event loop."""
 
     def __init__(self) -> None:
@@ -94,13 +94,13 @@ class Board:
                 socket.look()
 
 
-_boards: WeakKeyDictionary[asyncio.AbstractEventLoop, Board] = WeakKeyDictionary()
+_boards: WeakKeyDictionary[asyncio.AbstractEventLoop, QueueBoard] = WeakKeyDictionary()
 
 
-def board() -> Board:
+def board() -> QueueBoard:
     loop = asyncio.get_running_loop()
     if loop not in _boards:
-        _boards[loop] = Board()
+        _boards[loop] = QueueBoard()
     return _boards[loop]
 
 
@@ -110,7 +110,7 @@ class QueueConsumer(LiveConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._window = Window()
+        self._window = RowWindow()
         self._held: Sequence[str] | None = None  # the ids that waited when the user paused updates
 
     async def connect(self) -> None:

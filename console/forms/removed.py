@@ -27,7 +27,7 @@ UNTYPED = ("csrfmiddlewaretoken", "version", "simulate")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RemovedKind:
     """`again`: URL name of the create form; `fixed`: its fields that the edit form lacks, from the removed row."""
 
     words: str
@@ -50,13 +50,15 @@ def _key_form() -> forms.BaseForm:
 
 
 KINDS = {
-    "slo_class": Kind(
+    "slo_class": RemovedKind(
         "Class", "classes", "SLO classes", SLOClassForm, "class-history", "class-new", SLOClassForm.FIXED
     ),
-    "priority_mapping": Kind("Priority mapping of", "mappings", "Priority mapping", _mapping_form, "mapping-history"),
-    "tenant": Kind("Tenant", "tenants", "Tenants and keys", TenantForm, "", "tenant-new", ("name",)),
-    "api_key": Kind("Key", "tenants", "Tenants and keys", _key_form),
-    "scaling_policy": Kind(
+    "priority_mapping": RemovedKind(
+        "Priority mapping of", "mappings", "Priority mapping", _mapping_form, "mapping-history"
+    ),
+    "tenant": RemovedKind("Tenant", "tenants", "Tenants and keys", TenantForm, "", "tenant-new", ("name",)),
+    "api_key": RemovedKind("Key", "tenants", "Tenants and keys", _key_form),
+    "scaling_policy": RemovedKind(
         "Scaling policy", "scaling", "Scaling", ScalingForm, "scaling-history", "scaling-new", ("model", "role")
     ),
 }
@@ -131,7 +133,7 @@ def _shown(field: forms.Field, value: str) -> str:
     return f"{known} {getattr(field, 'unit', '')}".strip() or "none"
 
 
-def again(request: HttpRequest, kind: Kind, found: Removal) -> list[tuple[str, str]]:
+def again(request: HttpRequest, kind: RemovedKind, found: Removal) -> list[tuple[str, str]]:
     """Fields to post to the create form, to create it again with the entered values."""
     if request.method != "POST" or not kind.again or found.went_with:
         return []

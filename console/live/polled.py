@@ -58,7 +58,7 @@ def fleet_now() -> FleetNow:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PagePart:
     """A rendered part, and its charts by name."""
 
     html: str

@@ -18,7 +18,7 @@ KEY_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RowWindow:
     """`limit` rows from `offset`, of one class (`key`: tenant/class) or matching a text. `held`: updates are paused."""
 
     offset: int = 0
@@ -28,7 +28,7 @@ class Window:
     held: bool = False
 
 
-def window_of(message: Mapping[str, Any]) -> Window | None:
+def window_of(message: Mapping[str, Any]) -> RowWindow | None:
     """The window that a browser requests; None if the message is invalid."""
     fields = {name: value for name, value in message.items() if name != "type"}
     if not fields.keys() <= {"offset", "limit", "key", "text", "held"}:
@@ -41,17 +41,17 @@ def window_of(message: Mapping[str, Any]) -> Window | None:
         return None
     if not 0 <= offset <= OFFSET_MAX or not 1 <= limit <= ROWS_MAX:
         return None
-    return Window(offset, limit, key, text.strip(), held)
+    return RowWindow(offset, limit, key, text.strip(), held)
 
 
-def ids_in(mirror: QueueMirror, window: Window) -> Sequence[str]:
+def ids_in(mirror: QueueMirror, window: RowWindow) -> Sequence[str]:
     """The ids of all rows that the window can scroll through, in order."""
     tenant, _, slo_class = window.key.partition("/")
     return mirror.ids((tenant, slo_class) if window.key else None, window.text)
 
 
 def queue_frame(
-    mirror: QueueMirror, window: Window, ids: Sequence[str], capacity: Mapping[str, str] = MappingProxyType({})
+    mirror: QueueMirror, window: RowWindow, ids: Sequence[str], capacity: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """The rows of the window. Of a row that left while updates are paused only the id is known. `capacity`: by model,
     whether an engine takes its requests; empty if unknown."""

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class TtlCache(Generic[T]):
     """Makes a value at most once every `kept_s` seconds in this process; until then callers get the last one.
 
     One caller makes a new value while others wait for it. An error is raised to that caller only and not cached.

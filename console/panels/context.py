@@ -27,7 +27,7 @@ CLASSES = 5
 INSTANCES = 5
 
 
-class Scaler(NamedTuple):
+class ScalerThen(NamedTuple):
     """`policy` with its values of that time; `then`: the sample near the moment, None if nothing was recorded."""
 
     policy: ScalingPolicy
@@ -36,19 +36,19 @@ class Scaler(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RequestContext:
     """`moment`: when its waiting ended, with or without a place on an engine."""
 
     moment: datetime
     scaling_url: str
     decisions_url: str
-    scalers: list[Scaler]
+    scalers: list[ScalerThen]
     slo_class: SLOClass | None
     instances: list[tuple[str, str]]  # label and id
     decisions: list[tuple[Decision, str]]
 
 
-def around(row: RequestRecord) -> Around:
+def around(row: RequestRecord) -> RequestContext:
     """At most five queries."""
     waited_s = row.queue_s if row.queue_s is not None and never_decoded_s(row) is None else row.e2e_s or 0.0
     moment = row.arrived_at + timedelta(seconds=waited_s)
@@ -56,7 +56,7 @@ def around(row: RequestRecord) -> Around:
     until = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0) + AROUND
     bounds = {"since": _second(since), "until": _second(until)}
     whom = {"tenant": row.tenant, "slo_class": row.slo_class or NO_CLASS}
-    return Around(
+    return RequestContext(
         moment=moment,
         scaling_url=f"{reverse('scaling')}?{urlencode({'at': _second(moment)})}",
         decisions_url=f"{reverse('audit')}?{urlencode(whom | bounds)}",
@@ -67,12 +67,12 @@ def around(row: RequestRecord) -> Around:
     )
 
 
-def _scalers(model: str, moment: datetime) -> list[Scaler]:
+def _scalers(model: str, moment: datetime) -> list[ScalerThen]:
     policies = scaling.as_of(scaling.policies(model=model), moment)
     samples = scaling.samples_at(at=moment, model=model) if policies else {}
     # No scaler evaluates a disabled policy: any sample near the moment is from before it was disabled.
     found = [(policy, samples.get(policy.pk) if policy.enabled else None) for policy in policies]
-    return [Scaler(policy, then, why(policy, then) if then else "") for policy, then in found]
+    return [ScalerThen(policy, then, why(policy, then) if then else "") for policy, then in found]
 
 
 def _class_of(row: RequestRecord) -> SLOClass | None:
@@ -93,7 +93,7 @@ def _instances(row: RequestRecord) -> list[tuple[str, str]]:
 
 def _near(row: RequestRecord, since: datetime, until: datetime) -> list[Decision]:
     """Oldest first: its scalers' earlier decisions that were still in force, then those nearest to the request."""
-    about = causes.Traffic(row.tenant, row.slo_class, (_key(row),), (row.model,))
+    about = causes.ClassTraffic(row.tenant, row.slo_class, (_key(row),), (row.model,))
     near = decisions.search(since=since, until=until, bearing=causes.bearing_on(about))
     ended = until - AROUND
     refusals = near.filter(kind="refusals", at__gte=ended).order_by("at", "id")[:BATCHES]  # includes its own

@@ -19,7 +19,7 @@ Kind, State = Action.Kind, Action.State
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScaleOutStep:
     """`at`: None if it has not happened, and may never; `after_s`: seconds since the decision."""
 
     what: str
@@ -36,7 +36,7 @@ class Way:
 
     instance: str
     number: int
-    steps: list[Step]
+    steps: list[ScaleOutStep]
 
 
 def ways_of(decision: Decision) -> list[Way]:
@@ -101,15 +101,17 @@ def _came_up(names: Iterable[str]) -> dict[str, Decision]:
 
 def _steps(
     row: Instance, number: int, scale_out: Decision | None, orders: Mapping[str, Action], up: Decision | None
-) -> list[Step]:
+) -> list[ScaleOutStep]:
     """Completed steps in order of time, then pending ones."""
     load, watch = orders.get("load"), orders.get(Kind.FIRST_SERVED)
     since = scale_out.at if scale_out else min(order.created_at for order in orders.values())
 
-    def step(name: str, text: str, at: datetime | None, decision: Decision | None = None, failed: bool = False) -> Step:
+    def step(
+        name: str, text: str, at: datetime | None, decision: Decision | None = None, failed: bool = False
+    ) -> ScaleOutStep:
         after_s = max(0.0, (at - since).total_seconds()) if at else None
         url = reverse("decision", args=[decision.pk]) if decision else ""
-        return Step(STEPS_TO_SERVICE[name], text, at, after_s, url, failed)
+        return ScaleOutStep(STEPS_TO_SERVICE[name], text, at, after_s, url, failed)
 
     decided = sentence(scale_out) if scale_out else f"Decision {number} is no longer stored"
     found = [step("decision", decided, since if scale_out else None, scale_out)]

@@ -19,7 +19,7 @@ FARTHEST = 3.0  # times the measured span: loose targets must not squeeze the ba
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """`kind` is the bar's style: queue, engine, bad, tick, late, due, decision or none."""
 
     start: float
@@ -29,12 +29,12 @@ class Bar:
 
 
 @dataclass(slots=True)
-class Track:
+class TimelineTrack:
     """One row of the timeline; `note` is shown beside its figure."""
 
     label: str
     value_s: float | None
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[TimelineBar] = field(default_factory=list)
     note: str = ""
 
 
@@ -42,7 +42,7 @@ class Track:
 class Timeline:
     """`axis`: position and label of each tick."""
 
-    tracks: list[Track]
+    tracks: list[TimelineTrack]
     axis: list[tuple[float, str]]
 
 
@@ -78,15 +78,15 @@ def axis(whole: float) -> list[tuple[float, str]]:
     return [(index * step / whole, f"{index * step:g} s") for index in range(int(whole / step) + 1)]
 
 
-def _bar(start_s: float, end_s: float, whole: float, kind: str, title: str) -> Bar:
-    return Bar(start_s / whole, max(0.0, end_s - start_s) / whole, kind, title)
+def _bar(start_s: float, end_s: float, whole: float, kind: str, title: str) -> TimelineBar:
+    return TimelineBar(start_s / whole, max(0.0, end_s - start_s) / whole, kind, title)
 
 
-def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> Bar:
-    return Bar(at_s / whole, 0.0, kind, title)
+def _mark(at_s: float, whole: float, title: str, kind: str = "due") -> TimelineBar:
+    return TimelineBar(at_s / whole, 0.0, kind, title)
 
 
-def _due(track: Track, at_s: float, whole: float, what: str) -> None:
+def _due(track: TimelineTrack, at_s: float, whole: float, what: str) -> None:
     """Adds a due mark, or a note if the due time is beyond the timeline."""
     if at_s <= whole:
         track.bars.append(_mark(at_s, whole, f"{what} after {at_s:.4g} s"))
@@ -94,19 +94,19 @@ def _due(track: Track, at_s: float, whole: float, what: str) -> None:
         track.note = "; ".join(part for part in (track.note, f"{what} after {at_s:.4g} s") if part)
 
 
-def _decisions(row: RequestRecord, whole: float) -> Track | None:
+def _decisions(row: RequestRecord, whole: float) -> TimelineTrack | None:
     """A dot for each recorded step, with its number in the list below the timeline."""
     bars = [
         _mark(at, whole, f"{place} {step.get('kind', '')} after {at:.3f} s", "decision")
         for place, step in enumerate(row.decisions, 1)
         if isinstance(at := step.get("at"), int | float)
     ]
-    return Track("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
+    return TimelineTrack("Decisions", None, bars, note=f"{len(bars)} recorded") if bars else None
 
 
-def _queue(row: RequestRecord, whole: float) -> Track:
+def _queue(row: RequestRecord, whole: float) -> TimelineTrack:
     waited = row.queue_s if row.queue_s is not None else row.e2e_s
-    track = Track("Queue", waited, note="" if row.queue_s is not None else "never sent")
+    track = TimelineTrack("Queue", waited, note="" if row.queue_s is not None else "never sent")
     if waited is not None:
         kind = "queue" if row.queue_s is not None else "bad"
         track.bars.append(_bar(0.0, waited, whole, kind, f"{waited:.3f} s in the gateway queue"))
@@ -117,7 +117,7 @@ def _queue(row: RequestRecord, whole: float) -> Track:
     return track
 
 
-def _stages(row: RequestRecord, whole: float) -> list[Track]:
+def _stages(row: RequestRecord, whole: float) -> list[TimelineTrack]:
     """Prefill and decode; with disaggregation the KV transfer between them."""
     transfers = kv_transfers(row)
     if not transfers:
@@ -127,7 +127,7 @@ def _stages(row: RequestRecord, whole: float) -> list[Track]:
     return [_prefill(row, whole, until), _kv(transfers, whole), _decode(row, whole)]
 
 
-def _unseen(row: RequestRecord, whole: float) -> list[Track]:
+def _unseen(row: RequestRecord, whole: float) -> list[TimelineTrack]:
     """Without an observed first token. A prefill instance still reports when it finished."""
     waits_from = never_decoded_s(row)
     if waits_from is not None:
@@ -140,17 +140,17 @@ def _unseen(row: RequestRecord, whole: float) -> list[Track]:
     return [_prefill(row, whole, ended), *kv, _engine(row, whole, ended)]
 
 
-def _never_decoded(row: RequestRecord, waits_from: float, whole: float) -> list[Track]:
+def _never_decoded(row: RequestRecord, waits_from: float, whole: float) -> list[TimelineTrack]:
     """Prefilled, but ended before a decode instance took it: the prefill engine was done long before."""
     transfers, ended = kv_transfers(row), row.e2e_s or 0.0
     begins = max([waits_from, *(each.ended_s for each in transfers)])
-    wait = Track("Wait for decode", ended - begins, note="timed out" if is_given_up(row) else "never placed")
+    wait = TimelineTrack("Wait for decode", ended - begins, note="timed out" if is_given_up(row) else "never placed")
     kind = "bad" if verdict(row).badge == "bad" else "queue"
     wait.bars.append(_bar(begins, ended, whole, kind, f"{ended - begins:.3f} s without a decode instance"))
     return [_prefill(row, whole, waits_from), *([_kv(transfers, whole)] if transfers else []), wait]
 
 
-class KvTransfer(NamedTuple):
+class TimelineTransfer(NamedTuple):
     """One attempt to transfer the KV cache to a decode instance. Seconds after arrival."""
 
     began_s: float
@@ -161,7 +161,7 @@ class KvTransfer(NamedTuple):
     title: str  # shown when the bar is hovered
 
 
-def kv_transfers(row: RequestRecord) -> list[KvTransfer]:
+def kv_transfers(row: RequestRecord) -> list[TimelineTransfer]:
     """In the order of their ends; only the last one can have succeeded."""
     found = []
     for step in row.decisions:
@@ -182,26 +182,28 @@ def kv_transfers(row: RequestRecord) -> list[KvTransfer]:
         elif figures.get("undo"):  # how its source was cleaned up
             words.append(reason_in_words(str(figures["undo"])))
         target, source = str(figures.get("instance", "")), str(figures.get("source", ""))
-        found.append(KvTransfer(began, ended, source, target, arrived, ", ".join(words)))
+        found.append(TimelineTransfer(began, ended, source, target, arrived, ", ".join(words)))
     return found
 
 
-def _kv(transfers: list[KvTransfer], whole: float) -> Track:
+def _kv(transfers: list[TimelineTransfer], whole: float) -> TimelineTrack:
     last = transfers[-1]
     way = f"{last.source} to {last.target}" if last.source else f"to {last.target}" if last.target else ""
     tries = f"{len(transfers)} attempts" if len(transfers) > 1 else ""
-    track = Track("KV transfer", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part))
+    track = TimelineTrack(
+        "KV transfer", last.ended_s - last.began_s, note=", ".join(part for part in (way, tries) if part)
+    )
     for each in transfers:
         track.bars.append(_bar(each.began_s, each.ended_s, whole, "kv" if each.arrived else "bad", each.title))
     return track
 
 
-def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
+def _prefill(row: RequestRecord, whole: float, until: float) -> TimelineTrack:
     """From dispatch to the first token. It includes the engine's own queue, which cannot be told apart from outside."""
     sent = row.queue_s or 0.0
     prefill = row.instance if never_decoded_s(row) is not None else row.prefill_instance
     where = f"on {prefill}, including its queue" if prefill else "including the engine's queue"
-    track = Track("Prefill", until - sent, note=where)
+    track = TimelineTrack("Prefill", until - sent, note=where)
     kind = "" if row.ttft_met or (row.ttft_s is None and until <= row.target_ttft_s) else "bad"
     said = f"prefilled after {until:.3f} s" if row.ttft_s is None else f"first token after {row.ttft_s:.3f} s"
     track.bars.append(_bar(sent, until, whole, kind, said))
@@ -209,10 +211,10 @@ def _prefill(row: RequestRecord, whole: float, until: float) -> Track:
     return track
 
 
-def _decode(row: RequestRecord, whole: float) -> Track:
+def _decode(row: RequestRecord, whole: float) -> TimelineTrack:
     first, last = row.ttft_s or 0.0, row.e2e_s or 0.0
     where = f" on {row.instance}" if row.prefill_instance else ""
-    track = Track("Decode", last - first, note=f"{row.output_tokens} tokens{where}")
+    track = TimelineTrack("Decode", last - first, note=f"{row.output_tokens} tokens{where}")
     kind = "decode" if row.tpot_met else "bad"
     track.bars.append(_bar(first, last, whole, kind, f"{row.output_tokens} tokens until {last:.3f} s"))
     times = _times(row.token_times)
@@ -225,11 +227,11 @@ def _decode(row: RequestRecord, whole: float) -> Track:
     return track
 
 
-def _engine(row: RequestRecord, whole: float, sent: float) -> Track:
+def _engine(row: RequestRecord, whole: float, sent: float) -> TimelineTrack:
     """Not streamed, or cut off before the first token: prefill and decode cannot be told apart."""
     ended = row.e2e_s or 0.0
     what = f"KV transfer and decode on {row.instance}, " if row.prefill_instance else ""
-    track = Track("Engine", ended - sent, note=f"{what}first token not observed")
+    track = TimelineTrack("Engine", ended - sent, note=f"{what}first token not observed")
     kind = "bad" if verdict(row).badge == "bad" else ""
     track.bars.append(_bar(sent, ended, whole, kind, f"{ended - sent:.3f} s on the engine"))
     _due(track, due_s(row, row.output_tokens), whole, "last token due")
@@ -240,8 +242,8 @@ def _times(summary: Sequence[Any]) -> list[float]:
     return [float(at) for at in summary if isinstance(at, int | float)]
 
 
-def _answer(row: RequestRecord, whole: float) -> Track:
-    track = Track("End to end", row.e2e_s)
+def _answer(row: RequestRecord, whole: float) -> TimelineTrack:
+    track = TimelineTrack("End to end", row.e2e_s)
     if row.e2e_s is not None:
         kind = "bad" if verdict(row).badge == "bad" else "engine"
         track.bars.append(_bar(0.0, row.e2e_s, whole, kind, f"{row.e2e_s:.3f} s end to end"))

@@ -25,8 +25,8 @@ from console.tables.paging import page_of
 from console.templatetags.units import alternatives
 from controller.models import Decision, ScalingPolicy
 from controller.selectors import catalogue, decisions
-from controller.selectors.causes import Traffic, bearing_on, in_force, looked_back_to, traffic
-from controller.selectors.roles import Role
+from controller.selectors.causes import ClassTraffic, bearing_on, in_force, looked_back_to, traffic
+from controller.selectors.roles import UserRole
 from controller.wording.changes import changed_fields
 from controller.wording.sentences import sentence
 
@@ -48,7 +48,7 @@ REVERTED_AT: dict[str, tuple[str, Callable[[], QuerySet[Any]] | None]] = {
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def decision_list(request: HttpRequest) -> HttpResponse:
     form = AuditSearch(request.GET)
     if form.is_valid() and (whose := class_filter(form)) and not form.cleaned_data["since"]:
@@ -69,7 +69,7 @@ def decision_list(request: HttpRequest) -> HttpResponse:
     return render(request, "console/partials/_audit_rows.html" if fragment else "console/audit.html", context)
 
 
-def found(form: AuditSearch, about: Traffic | None = None) -> QuerySet[Decision]:
+def found(form: AuditSearch, about: ClassTraffic | None = None) -> QuerySet[Decision]:
     """Nothing for an invalid form, which shows its errors."""
     if not form.is_valid():
         return Decision.objects.none()
@@ -85,7 +85,7 @@ def class_filter(form: AuditSearch) -> tuple[str | None, str | None] | None:
     return (tenant, "" if slo_class == NO_CLASS else slo_class) if tenant or slo_class else None
 
 
-def traffic_of(form: AuditSearch) -> Traffic | None:
+def traffic_of(form: AuditSearch) -> ClassTraffic | None:
     if not form.is_valid() or (whose := class_filter(form)) is None:
         return None
     data = form.cleaned_data
@@ -101,7 +101,7 @@ def since_first_miss(query: QueryDict, tenant: str | None, slo_class: str | None
     return bounded.urlencode()
 
 
-def affecting_context(request: HttpRequest, form: AuditSearch, about: Traffic) -> dict[str, Any]:
+def affecting_context(request: HttpRequest, form: AuditSearch, about: ClassTraffic) -> dict[str, Any]:
     """The scalers' last decisions before the list begins, still in force then, and the number of decisions by kind."""
     counts = found(form, about).order_by("kind").values_list("kind").annotate(count=Count("pk"))
     query = request.GET.copy()
@@ -114,7 +114,7 @@ def affecting_context(request: HttpRequest, form: AuditSearch, about: Traffic) -
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def decision_export(request: HttpRequest) -> HttpResponseBase:
     """Every decision that matches the filters, not just one page."""
     form, wanted = AuditSearch(request.GET), request.GET.get("format", "csv")
@@ -126,7 +126,7 @@ def decision_export(request: HttpRequest) -> HttpResponseBase:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     decision = get_object_or_404(Decision, pk=decision_id)
     changed = changed_fields(decision.inputs)

@@ -16,7 +16,7 @@ from console.tables.paging import page_of
 from controller.models import Decision
 from controller.selectors import catalogue, decisions
 from controller.selectors.removals import removal
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.wording.changes import changed_fields
 
 PAGE_ROWS = 50
@@ -24,7 +24,7 @@ SCALING_CHANGES = ("scaling_policy_created", "scaling_policy_updated")
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def class_history(request: HttpRequest, class_id: int) -> HttpResponse:
     context = {"back": "classes", "back_name": "SLO classes", "edit": "class-edit", "again": "class-new"}
     row = catalogue.slo_classes().filter(pk=class_id).first()
@@ -35,7 +35,7 @@ def class_history(request: HttpRequest, class_id: int) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
     context = {"back": "mappings", "back_name": "Priority mapping", "edit": "mapping-edit"}
     row = catalogue.priority_mappings().filter(pk=mapping_id).first()
@@ -46,7 +46,7 @@ def mapping_history(request: HttpRequest, mapping_id: int) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def scaling_history(request: HttpRequest, policy_id: int) -> HttpResponse:
     context = {"back": "scaling", "back_name": "Scaling", "edit": "scaling-edit"}
     row = catalogue.scaling_policies().filter(pk=policy_id).first()

@@ -23,7 +23,7 @@ from console.views.conflicts import Difference, differences
 from console.views.saved import saved
 from controller.models import Decision, SLOClass
 from controller.selectors import catalogue, decisions
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.slo_classes import slo_class_create, slo_class_remove, slo_class_update
@@ -32,14 +32,14 @@ NEW_CLASS = {"waiting_time_s": 5.0, "target": 0.95, "value": 1.0}
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def class_list(request: HttpRequest) -> HttpResponse:
     rows = catalogue.slo_classes().order_by("tenant__name", "ttft_s", "tpot_s", "name")
     return render(request, "console/classes.html", {"classes": rows})
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def class_new(request: HttpRequest) -> HttpResponse:
     initial = NEW_CLASS | restored(request)
     form = SLOClassForm(data_of(request), initial=initial)
@@ -56,7 +56,7 @@ def class_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("slo_class")
 def class_edit(request: HttpRequest, class_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
@@ -99,7 +99,7 @@ def say_saved(request: HttpRequest, before: int, stored: SLOClass) -> None:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("slo_class")
 def class_remove(request: HttpRequest, class_id: int) -> HttpResponse:
     """GET asks for confirmation; POST with the version shown there removes the class."""

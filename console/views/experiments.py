@@ -31,7 +31,7 @@ from controller.core.errors import ConfigError
 from controller.models import Experiment
 from controller.selectors import catalogue, experiments
 from controller.selectors.fleet_model import default_model
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.experiment_specs import requests_expected, resolved, run_count
@@ -59,7 +59,7 @@ def actor(request: HttpRequest) -> Actor:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def experiment_list(request: HttpRequest) -> HttpResponse:
     text, state = request.GET.get("q", "")[:NAME_MAX].replace("\x00", ""), request.GET.get("state", "")
     wanted = state if state in Experiment.State.values else None
@@ -77,7 +77,7 @@ def experiment_list(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_ask(request: HttpRequest) -> HttpResponse:
     """ "What would yesterday have looked like with one instance less?" """
     window, change = request.POST.get("window", ""), CHANGES.get(request.POST.get("change", ""))
@@ -131,7 +131,7 @@ def bound(request: HttpRequest) -> tuple[ExperimentForm, Any]:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_new(request: HttpRequest) -> HttpResponse:
     form, contenders = bound(request)
     if request.method == "POST" and all([form.is_valid(), contenders.is_valid()]):
@@ -153,7 +153,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_check(request: HttpRequest) -> JsonResponse:
     """Live validation: errors by field, or the size of the experiment. Nothing is stored."""
     form, contenders = bound(request)
@@ -182,7 +182,7 @@ def found(slug: str) -> Experiment:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def experiment_detail(request: HttpRequest, slug: str) -> HttpResponse:
     row = found(slug)
     targets = {name: share for (_, name), share in catalogue.targets().items()}
@@ -224,7 +224,7 @@ def whose(first_tokens: int | None, requests: int) -> str:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
     """Change its name, and whether it is kept."""
     row = found(slug)
@@ -251,7 +251,7 @@ def experiment_change(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_stop(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         experiment_cancel(actor=actor(request), slug=found(slug).slug)
@@ -261,7 +261,7 @@ def experiment_stop(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def experiment_delete(request: HttpRequest, slug: str) -> HttpResponse:
     row = found(slug)
     experiment_remove(actor=actor(request), slug=row.slug)
@@ -270,7 +270,7 @@ def experiment_delete(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def experiment_file(request: HttpRequest, slug: str, form: str) -> HttpResponse:
     row = found(slug)
     if row.result is None:

@@ -20,15 +20,15 @@ from console.access import allows
 from console.charts import base as charts
 from console.forms.numbers import number_of
 from console.live.live_view import merge_instances
-from console.live.polled import SHARED_S, FleetNow, Part, charts_due, fleet_now
-from console.live.ttl_cache import Kept
+from console.live.polled import SHARED_S, FleetNow, PagePart, charts_due, fleet_now
+from console.live.ttl_cache import TtlCache
 from console.panels.scale_outs import way_of
 from console.panels.sleep_warning import sleep_choices
 from console.views.instance_links import links_in_trouble, links_of
 from console.wording.engine_spec import engine_spec
 from controller.models import Action, Instance
 from controller.selectors import catalogue, decisions, measured, topology
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actions import weights_load_order
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
@@ -71,11 +71,11 @@ LOADS = 10
 TO_SERVICE = (Action.Kind.WEIGHTS_LOAD, Action.Kind.WAKE, Action.Kind.FIRST_SERVED)
 ORDERS = 3 * LOADS  # actions of these kinds that the page reads
 LENGTHS = 40  # points on the line of a latency model
-POLLED: Kept[Part] = Kept(SHARED_S)
+POLLED: TtlCache[PagePart] = TtlCache(SHARED_S)
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def fleet(request: HttpRequest) -> HttpResponse:
     now = fleet_now()
     return render(request, "console/fleet.html", fleet_context(now) | {"as_of": now.as_of})
@@ -83,15 +83,15 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 @gzip_page
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def fleet_live(request: HttpRequest) -> JsonResponse:
     """The parts of the page that update, shared by all viewers."""
     return POLLED.get(fleet_part).answer()
 
 
-def fleet_part() -> Part:
+def fleet_part() -> PagePart:
     now = fleet_now()
-    return Part(render_to_string("console/partials/_fleet_live.html", fleet_context(now)), now.as_of)
+    return PagePart(render_to_string("console/partials/_fleet_live.html", fleet_context(now)), now.as_of)
 
 
 def fleet_context(now: FleetNow) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
     row, now = get_object_or_404(catalogue.instances(), pk=instance_id), fleet_now()
     context = instance_context(row, now) | fit_context(row) | {"as_of": now.as_of}
@@ -149,13 +149,13 @@ def instance_detail(request: HttpRequest, instance_id: str) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def instance_live(request: HttpRequest, instance_id: str) -> JsonResponse:
     """The parts of the page that update; with `?charts=1` also the measurements, which change less often."""
     row, now = get_object_or_404(catalogue.instances(), pk=instance_id), fleet_now()
     html = render_to_string("console/partials/_instance_live.html", instance_context(row, now), request)
     due = charts_due(request)
-    return Part(html, now.as_of, fit_context(row)["charts"] if due else {}).answer(due)
+    return PagePart(html, now.as_of, fit_context(row)["charts"] if due else {}).answer(due)
 
 
 def instance_context(row: Instance, now: FleetNow) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def charts_of(row: Instance, profile: Any, points: list[measured.Measured]) -> d
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def instance_act(request: HttpRequest) -> HttpResponse:
     """Run `action` of ACTIONS on `instance`, unless it changed since the page was loaded (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=request.POST.get("instance", ""))

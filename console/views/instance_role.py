@@ -13,7 +13,7 @@ from console.forms.numbers import number_of
 from console.panels.role_change import Prospect, prospects
 from controller.models import Instance
 from controller.selectors import catalogue
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.role_switches import role_ask
@@ -22,7 +22,7 @@ from workers.notices import announce_config
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def instance_role(request: HttpRequest, instance_id: str) -> HttpResponse:
     """GET shows the effects; POST changes the role, unless the instance changed since then (`version`)."""
     row = get_object_or_404(catalogue.instances(), pk=instance_id)

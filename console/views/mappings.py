@@ -24,7 +24,7 @@ from console.views.conflicts import Difference, differences
 from console.views.saved import saved
 from controller.models import PriorityMapping
 from controller.selectors import catalogue, decisions
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
 from controller.services.priority_mappings import priority_mapping_update
@@ -33,14 +33,14 @@ SETTINGS = ("window", "window_age_s", "contention")
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def mapping_list(request: HttpRequest) -> HttpResponse:
     rows = catalogue.priority_mappings().order_by("tenant__name")
     return render(request, "console/mappings.html", {"mappings": rows})
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("priority_mapping")
 def mapping_edit(request: HttpRequest, mapping_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)

@@ -14,11 +14,11 @@ from console.access import allows
 from console.charts import base as charts
 from console.live import live_view
 from console.live.polled import fleet_now
-from console.live.ttl_cache import Kept
+from console.live.ttl_cache import TtlCache
 from console.panels.history import links, overview_history
 from controller.core.messages import FleetMessage
 from controller.selectors import decisions
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.wording.sentences import message_of
 
 CHARTS = (
@@ -31,14 +31,14 @@ CHARTS = (
     {"name": "queue", "title": "Queue", "note": "waiting requests, since this page was opened"},
 )
 DECISIONS_SHOWN = 40
-POLLED: Kept[dict[str, Any]] = Kept(5.0)
+POLLED: TtlCache[dict[str, Any]] = TtlCache(5.0)
 CARDS_MAX = 24  # more instances are shown as a map of small cells; also in static/js/pages/overview.js
 BLANK_ROW = {"status": "idle", "status_text": "no traffic", "target": None, "ttft_counted": live_view.NO_REQUESTS}
 STATE_BADGES = {"up": "ok", "draining": "warn", "down": "bad"}
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def overview(request: HttpRequest) -> HttpResponse:
     fleets = read_fleets()
     now = timezone.now()
@@ -60,7 +60,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def overview_history_json(request: HttpRequest) -> JsonResponse:
     """Polled by every open Overview; computed once for all polls within a few seconds."""
     return JsonResponse(POLLED.get(lambda: overview_history(timezone.now())))

@@ -18,7 +18,7 @@ from console.views.conflicts import Difference
 from console.views.overview import instance_card
 from controller.core.types import Outcome
 from controller.models import RequestRecord
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 
 TOKENS = ("bg", "surface", "surface-2", "ink", "ink-2", "ink-3", "line", "accent", "ok", "warn", "bad", "idle", "focus")
 STEPS = [
@@ -63,7 +63,7 @@ SENTENCES = [
 CONFLICT = [Difference("First token within", "0.5 s", "0.4 s"), Difference("Attained by", "95 %", "97 %")]
 
 
-class Sample(forms.Form):
+class PatternExample(forms.Form):
     """One field of each kind."""
 
     text = forms.CharField(max_length=40, help_text="Help explains what a value does.", initial="interactive")
@@ -79,10 +79,10 @@ class Sample(forms.Form):
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def patterns(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
-    wrong = Sample({"text": "", "seconds": "-1", "percent": "200", "choice": "c"})
+    wrong = PatternExample({"text": "", "seconds": "-1", "percent": "200", "choice": "c"})
     wrong.is_valid()
     at = now.timestamp()
     minutes = [
@@ -93,7 +93,7 @@ def patterns(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {
         "now": now,
         "tokens": TOKENS,
-        "form": Sample(),
+        "form": PatternExample(),
         "wrong": wrong,
         "timeline": timeline(sample_record(now)),
         "steps": STEPS,

@@ -24,14 +24,14 @@ from controller.core.snapshot import LevelBounds
 from controller.models import Experiment
 from controller.selectors import catalogue, experiments, previews
 from controller.selectors.edits import ClassEdit, Edit, MappingEdit
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.previews import EDITED, RECORDED, preview_ask
 from controller.wording.reasons import class_name
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("slo_class")
 def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
     row = get_object_or_404(catalogue.slo_classes(), pk=class_id)
@@ -44,7 +44,7 @@ def class_preview(request: HttpRequest, class_id: int) -> JsonResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("priority_mapping")
 def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
     row = get_object_or_404(catalogue.priority_mappings(), pk=mapping_id)
@@ -87,7 +87,7 @@ def answer(request: HttpRequest, name: str, edit: Edit) -> JsonResponse:
 
 
 @require_GET
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
     """An HTML fragment: the result of a finished preview, or why it has none."""
     row = experiments.experiment(slug)

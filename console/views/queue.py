@@ -21,7 +21,7 @@ from console.forms.numbers import number_of
 from console.live.queue_commands import Order, RunningCommand, matching
 from console.live.queue_view import window_of
 from controller.selectors import decisions
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.services.actors import Actor
 from controller.services.queue_commands import (
     queue_command_outcome,
@@ -41,13 +41,13 @@ COMMANDS = {"cancel": "cancelled", "pause": "paused", "resume": "resumed", "repr
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def queue(request: HttpRequest) -> HttpResponse:
     return render(request, "console/queue.html")
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def queue_command(request: HttpRequest) -> JsonResponse:
     """Sends the command to every gateway, waits for the answers and records the outcome. Answers with JSON."""
     kind, ids = request.POST.get("kind", ""), list(dict.fromkeys(request.POST.getlist("request")))
@@ -76,7 +76,7 @@ def queue_command(request: HttpRequest) -> JsonResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def queue_command_all(request: HttpRequest) -> HttpResponseBase:
     """A command on all requests that match a filter and arrived before the operator confirmed.
 
@@ -116,7 +116,7 @@ async def _lines(command: RunningCommand) -> AsyncIterator[bytes]:
 
 
 @require_GET
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def queue_command_ended(request: HttpRequest, order_id: str) -> JsonResponse:
     """The outcome of one's own command on all matching requests, from its audit record: for a browser that stopped it
     or lost the connection. `known` is false until the command has ended, and if it never began."""

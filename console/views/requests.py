@@ -21,7 +21,7 @@ from controller.core.records import ENGINE_REJECTED
 from controller.models import Decision, RequestRecord
 from controller.selectors import decisions
 from controller.selectors import requests as records
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from controller.wording.misses import why_missed
 from controller.wording.request_steps import end_code, step
 from controller.wording.sentences import sentence
@@ -56,7 +56,7 @@ COMPARED = (
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def request_list(request: HttpRequest) -> HttpResponse:
     form = RequestSearch(request.GET)
     rows = found(form)
@@ -93,7 +93,7 @@ def found(form: RequestSearch) -> QuerySet[RequestRecord]:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
     row = records.request_record(id=request_id)
     if row is None:
@@ -109,7 +109,7 @@ def request_detail(request: HttpRequest, request_id: str) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def request_compare(request: HttpRequest) -> HttpResponse:
     """Two requests on one scale: `?id=A&id=B`, or `?id=A&with=attained` for the newest attained one of its class."""
     ids = [each.strip() for each in request.GET.getlist("id") if each.strip()]

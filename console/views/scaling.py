@@ -22,15 +22,15 @@ from console.forms.base import TimeField
 from console.forms.removed import says_if_removed
 from console.forms.scaling import ScalingForm
 from console.forms.unsaved_forms import data_of
-from console.live.polled import SHARED_S, AsOf, Part, charts_due
-from console.live.ttl_cache import Kept
+from console.live.polled import SHARED_S, AsOf, PagePart, charts_due
+from console.live.ttl_cache import TtlCache
 from console.views.changes import before_of
 from console.views.classes import show_errors
 from console.views.conflicts import Difference, differences
 from controller.models import Decision, ScalingPolicy, ScalingSample
 from controller.selectors import catalogue, scaling
-from controller.selectors.roles import Role, role_of
-from controller.selectors.scaling import Counts, Start
+from controller.selectors.roles import UserRole, role_of
+from controller.selectors.scaling import Counts, InstanceStart
 from controller.selectors.warm_pool import warm_pools
 from controller.services.actors import Actor
 from controller.services.change import VersionConflict
@@ -46,7 +46,7 @@ EVENTS = 40  # in the table
 MARKS = 400  # on the charts
 PATIENCE_S = 20.0  # the scaler stores a sample every five seconds, or at each evaluation if those are less frequent
 SAMPLE_PERIODS = 3
-POLLED: dict[bool, Kept[Part]] = {may: Kept(SHARED_S) for may in (False, True)}
+POLLED: dict[bool, TtlCache[PagePart]] = {may: TtlCache(SHARED_S) for may in (False, True)}
 
 
 class Moment(Form):
@@ -56,7 +56,7 @@ class Moment(Form):
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def scaling_page(request: HttpRequest) -> HttpResponse:
     """The current state with live updates, or the state around a time in the past (`?at=`)."""
     form = Moment(request.GET)
@@ -67,17 +67,17 @@ def scaling_page(request: HttpRequest) -> HttpResponse:
 
 @gzip_page
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def scaling_live(request: HttpRequest) -> JsonResponse:
     """The live part of the page: one version for users who can edit policies, one for all others."""
-    can_act = role_of(request.user) >= Role.OPERATOR
+    can_act = role_of(request.user) >= UserRole.OPERATOR
     return POLLED[can_act].get(lambda: scaling_part(can_act)).answer(charts_due(request))
 
 
-def scaling_part(can_act: bool) -> Part:
+def scaling_part(can_act: bool) -> PagePart:
     context = scaling_context(timezone.now(), None) | {"can_act": can_act}
     html = render_to_string("console/partials/_scaling_live.html", context)
-    return Part(html, context["as_of"], context["charts"])
+    return PagePart(html, context["as_of"], context["charts"])
 
 
 def scaling_context(now: datetime, at: datetime | None) -> dict[str, Any]:
@@ -112,7 +112,9 @@ def to_its_end(at: datetime) -> datetime:
     return at if at.microsecond else at + SECOND - timedelta(microseconds=1)
 
 
-def done_and_started(at: datetime | None, since: datetime, until: datetime) -> tuple[list[Decision], list[Start]]:
+def done_and_started(
+    at: datetime | None, since: datetime, until: datetime
+) -> tuple[list[Decision], list[InstanceStart]]:
     """Decisions and starts. Now: newest first. Around a time: the nearest on both sides, in order of time."""
     if at is None:
         return scaling.events(limit=MARKS), scaling.starts()
@@ -198,7 +200,7 @@ def as_now(
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def scaling_new(request: HttpRequest) -> HttpResponse:
     form = ScalingForm(data_of(request))
     if request.method == "POST" and form.is_valid():
@@ -215,7 +217,7 @@ def scaling_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 @says_if_removed("scaling_policy")
 def scaling_edit(request: HttpRequest, policy_id: int) -> HttpResponse:
     row = get_object_or_404(catalogue.scaling_policies(), pk=policy_id)

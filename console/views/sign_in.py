@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET
 from console.access import allows
 from console.consumers.base import session_group
 from console.forms.unsaved_forms import kept
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from workers import live
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SignIn(LoginView):
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def session(request: HttpRequest) -> HttpResponse:
     """For a page that lost its connection: 204, or a redirect to the login page."""
     return HttpResponse(status=204)

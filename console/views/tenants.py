@@ -30,7 +30,7 @@ from console.wording.budget import budget_words, error_budget
 from controller.models import ApiKey, Tenant
 from controller.selectors import catalogue, decisions, usage
 from controller.selectors.attainment import attainment
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
 from controller.services.api_keys import NewKey, api_key_create, api_key_revoke, api_key_rotate
 from controller.services.change import VersionConflict
@@ -47,7 +47,7 @@ NO_PEAK = usage.Peak(0, 0)
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def tenant_list(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     day = usage.usage_by_tenant(since=now - DAY, until=now)
@@ -66,7 +66,7 @@ def tenant_list(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 @says_if_removed("tenant")
 def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
     form = KeyForm(data_of(request, reverse("key-new", args=[tenant_id])))
@@ -74,7 +74,7 @@ def tenant_detail(request: HttpRequest, tenant_id: int) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.ADMIN)
+@allows(UserRole.ADMIN)
 def tenant_new(request: HttpRequest) -> HttpResponse:
     form = TenantForm(data_of(request))
     if request.method == "POST" and form.is_valid():
@@ -90,7 +90,7 @@ def tenant_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.ADMIN)
+@allows(UserRole.ADMIN)
 @says_if_removed("tenant")
 def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
     row = tenant_or_404(tenant_id)
@@ -117,7 +117,7 @@ def tenant_edit(request: HttpRequest, tenant_id: int) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.ADMIN)
+@allows(UserRole.ADMIN)
 @says_if_removed("tenant")
 def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
     tenant = tenant_or_404(tenant_id)
@@ -133,7 +133,7 @@ def key_new(request: HttpRequest, tenant_id: int) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.ADMIN)
+@allows(UserRole.ADMIN)
 @says_if_removed("api_key")
 def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
@@ -150,7 +150,7 @@ def key_rotate(request: HttpRequest, key_id: int) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.ADMIN)
+@allows(UserRole.ADMIN)
 @says_if_removed("api_key")
 def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
     key = get_object_or_404(catalogue.api_keys(), pk=key_id)
@@ -178,7 +178,7 @@ def actor(request: HttpRequest) -> Actor:
 
 
 def may_change(request: HttpRequest) -> bool:
-    return role_of(request.user) >= Role.ADMIN
+    return role_of(request.user) >= UserRole.ADMIN
 
 
 def page_context(request: HttpRequest, tenant: Tenant, key_form: KeyForm) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from console.access import allows, refuse
 from console.views.classes import show_errors
 from controller.models import Trace
 from controller.selectors import experiments
-from controller.selectors.roles import Role, role_of
+from controller.selectors.roles import UserRole, role_of
 from controller.services.actors import Actor
 from controller.services.traces import BYTES_MAX, trace_create, trace_remove
 
@@ -31,11 +31,11 @@ class TraceForm(forms.Form):
 
 
 @require_http_methods(["GET", "POST"])
-@allows(Role.VIEWER)
+@allows(UserRole.VIEWER)
 def trace_list(request: HttpRequest) -> HttpResponse:
     role = role_of(request.user)
-    if request.method == "POST" and role < Role.OPERATOR:
-        refuse(request, role, Role.OPERATOR)
+    if request.method == "POST" and role < UserRole.OPERATOR:
+        refuse(request, role, UserRole.OPERATOR)
     form = TraceForm(request.POST or None, request.FILES or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -55,7 +55,7 @@ def trace_list(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@allows(Role.OPERATOR)
+@allows(UserRole.OPERATOR)
 def trace_delete(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         trace_remove(actor=Actor.person(request.user.get_username()), slug=slug)

@@ -74,7 +74,7 @@ class Encoder:
         return sorted(values) if isinstance(value, frozenset | set) else values
 
 
-class Decoder:
+class EventDecoder:
     """The inverse, for events: by the annotations of each type's fields."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Decoder:
         return hint(raw) if issubclass(hint, Enum) else self._built(hint, raw)
 
 
-class Recorder:
+class EventRecorder:
     """Lines for a log, one a call of `handle`. `encode` the events before the call, which may change requests."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Log:
         self.header = Header(str(raw["policy"]), raw["overrides"])
 
     def batches(self) -> Iterator[Batch]:
-        decoder = Decoder()
+        decoder = EventDecoder()
         for number, line in enumerate(self._lines, 2):
             raw = self._json(line, number)
             try:

@@ -63,7 +63,7 @@ class On:
     GIVE_UP = "GiveUp"
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     state: State
     on: str
     to: State
@@ -74,35 +74,35 @@ LANDED = (State.COMMITTED, State.RELEASED)
 TWO_STAGES = (State.PREFILLING, State.WAITING, *UNDER_WAY, *LANDED)
 OPEN = (State.QUEUED, State.SENT, State.ANSWERING, *TWO_STAGES)
 
-STEPS: tuple[Step, ...] = (
+STEPS: tuple[Transition, ...] = (
     # one engine for the whole answer
-    Step(State.QUEUED, On.SEND, State.SENT),
-    Step(State.SENT, On.FIRST_TOKEN, State.ANSWERING),
-    Step(State.SENT, On.FINISHED, State.ENDED),
-    Step(State.ANSWERING, On.FINISHED, State.ENDED),
+    Transition(State.QUEUED, On.SEND, State.SENT),
+    Transition(State.SENT, On.FIRST_TOKEN, State.ANSWERING),
+    Transition(State.SENT, On.FINISHED, State.ENDED),
+    Transition(State.ANSWERING, On.FINISHED, State.ENDED),
     # one to prefill, another to decode
-    Step(State.QUEUED, On.SEND_PREFILL, State.PREFILLING),
-    Step(State.QUEUED, On.SEND_PAIR, State.WAITING),
-    Step(State.PREFILLING, On.PREFILL_ENDING, State.WAITING),
-    Step(State.PREFILLING, On.PREFILL_DONE, State.WAITING),
-    Step(State.WAITING, On.PLACE, State.PLACED),
-    Step(State.PLACED, On.STARTED, State.RESERVED),
-    Step(State.PLACED, On.MOVES, State.MOVING),
-    Step(State.RESERVED, On.MOVES, State.MOVING),
-    *(Step(state, On.DONE, State.COMMITTED) for state in UNDER_WAY),
-    Step(State.COMMITTED, On.RELEASED, State.RELEASED),
-    *(Step(state, On.FINISHED, State.ENDED) for state in (*UNDER_WAY, *LANDED)),
+    Transition(State.QUEUED, On.SEND_PREFILL, State.PREFILLING),
+    Transition(State.QUEUED, On.SEND_PAIR, State.WAITING),
+    Transition(State.PREFILLING, On.PREFILL_ENDING, State.WAITING),
+    Transition(State.PREFILLING, On.PREFILL_DONE, State.WAITING),
+    Transition(State.WAITING, On.PLACE, State.PLACED),
+    Transition(State.PLACED, On.STARTED, State.RESERVED),
+    Transition(State.PLACED, On.MOVES, State.MOVING),
+    Transition(State.RESERVED, On.MOVES, State.MOVING),
+    *(Transition(state, On.DONE, State.COMMITTED) for state in UNDER_WAY),
+    Transition(State.COMMITTED, On.RELEASED, State.RELEASED),
+    *(Transition(state, On.FINISHED, State.ENDED) for state in (*UNDER_WAY, *LANDED)),
     # the prefill turned out to be the whole answer
-    *(Step(state, On.ANSWERED_WHOLE, State.SENT) for state in TWO_STAGES),
+    *(Transition(state, On.ANSWERED_WHOLE, State.SENT) for state in TWO_STAGES),
     # back: another decode instance, another prefill, or the queue
-    *(Step(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
-    *(Step(state, On.PREFILL_AGAIN, State.QUEUED) for state in TWO_STAGES),
-    *(Step(state, On.FAILED, State.QUEUED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    *(Transition(state, On.UNDONE, State.WAITING) for state in (State.WAITING, *UNDER_WAY, State.COMMITTED)),
+    *(Transition(state, On.PREFILL_AGAIN, State.QUEUED) for state in TWO_STAGES),
+    *(Transition(state, On.FAILED, State.QUEUED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
     # the other ends
-    *(Step(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
-    *(Step(state, On.GIVE_UP, State.ENDED) for state in TWO_STAGES),
-    *(Step(state, On.CUT, State.ENDED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
-    *(Step(state, On.CANCELLED, State.ENDED) for state in OPEN),
+    *(Transition(State.QUEUED, on, State.ENDED) for on in (On.REFUSE, On.DROP, On.UNSCHEDULED)),
+    *(Transition(state, On.GIVE_UP, State.ENDED) for state in TWO_STAGES),
+    *(Transition(state, On.CUT, State.ENDED) for state in (State.SENT, State.ANSWERING, *TWO_STAGES)),
+    *(Transition(state, On.CANCELLED, State.ENDED) for state in OPEN),
 )
 
 for _step in STEPS:

@@ -20,7 +20,7 @@ NO_TRAFFIC = ModelTraffic(
 LOST = ("unreachable", "failed", "stopped")  # observed states that are no capacity, and nothing to wait for
 
 
-class Row(NamedTuple):
+class InstanceRow(NamedTuple):
     """A live instance as the database knows it. `fixed`: run by somebody else, so not ours to start or stop;
     `takes_both_roles`: it can serve the other stage too, whoever runs it."""
 
@@ -46,7 +46,7 @@ def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
 
 
 def observe(
-    rows: Iterable[Row],
+    rows: Iterable[InstanceRow],
     messages: Sequence[FleetMessage],
     now: float,
     model: str,
@@ -96,6 +96,6 @@ def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
     return sorted((item for m in messages for item in m["instances"]), key=lambda item: item["utilisation"])
 
 
-def _member(row: Row, seen: InstanceMessage | None, todo: int) -> Member:
+def _member(row: InstanceRow, seen: InstanceMessage | None, todo: int) -> Member:
     state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
     return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.takes_both_roles)

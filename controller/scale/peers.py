@@ -15,7 +15,7 @@ STAGES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PeerMember:
     """An engine that can keep links, and the host and port where others reach it (host "": unknown). `hollow`: it has
     no weights."""
 
@@ -27,7 +27,7 @@ class Member:
     hollow: bool = False
 
 
-def peers(members: Iterable[Member]) -> dict[str, tuple[Member, ...]]:
+def peers(members: Iterable[PeerMember]) -> dict[str, tuple[PeerMember, ...]]:
     """By engine id: the engines from which it should keep a link, in order of their ids."""
     ranked = sorted(members, key=lambda each: each.id)
     return {
@@ -35,12 +35,12 @@ def peers(members: Iterable[Member]) -> dict[str, tuple[Member, ...]]:
     }
 
 
-def need_links(members: Iterable[Member]) -> bool:
+def need_links(members: Iterable[PeerMember]) -> bool:
     """Whether any of these engines would read KV or weights from another."""
     return any(each.hollow or each.role in STAGES for each in members)
 
 
-def _linked(source: Member, target: Member) -> bool:
+def _linked(source: PeerMember, target: PeerMember) -> bool:
     if source.id == target.id or source.model != target.model:
         return False
     disaggregated = source.role in STAGES and target.role in STAGES

@@ -50,7 +50,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SourceChoice:
     """One source to try. `kind`: engine | host | disk; only an engine has `id` and `url`. `bandwidth_bytes_s` None: the
     link is not described."""
 
@@ -64,7 +64,7 @@ class Choice:
 class SourcePlan:
     """`choices` in the order in which they are tried; `rejected`: the reason for each engine that was left out."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[SourceChoice, ...]
     reason: str
     figures: Mapping[str, Figure]
     rejected: Mapping[str, Figure]
@@ -113,9 +113,9 @@ def plan_sources(
     ranked.sort(key=lambda each: each[0])
     taken = ranked[:most_engines]
     rejected.update({holder.id: "enough_before" for _, holder, _, _ in ranked[most_engines:]})
-    engines = [Choice("engine", holder.id, holder.url, width) for _, holder, width, _ in taken]
-    copy = [Choice("host")] if host_copy else []
-    choices = [*(copy + engines if copy_first else engines + copy), Choice("disk")]
+    engines = [SourceChoice("engine", holder.id, holder.url, width) for _, holder, width, _ in taken]
+    copy = [SourceChoice("host")] if host_copy else []
+    choices = [*(copy + engines if copy_first else engines + copy), SourceChoice("disk")]
     reason = {"host": "host_copy", "disk": "disk_only"}.get(choices[0].kind) or taken[0][3]
     first = taken[0] if choices[0].kind == "engine" else None
     return SourcePlan(tuple(choices), reason, _figures(first, len(ranked), host_copy), rejected)

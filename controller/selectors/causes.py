@@ -20,7 +20,7 @@ POLICY_CHANGES = ("scaling_policy_created", "scaling_policy_updated", "scaling_p
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ClassTraffic:
     """Requests of a tenant and class (None: all), as counted in one span. `keys`: "tenant/class"."""
 
     tenant: str | None
@@ -29,7 +29,7 @@ class Traffic:
     models: tuple[str, ...]
 
 
-def traffic(*, tenant: str | None, slo_class: str | None, since: datetime | None, until: datetime) -> Traffic:
+def traffic(*, tenant: str | None, slo_class: str | None, since: datetime | None, until: datetime) -> ClassTraffic:
     """The models that served them, from the roll-up of at most the first day after `since` and the last before
     `until`."""
     seen = Q(minute__gt=until - RECENT - MINUTE)
@@ -41,7 +41,7 @@ def traffic(*, tenant: str | None, slo_class: str | None, since: datetime | None
     keys = {f"{owner}/{name}" for owner, name, _ in found}
     if tenant is not None and slo_class is not None:
         keys.add(f"{tenant}/{slo_class}")
-    return Traffic(tenant, slo_class, tuple(sorted(keys)), tuple(sorted({model for *_, model in found})))
+    return ClassTraffic(tenant, slo_class, tuple(sorted(keys)), tuple(sorted({model for *_, model in found})))
 
 
 def looked_back_to(*, tenant: str | None, slo_class: str | None, until: datetime) -> datetime:
@@ -56,7 +56,7 @@ def _minutes(tenant: str | None, slo_class: str | None) -> QuerySet[AttainmentMi
     return AttainmentMinute.objects.filter(**{name: value for name, value in asked.items() if value is not None})
 
 
-def bearing_on(whom: Traffic) -> Q:
+def bearing_on(whom: ClassTraffic) -> Q:
     """Decisions on refusals and expiries among them, on scaling and instances of their models, and on their targets."""
     about = Q(kind="refusals", inputs__by_class__has_any_keys=list(whom.keys))
     about |= Q(subject_type="scaling_policy", subject__in=_subjects(whom.models))

@@ -13,25 +13,25 @@ from django.contrib.auth.models import User
 REMEMBERED = "_slackline_role"  # attribute of the user object
 
 
-class Role(IntEnum):
+class UserRole(IntEnum):
     NONE = 0
     VIEWER = 1
     OPERATOR = 2
     ADMIN = 3
 
 
-def role_of(user: Any) -> Role:
+def role_of(user: Any) -> UserRole:
     """The highest role of a user. One query, cached on the user object, which lives for one request.
 
     Without a signed-in person (anonymous, or a tenant's key) it is NONE.
     """
     if not isinstance(user, User) or not user.is_active:
-        return Role.NONE
+        return UserRole.NONE
     if user.is_superuser:
-        return Role.ADMIN
-    role: Role | None = getattr(user, REMEMBERED, None)
+        return UserRole.ADMIN
+    role: UserRole | None = getattr(user, REMEMBERED, None)
     if role is None:
         groups = {name.upper() for name in user.groups.values_list("name", flat=True)}
-        role = max((each for each in Role if each.name in groups), default=Role.NONE)
+        role = max((each for each in UserRole if each.name in groups), default=UserRole.NONE)
         setattr(user, REMEMBERED, role)
     return role

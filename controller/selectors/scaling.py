@@ -24,7 +24,7 @@ SAMPLE_NEAR = timedelta(seconds=30)  # a sample that is further away is not used
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InstanceStart:
     """One instance from the request to start it until it serves, in seconds after that request; None: not yet, or
     never.
 
@@ -173,12 +173,12 @@ def events_around(*, at: datetime, since: datetime, until: datetime, limit: int)
     return sorted(near, key=lambda each: (each.at, each.pk))
 
 
-def starts(limit: int = STARTS_SHOWN) -> list[Start]:
+def starts(limit: int = STARTS_SHOWN) -> list[InstanceStart]:
     """The newest starts, newest first. Two queries: what is known of them, and the first token of each."""
     return _starts(list(_told().order_by("-created_at")[:limit]))
 
 
-def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int = STARTS_SHOWN) -> list[Start]:
+def starts_around(*, at: datetime, since: datetime, until: datetime, limit: int = STARTS_SHOWN) -> list[InstanceStart]:
     """The starts in [since, until) that are nearest to a moment, oldest first. Two queries.
 
     An instance that a later scale-out took again appears as it was taken at that time.
@@ -205,7 +205,7 @@ def _told(**actions: datetime) -> QuerySet[Instance]:
     )
 
 
-def _starts(rows: Sequence[Any]) -> list[Start]:
+def _starts(rows: Sequence[Any]) -> list[InstanceStart]:
     tokens = _first_tokens({row.pk: _wished(row) for row in rows})
     return [_start(row, tokens.get(row.pk)) for row in rows]
 
@@ -223,7 +223,7 @@ def _wished(row: Any) -> datetime:
     return wished
 
 
-def _start(row: Any, first: First | None) -> Start:
+def _start(row: Any, first: First | None) -> InstanceStart:
     """`row`: an Instance as annotated above."""
     asked, wished = row.scale_out or {}, _wished(row)
     ready = row.loaded_at or row.ready_at
@@ -245,7 +245,7 @@ def _start(row: Any, first: First | None) -> Start:
     weights, load_s = loaded.get("source", ""), loaded.get("load_s")
     cold = not _taken(row) and row.provisioner != "static"
     now = {"state": row.shown_state, "error": row.error}
-    return Start(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold, idle_s, **now)
+    return InstanceStart(row.pk, row.provisioner + how, wished, ready_s, served, weights, load_s, cold, idle_s, **now)
 
 
 def _first_tokens(wished: Mapping[str, datetime]) -> dict[str, First]:
@@ -279,7 +279,7 @@ def _earliest(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
     return near.order_by("first_at").values_list("whose", "first_at", "arrived_at")[:1]
 
 
-def times_by_way(started: Sequence[Start]) -> list[WayTimes]:
+def times_by_way(started: Sequence[InstanceStart]) -> list[WayTimes]:
     """Medians by way, sorted by its name."""
     found = []
     for way in sorted({each.way for each in started}):

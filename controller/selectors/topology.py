@@ -24,7 +24,7 @@ class WarmOn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Place:
+class HostPlace:
     """A host (None: for instances without a known host), its devices with their holders, and its instances."""
 
     host: Host | None
@@ -36,15 +36,15 @@ class Place:
         return sum(holder is None for _, holder in self.devices)
 
 
-def places() -> list[Place]:
+def places() -> list[HostPlace]:
     """Hosts by name, then instances without a host. Instances that should run or still do, by model, role and id."""
-    found = {host.pk: Place(host) for host in Host.objects.order_by("name")}
+    found = {host.pk: HostPlace(host) for host in Host.objects.order_by("name")}
     holders: dict[int, str] = dict(
         InstanceDevice.objects.filter(released_at__isnull=True).values_list("device_id", "instance_id")
     )
     for device in Device.objects.order_by("host_id", "index"):
         found[device.host_id].devices.append((device, holders.get(device.pk)))
-    nowhere = Place(None)
+    nowhere = HostPlace(None)
     for instance in Instance.objects.live().select_related("model").order_by("model__name", "role", "id"):
         found.get(instance.host_id or 0, nowhere).instances.append(instance)
     return [*found.values(), nowhere] if nowhere.instances else list(found.values())

@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RecordedWindow:
     """Requests that arrived in [since, until) for one model. `tenant`, `slo_class` None: all."""
 
     since: datetime
@@ -80,7 +80,7 @@ class Arrival:
     attained: bool | None = None  # as recorded; None: its client cancelled it
 
 
-def busiest(window: Window, limit: int = REQUESTS_MAX) -> Stretch:
+def busiest(window: RecordedWindow, limit: int = REQUESTS_MAX) -> Stretch:
     """The whole window if it has at most `limit` requests, else its densest stretch of whole minutes.
 
     Sampling requests would change the load and with it every figure; a stretch keeps the traffic as it was.
@@ -94,7 +94,7 @@ def busiest(window: Window, limit: int = REQUESTS_MAX) -> Stretch:
     return Stretch(since, min(window.until, counts[last][0] + timedelta(minutes=1)), min(held, limit), total)
 
 
-def _by_minute(window: Window) -> list[tuple[datetime, int]]:
+def _by_minute(window: RecordedWindow) -> list[tuple[datetime, int]]:
     from_minute = window.since.replace(second=0, microsecond=0)
     rows = AttainmentMinute.objects.filter(minute__gte=from_minute, minute__lt=window.until, **window.matches())
     sums = rows.values("minute").annotate(count=Sum(F("finished") + F("cancelled"))).order_by("minute")
@@ -121,7 +121,9 @@ def _densest(counts: Sequence[tuple[datetime, int]], limit: int) -> tuple[int, i
     return best[1:]
 
 
-def arrivals(window: Window, limit: int = REQUESTS_MAX, newest: bool = False, sources: bool = False) -> list[Arrival]:
+def arrivals(
+    window: RecordedWindow, limit: int = REQUESTS_MAX, newest: bool = False, sources: bool = False
+) -> list[Arrival]:
     """At most `limit` requests of the window in order of arrival: its first ones, or the newest. `sources`: with those
     of targets."""
     rows = rows_of(window).order_by(*(("-arrived_at", "-id") if newest else ("arrived_at", "id")))
@@ -133,7 +135,7 @@ def arrivals(window: Window, limit: int = REQUESTS_MAX, newest: bool = False, so
     return _arrivals(found)
 
 
-def rows_of(window: Window) -> QuerySet[RequestRecord]:
+def rows_of(window: RecordedWindow) -> QuerySet[RequestRecord]:
     """Records without those that an engine rejected, and without those that were cancelled before the first token."""
     rows = RequestRecord.objects.filter(
         arrived_at__gte=window.since, arrived_at__lt=window.until, prompt_tokens__gt=0, **window.matches()

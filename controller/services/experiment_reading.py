@@ -24,9 +24,9 @@ from controller.selectors.edits import edit_of_json
 from controller.services import traces
 
 if TYPE_CHECKING:
-    from controller.simulator.experiment import Experiment as Simulated
+    from controller.simulator.experiment import ExperimentPlan as Simulated
     from controller.simulator.workloads.demand import Demand
-    from controller.simulator.workloads.sources import Row, Workload
+    from controller.simulator.workloads.sources import TraceRow, Workload
 
 REQUESTS_MAX = 100_000  # of one run
 PREFIXES_SEEN = 200  # rows from which the block size of a trace is inferred
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class RecordedReplay:
     """Recorded requests as a workload of the simulator, at their own times or stretched to a rate.
 
     `began`: arrival of the first request, epoch seconds. `origins`: one for each request.
@@ -58,14 +58,14 @@ class Replay:
         """The number of answers whose length is not on record."""
         return sum(each.estimated for each in self.origins)
 
-    def newest(self, count: int) -> Replay:
+    def newest(self, count: int) -> RecordedReplay:
         """The last requests alone, with times that begin at the first of them."""
         if count >= len(self.requests):
             return self
         kept = self.requests[-count:]
         start = kept[0].at
         shifted = tuple(replace(each, at=each.at - start) for each in kept)
-        return Replay(shifted, self.origins[-count:], self.began + start)
+        return RecordedReplay(shifted, self.origins[-count:], self.began + start)
 
     def demands(self, rate: float | None, seed: int) -> list[Demand]:
         """The same for every seed, since nothing is drawn at random."""
@@ -77,7 +77,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class BoundedWorkload:
     """A workload of fixed duration with a bound on its requests. The search for a knee doubles the rate, and nothing
     else would stop it."""
 
@@ -123,7 +123,7 @@ def read(spec: Mapping[str, Any], dry: bool = False) -> list[Simulated]:
             recorded = recorded or _recorded(window)
             each = _replaying(each, _replay(recorded, longest, policy), time_of(window, "since"))
         elif isinstance(workload, Mapping) and isinstance(workload.get("duration_s"), int | float):
-            each = replace(each, workload=Bounded(each.workload, workload.get("rate"), workload["duration_s"]))
+            each = replace(each, workload=BoundedWorkload(each.workload, workload.get("rate"), workload["duration_s"]))
         found.append(each)
     return found
 
@@ -154,7 +154,7 @@ def trace_named(slug: Any) -> Trace:
     return row
 
 
-def _trace_rows(instances: Any, slug: str) -> list[Row]:
+def _trace_rows(instances: Any, slug: str) -> list[TraceRow]:
     """The rows of the trace. Prefix ids are kept only if they name blocks of the engines' size; others would be
     wrong."""
     from controller.simulator.workloads.sources import parse_row
@@ -163,7 +163,7 @@ def _trace_rows(instances: Any, slug: str) -> list[Row]:
     return [row._replace(prefix=()) for row in rows] if _foreign_blocks(rows, instances) else rows
 
 
-def _foreign_blocks(rows: Sequence[Row], instances: Any) -> int | None:
+def _foreign_blocks(rows: Sequence[TraceRow], instances: Any) -> int | None:
     """Tokens in a prefix block of the trace, if engines have another block size; else None.
 
     A trace does not name its block size. It is the power of two that fits the number of ids of most prompts.
@@ -191,7 +191,7 @@ def prefix_note(spec: Mapping[str, Any]) -> str:
     )
 
 
-def _first_row(slug: str) -> list[Row]:
+def _first_row(slug: str) -> list[TraceRow]:
     """As many rows as the trace has, all equal to its first, so that counts are checked without decompressing it."""
     from controller.simulator.workloads.sources import parse_row
 
@@ -200,7 +200,7 @@ def _first_row(slug: str) -> list[Row]:
 
 
 def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
-    asked = traffic.Window(
+    asked = traffic.RecordedWindow(
         time_of(window, "since"),
         time_of(window, "until"),
         window["model"],
@@ -216,7 +216,7 @@ def _recorded(window: Mapping[str, Any]) -> list[traffic.Arrival]:
     return found
 
 
-def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
+def _replaying(one: Simulated, replay: RecordedReplay, since: datetime) -> Simulated:
     """Move the instances' times from the start of the window to the first request, with which the run begins."""
     from controller.simulator.fleet.presence import from_second
 
@@ -224,7 +224,7 @@ def _replaying(one: Simulated, replay: Replay, since: datetime) -> Simulated:
     return replace(one, workload=replay, settings=settings)
 
 
-def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> Replay:
+def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> RecordedReplay:
     """The recorded requests. `longest`: tokens that an engine accepts. A preview names its edit in `retarget`."""
     from controller.simulator.workloads.demand import Demand
 
@@ -250,7 +250,7 @@ def _replay(recorded: Sequence[traffic.Arrival], longest: int, policy: Any) -> R
             )
         )
     origins = tuple(Origin(each.estimated, each.attained) for each in recorded)
-    return Replay(tuple(demands), origins, recorded[0].arrived_at.timestamp())
+    return RecordedReplay(tuple(demands), origins, recorded[0].arrived_at.timestamp())
 
 
 def time_of(raw: Mapping[str, Any], name: str) -> datetime:

@@ -196,7 +196,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     model = raw.get("model") or traffic.busiest_model(since, until) or default_model()
     if not isinstance(model, str):
         raise ConfigError("no requests are recorded, and no model is named", field="workload.model")
-    window = traffic.Window(since, until, model, raw.get("tenant") or None, raw.get("slo_class"))
+    window = traffic.RecordedWindow(since, until, model, raw.get("tenant") or None, raw.get("slo_class"))
     stretch = traffic.busiest(window)
     if not stretch.of:
         raise _nothing_in(window)
@@ -211,7 +211,7 @@ def _window(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {"kind": "window", **times, "model": model, "requests": stretch.requests, **kept}, notes
 
 
-def _nothing_in(window: traffic.Window) -> ConfigError:
+def _nothing_in(window: traffic.RecordedWindow) -> ConfigError:
     """The error, at the field that excludes all traffic; at the times only if the model had no traffic at all then."""
     asked = {"tenant": window.tenant, "slo_class": window.slo_class}
     given = {name: value for name, value in asked.items() if value is not None}

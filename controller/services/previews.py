@@ -33,7 +33,7 @@ def preview_ask(
     model = traffic.busiest_model(since, now) or default_model()
     if model is None:
         raise ConfigError("no model exists yet", field="workload.model")
-    window = traffic.Window(since, now, model)
+    window = traffic.RecordedWindow(since, now, model)
     requests = traffic.rows_of(window).count()
     if not requests:
         raise ConfigError(f"no request for {model} is recorded in the last hour", field="workload.since")

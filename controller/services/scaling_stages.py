@@ -15,7 +15,7 @@ from controller.models import Instance, ScalerState, ScalingPolicy
 from controller.models.fleet import Role, Weights
 from controller.scale.capacity_plan import OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
-from controller.scale.observation import Row, observe
+from controller.scale.observation import InstanceRow, observe
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.topology import room_for, warm_on
 from controller.services.actions import LOADABLE, Kind
@@ -65,7 +65,8 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     able = sleepable(serving) - switching.keys() if policy.sleep_level else set()
     both = _taking_both_roles(serving)
     known = [
-        Row(row.pk, row.desired_state, _state(row, switching), _fixed(row, able), row.pk in both) for row in serving
+        InstanceRow(row.pk, row.desired_state, _state(row, switching), _fixed(row, able), row.pk in both)
+        for row in serving
     ]
     seen = observe(known, fleet, now, policy.model.name, role=policy.role)
     engine_ready = bool(seen.having("ready"))

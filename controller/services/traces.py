@@ -29,7 +29,7 @@ KEPT = ("arrival_s", *REQUIRED, "type", "session", "turn", "prefix_hashes")
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-class Summary(NamedTuple):
+class TraceSummary(NamedTuple):
     """What a trace holds: requests, seconds from first to last arrival, mean tokens."""
 
     requests: int
@@ -73,7 +73,7 @@ def slug_of(name: str) -> str:
     return f"{plain or 'unnamed'}-{secrets.token_hex(3)}"
 
 
-def checked(content: bytes) -> tuple[str, Summary]:
+def checked(content: bytes) -> tuple[str, TraceSummary]:
     """The CSV as text with the known columns only, and its summary."""
     rows = csv.DictReader(io.StringIO(_text(content), newline=""))
     missing = [column for column in REQUIRED if column not in (rows.fieldnames or ())]
@@ -87,7 +87,7 @@ def checked(content: bytes) -> tuple[str, Summary]:
     return out.getvalue(), summary
 
 
-def _read(rows: csv.DictReader[str], columns: list[str], writer: object) -> Summary:
+def _read(rows: csv.DictReader[str], columns: list[str], writer: object) -> TraceSummary:
     count, first, last, prompts, outputs = 0, 0.0, -math.inf, 0, 0
     try:
         for row in rows:
@@ -108,7 +108,7 @@ def _read(rows: csv.DictReader[str], columns: list[str], writer: object) -> Summ
         _wrong("line 2: there are no requests below the header")
     if last - first > SPAN_MAX_S:
         _wrong(f"arrival_s: spans {last - first:,.0f} s, more than {SPAN_MAX_S:,.0f}; are these milliseconds?")
-    return Summary(count, last - first, prompts / count, outputs / count)
+    return TraceSummary(count, last - first, prompts / count, outputs / count)
 
 
 def _text(content: bytes) -> str:

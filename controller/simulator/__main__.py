@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, TextIO
 from controller.core.errors import ConfigError
 from controller.dispatch.event_log import Log
 from controller.simulator import runner
-from controller.simulator.experiment import Contender, Experiment, contender, parse_experiment
+from controller.simulator.experiment import Contender, ExperimentPlan, contender, parse_experiment
 from controller.simulator.replay import Replay
 from controller.simulator.report import table
 from controller.simulator.report.page import page
 from controller.simulator.report.summary import report
 from controller.simulator.report.trace_events import TraceWriter
-from controller.simulator.workloads.sources import Row, parse_row
+from controller.simulator.workloads.sources import TraceRow, parse_row
 
 BAR = 30
 EVERY_S = 0.1
@@ -84,7 +84,7 @@ def read_json(path: Path, field: str) -> Any:
         raise ConfigError(f"{path} is not JSON: {error}", field=field) from None
 
 
-def read_trace(name: str) -> list[Row]:
+def read_trace(name: str) -> list[TraceRow]:
     """A CSV file with a header (gzip if it ends with .gz): arrival_s, input_tokens, output_tokens, prefix_hashes."""
     return [parse_row(raw, number) for number, raw in enumerate(read_csv(name, "workload.path"), 1)]
 
@@ -97,7 +97,7 @@ def read_csv(name: str, field: str) -> list[dict[str, str]]:
         raise ConfigError(f"{name}: {error.strerror or error}", field=field) from None
 
 
-def load(arguments: argparse.Namespace) -> Experiment:
+def load(arguments: argparse.Namespace) -> ExperimentPlan:
     experiment = parse_experiment(read_json(arguments.config, "config"), read_profile, read_trace)
     if arguments.policies:
         chosen = tuple(contender(name.strip(), "--policies") for name in arguments.policies.split(","))
@@ -199,7 +199,7 @@ class Found(NamedTuple):
     drawn: dict[str, Any]
 
 
-def carry_out(what: str, experiment: Experiment, bar: Bar, trace: Path | None) -> Found:
+def carry_out(what: str, experiment: ExperimentPlan, bar: Bar, trace: Path | None) -> Found:
     if what == "goodput":
         found = runner.goodput(experiment, bar)
         return Found(table.goodput_table(found), found, found)

@@ -11,7 +11,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.dispatch import Scheduler
-from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.heap import EventHeap, EventKind
 
 Handler = Callable[[Any, int], None]
 
@@ -30,7 +30,7 @@ class Driver:
     ) -> None:
         self.scheduler = scheduler
         self.heap = EventHeap()
-        self.handlers: dict[Kind, Handler] = {Kind.WAKE: self._woke, Kind.TICK: lambda what, _: what()}
+        self.handlers: dict[EventKind, Handler] = {EventKind.WAKE: self._woke, EventKind.TICK: lambda what, _: what()}
         self.happened = 0
         self.passes = 0
         self._perform = perform
@@ -51,7 +51,7 @@ class Driver:
         """In a pass of this instant, be it under way."""
         self._news.append(event)
         if not self._passing:
-            self.heap.push(self.heap.now, Kind.TICK, self._pass_news)
+            self.heap.push(self.heap.now, EventKind.TICK, self._pass_news)
 
     def mention(self, event: ev.Event) -> None:
         """What nobody waits for: it travels with the next news."""
@@ -100,7 +100,7 @@ class Driver:
             return  # most passes leave it as it was
         self._wake, self._wake_at = self._wake + 1, at
         if at is not None:
-            self.heap.push(at, Kind.WAKE, None, self._wake)
+            self.heap.push(at, EventKind.WAKE, None, self._wake)
 
     def _woke(self, _: Any, version: int) -> None:
         if version == self._wake:

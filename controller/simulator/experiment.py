@@ -82,7 +82,7 @@ class Knee:
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class ExperimentPlan:
     name: str
     settings: SimulationSettings
     workload: Workload
@@ -94,7 +94,7 @@ class Experiment:
     warmup_s: float = 0.0
 
 
-def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace) -> Experiment:
+def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace) -> ExperimentPlan:
     """Raises ConfigError whose `field` is the path of the wrong value ("instances.max_num_seqs")."""
     top = Fields(raw, "")
     instances = _instances(top, read_profile)
@@ -109,7 +109,7 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
     labels = [each.label for each in contenders]
     if not contenders or len(set(labels)) != len(labels):
         raise ConfigError("policies must be given, each with a label of its own", field="policies")
-    experiment = Experiment(
+    experiment = ExperimentPlan(
         name=top.text("name", "experiment"),
         settings=settings,
         workload=workload,

@@ -10,7 +10,7 @@ from typing import Any
 SHORTEST_WAKE_S = 0.0005  # as the gateway's own loop: a wake-up in the past must not spin
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What happens first at one instant: results before news, news before what is done about them."""
 
     STEP = 0  # a step (or a leap of steps) ended
@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
 # When, kind, serial, what the kind needs, and a version that tells a stale entry from a valid one. A plain tuple: a run
 # makes hundreds of thousands.
-Happening = tuple[float, Kind, int, Any, int]
+Happening = tuple[float, EventKind, int, Any, int]
 
 
 class EventHeap:
@@ -38,7 +38,7 @@ class EventHeap:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, at: float, kind: Kind, subject: Any = None, version: int = 0) -> None:
+    def push(self, at: float, kind: EventKind, subject: Any = None, version: int = 0) -> None:
         if at < self.now:
             raise ValueError(f"cannot schedule {kind.name} at {at}: it is {self.now} already")
         self._serial += 1

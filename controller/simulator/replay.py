@@ -15,10 +15,10 @@ from controller.core import events as ev
 from controller.dispatch import build_scheduler
 from controller.dispatch.event_log import Batch, Encoder, Log
 from controller.simulator.driver import Driver
-from controller.simulator.heap import Kind
+from controller.simulator.heap import EventKind
 
 
-class Difference(NamedTuple):
+class ReplayDifference(NamedTuple):
     """The `batch`th (from 1) was answered otherwise. Actions as in the log."""
 
     batch: int
@@ -35,7 +35,7 @@ class Replay:
         # What raised in the gateway was survived there, and is here.
         scheduler = build_scheduler(policy, overrides, lambda who, events, error: None)
         self.driver = Driver(scheduler, self._answer, heard=self._heard, wakes=False)
-        self.driver.handlers[Kind.DELIVERY] = self._handed_over
+        self.driver.handlers[EventKind.DELIVERY] = self._handed_over
         self.batches = 0
         self.kinds: Counter[str] = Counter()
         self._log = log.batches()
@@ -43,19 +43,19 @@ class Replay:
         self._answered: list[Any] = []
         self._plan()
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[ReplayDifference]:
         while self.driver.heap:
             self._answered = []
             self.driver.step()
             answered = json.loads(json.dumps(self._answered))  # as it would be read from the log
             if answered != self._batch.actions:
-                yield Difference(self.batches, self._batch.now, self._batch.actions, answered)
+                yield ReplayDifference(self.batches, self._batch.now, self._batch.actions, answered)
 
     def _plan(self) -> None:
         """One batch ahead, and never two: events name requests that earlier ones brought."""
         batch = next(self._log, None)
         if batch is not None:
-            self.driver.heap.push(batch.now, Kind.DELIVERY, batch)
+            self.driver.heap.push(batch.now, EventKind.DELIVERY, batch)
 
     def _handed_over(self, batch: Batch, _: int) -> None:
         self._batch = batch

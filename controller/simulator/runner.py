@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.simulator.experiment import Contender, Experiment
+from controller.simulator.experiment import Contender, ExperimentPlan
 from controller.simulator.report.results import SimulationResult
 from controller.simulator.report.summary import report
 from controller.simulator.report.trace_events import TraceWriter
@@ -27,7 +27,7 @@ def silent(what: str, done: int, of: int) -> None:
 
 
 def run_once(
-    experiment: Experiment,
+    experiment: ExperimentPlan,
     contender: Contender,
     rate: float | None,
     seed: int,
@@ -50,7 +50,7 @@ def run_once(
 
 
 def find_knee(
-    experiment: Experiment,
+    experiment: ExperimentPlan,
     contender: Contender,
     level: float,
     progress: Progress = silent,
@@ -86,7 +86,7 @@ def find_knee(
     return low
 
 
-def rates_of(experiment: Experiment, progress: Progress = silent) -> tuple[list[float | None], float | None]:
+def rates_of(experiment: ExperimentPlan, progress: Progress = silent) -> tuple[list[float | None], float | None]:
     """The rates to run at and the knee they are multiples of, if they are."""
     if experiment.rates:
         return list(experiment.rates), None
@@ -96,14 +96,14 @@ def rates_of(experiment: Experiment, progress: Progress = silent) -> tuple[list[
     return [knee * times for times in experiment.knee.times], knee
 
 
-def compare(experiment: Experiment, progress: Progress = silent) -> dict[str, Any]:
+def compare(experiment: ExperimentPlan, progress: Progress = silent) -> dict[str, Any]:
     """Every policy at every rate over every seed, on the same requests."""
     rates, knee = rates_of(experiment, progress)
     entries = [_entry(experiment, contender, rate, progress) for rate in rates for contender in experiment.contenders]
     return {"name": experiment.name, "seeds": list(experiment.seeds), "knee": knee, "entries": entries}
 
 
-def _entry(experiment: Experiment, contender: Contender, rate: float | None, progress: Progress) -> dict[str, Any]:
+def _entry(experiment: ExperimentPlan, contender: Contender, rate: float | None, progress: Progress) -> dict[str, Any]:
     reports = [
         report(run_once(experiment, contender, rate, seed, progress), experiment.warmup_s) for seed in experiment.seeds
     ]
@@ -142,7 +142,7 @@ def _median(reports: Sequence[Mapping[str, Any]], *path: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def goodput(experiment: Experiment, progress: Progress = silent) -> dict[str, Any]:
+def goodput(experiment: ExperimentPlan, progress: Progress = silent) -> dict[str, Any]:
     """FlowPrefill's goodput: the highest rate at `level` attainment, by policy.
 
     `lines`: by policy, what the search saw at each rate it tried; `entries`: each policy's whole entry at its goodput.

@@ -24,10 +24,10 @@ from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
 from controller.simulator.fleet.elastic import Elastic
 from controller.simulator.fleet.failures import Failures
-from controller.simulator.fleet.instance import Instance
-from controller.simulator.fleet.monitor import Monitor
+from controller.simulator.fleet.instance import SimulatedInstance
+from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
-from controller.simulator.heap import Kind
+from controller.simulator.heap import EventKind
 from controller.simulator.mapping import MappedTargets
 from controller.simulator.report.results import SimRecord, SimulationResult
 from controller.simulator.report.trace_events import TraceWriter
@@ -87,11 +87,11 @@ class Simulation:
         if self.kv is not None:
             self._performs |= self.kv.performs
         self.driver.handlers |= {
-            Kind.STEP: self._step_ended,
-            Kind.FAILURE: self._fleet_changes,
-            Kind.DELIVERY: self._delivered,
-            Kind.ARRIVAL: self._arrival,
-            Kind.END: self._cut_off,
+            EventKind.STEP: self._step_ended,
+            EventKind.FAILURE: self._fleet_changes,
+            EventKind.DELIVERY: self._delivered,
+            EventKind.ARRIVAL: self._arrival,
+            EventKind.END: self._cut_off,
         }
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> SimulationResult:
@@ -118,13 +118,13 @@ class Simulation:
             self.kv.start()
         if not self._demands:
             return
-        self.heap.push(self._demands[0].at, Kind.ARRIVAL)
-        Monitor(self).start()
+        self.heap.push(self._demands[0].at, EventKind.ARRIVAL)
+        RunMonitor(self).start()
         if self._elastic is not None:
             self._elastic.start()
-            self.heap.push(self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
+            self.heap.push(self._elastic.settings.scaling.interval_s, EventKind.TICK, self._scale)
         if self.settings.cutoff_s is not None:
-            self.heap.push(self._demands[-1].at + self.settings.cutoff_s, Kind.END)
+            self.heap.push(self._demands[-1].at + self.settings.cutoff_s, EventKind.END)
 
     def come_up(self, name: str) -> None:
         instance = self.cluster.bring_up(name)
@@ -141,7 +141,7 @@ class Simulation:
 
     def bring_up_later(self, name: str, at: float) -> None:
         """An instance that was asked for will serve at `at`."""
-        self.heap.push(at, Kind.FAILURE, name)
+        self.heap.push(at, EventKind.FAILURE, name)
 
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
@@ -171,7 +171,7 @@ class Simulation:
             demand = self._demands[self._next]
             self._next += 1
             if self._next < len(self._demands):
-                self.heap.push(self._demands[self._next].at, Kind.ARRIVAL)
+                self.heap.push(self._demands[self._next].at, EventKind.ARRIVAL)
             if self._programs is not None:
                 demand = self._programs.arrived(demand)
         trip = self._trips[demand.id] = Trip(demand, self._request(demand))
@@ -237,7 +237,7 @@ class Simulation:
             seq.priority = send.rank
             seqs.append(seq)
         if self.settings.network_s:
-            self.heap.push(arrives, Kind.DELIVERY, (instance_id, seqs))
+            self.heap.push(arrives, EventKind.DELIVERY, (instance_id, seqs))
         else:
             self._delivered((instance_id, seqs), 0)
 
@@ -265,14 +265,14 @@ class Simulation:
     def trip(self, request_id: str) -> Trip | None:
         return self._trips.get(request_id)
 
-    def tell_engine(self, instance: Instance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]:
+    def tell_engine(self, instance: SimulatedInstance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]:
         actions = instance.tell(events, self.heap.now)
         self._tell(instance, actions)
         return actions
 
-    def _tell(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
+    def _tell(self, instance: SimulatedInstance, actions: Sequence[EngineAction]) -> None:
         if instance.due is not None:
-            self.heap.push(instance.due, Kind.STEP, instance, instance.version)
+            self.heap.push(instance.due, EventKind.STEP, instance, instance.version)
         if self.kv is not None:
             self.kv.watch(instance, actions)
         for action in actions:
@@ -281,7 +281,7 @@ class Simulation:
             elif isinstance(action, Reject) and self._current(action.seq):
                 self._rejected(action)
 
-    def _step_ended(self, instance: Instance, version: int) -> None:
+    def _step_ended(self, instance: SimulatedInstance, version: int) -> None:
         if version != instance.version or not instance.up:
             return
         first, actions = instance.complete(self.heap.now)
@@ -292,7 +292,7 @@ class Simulation:
     def later(self, do: Callable[[], None]) -> None:
         """At once, or when the network has brought it."""
         if self.settings.network_s:
-            self.heap.push(self.heap.now + self.settings.network_s, Kind.DELIVERY, do)
+            self.heap.push(self.heap.now + self.settings.network_s, EventKind.DELIVERY, do)
         else:
             do()
 
@@ -302,12 +302,12 @@ class Simulation:
             trip.first_at = self.heap.now if trip.first_at is None else trip.first_at
             self.driver.tell(ev.FirstToken(seq.id))
 
-    def _finished(self, instance: Instance, seq: Seq) -> None:
+    def _finished(self, instance: SimulatedInstance, seq: Seq) -> None:
         times = instance.token_times(seq)
         ended = partial(self._prefilled, instance) if seq.keep_kv else self._answered
         self.later(partial(ended, seq, times))
 
-    def _prefilled(self, instance: Instance, seq: Seq, times: array[float]) -> None:
+    def _prefilled(self, instance: SimulatedInstance, seq: Seq, times: array[float]) -> None:
         if self.kv is not None and self._current(seq):
             self._trips[seq.id].keep(times)
             self.kv.prefilled(self._trips[seq.id], instance, seq)
@@ -355,7 +355,7 @@ class Simulation:
                 trip.demand, outcome, record.attained, record.goodput_tokens, self.heap.now
             ):
                 self._expected += 1
-                self.heap.push(demand.at, Kind.ARRIVAL, demand)
+                self.heap.push(demand.at, EventKind.ARRIVAL, demand)
         return record
 
     # ---- failures -------------------------------------------------------------------------------------------------
@@ -385,4 +385,4 @@ class Simulation:
     def _scale(self) -> None:
         if self._elastic is not None:
             self._elastic.tick(self.heap.now)
-            self.heap.push(self.heap.now + self._elastic.settings.scaling.interval_s, Kind.TICK, self._scale)
+            self.heap.push(self.heap.now + self._elastic.settings.scaling.interval_s, EventKind.TICK, self._scale)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import bench_scaleout
 from benchmarks.bench_scaleout import (
     NO_COPY,
-    Fleet,
+    ScaleoutFleet,
     engines,
     lacks_room,
     main,
@@ -141,7 +141,9 @@ def fleet_whose_source_logs(monkeypatch, tmp_path, text, host_copy):
 
     monkeypatch.setattr(bench_scaleout.requests, "get", answer)
     monkeypatch.setattr(bench_scaleout.time, "sleep", lambda seconds: None)
-    return Fleet(SimpleNamespace(log=tmp_path / "log"), SimpleNamespace(url="http://warm"), "token", "big"), looks
+    return ScaleoutFleet(
+        SimpleNamespace(log=tmp_path / "log"), SimpleNamespace(url="http://warm"), "token", "big"
+    ), looks
 
 
 def test_a_copy_that_the_engine_gives_up_is_waited_for_no_longer(monkeypatch, tmp_path):

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import bench_vllm
-from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, Experiment, climb, fit_to_budget, table
+from benchmarks.bench_vllm import QUICK_BUDGET_S, QUICK_DRAIN_S, VllmComparison, climb, fit_to_budget, table
 from benchmarks.loadgen import CUTOFF_S
 from benchmarks.scoring import Score
-from benchmarks.stack import Fleet
+from benchmarks.stack import StackFleet
 from benchmarks.trials import Bench
-from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, Load
+from benchmarks.vllm.plan import BASELINES, CONTENDERS, LOADS, QUICK_LOADS, WINDOWS, PlannedLoad
 from benchmarks.workloads import MIXES
 from controller.core.types import LatencyCoefficients
 from controller.dispatch.policy_sets import build_dispatcher
@@ -56,7 +56,9 @@ class Scripted:
 @pytest.fixture
 def entry():
     bench = Scripted()
-    found = Experiment(bench, seeds=range(3), sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
+    found = VllmComparison(bench, seeds=range(3), sweep=True).load(
+        PlannedLoad("4-task", "burst", 1.7, per_task=1), 30.0
+    )
     return bench, found
 
 
@@ -72,7 +74,9 @@ def test_an_entry_has_all_promised_keys(entry):
 
 def test_seeds_may_begin_later_on_another_machine():
     bench = Scripted()
-    found = Experiment(bench, seeds=range(1, 3), sweep=True).load(Load("4-task", "burst", 1.7, per_task=1), 30.0)
+    found = VllmComparison(bench, seeds=range(1, 3), sweep=True).load(
+        PlannedLoad("4-task", "burst", 1.7, per_task=1), 30.0
+    )
     assert found["slackline"]["runs"] == 2
     assert found["windows"]["edf_best"] == 20  # swept on the first seed there is
     assert bench.ran[0][0] == "least_outstanding"  # the second seed's order
@@ -164,7 +168,7 @@ def test_quick_leaves_what_a_full_run_has_stored(monkeypatch, tmp_path):
     (tmp_path / "report.json").write_text("full")
     bench = Scripted()
     coefficients = LatencyCoefficients(0.01, 1e-4, 0.0, 0.01, 6e-6, 0.0)._asdict()
-    bench.stack = SimpleNamespace(fleet=Fleet("mid", ["a", "b"], "vllm", 32, coefficients=coefficients))
+    bench.stack = SimpleNamespace(fleet=StackFleet("mid", ["a", "b"], "vllm", 32, coefficients=coefficients))
     bench.dropped = 0
     arguments = SimpleNamespace(loads=[], knee={}, resume=False, seeds=3, no_sweep=False, output=None)
     report = bench_vllm.measure(bench, arguments, True, time.monotonic())

@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.engines import MAX_NUM_SEQS, EngineFailed
 from benchmarks.fidelity import command as fidelity
-from benchmarks.fidelity.compare import Seen, compare, table, worst
+from benchmarks.fidelity.compare import SeenRun, compare, table, worst
 from benchmarks.fidelity.live import RealRun, read_at_once, seen, simulated
-from benchmarks.fidelity.machine import SPEED_PERIOD_S, Known, busy_way_s, machine_of, refitted
-from benchmarks.fidelity.recorded import ENGINES, RECORDINGS, Row, calibrate, read, recorded
+from benchmarks.fidelity.machine import SPEED_PERIOD_S, KnownMachine, busy_way_s, machine_of, refitted
+from benchmarks.fidelity.recorded import ENGINES, RECORDINGS, RecordedRow, calibrate, read, recorded
 from benchmarks.profiled import Profiled, estimated_knee
-from benchmarks.stack import ClassSpec, Fleet
+from benchmarks.stack import ClassSpec, StackFleet
 from benchmarks.workloads import MIXES, sustained
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency import LatencyModel
@@ -24,7 +24,7 @@ from controller.simulator.fleet.machine_speed import MachineSpeed
 
 
 def run(attainment, *ttfts):
-    return Seen(attainment, {"a": attainment}, ttfts)
+    return SeenRun(attainment, {"a": attainment}, ttfts)
 
 
 def test_errors_are_against_the_median_of_the_real_runs():
@@ -54,7 +54,7 @@ def test_the_worst_is_taken_by_size_and_marked():
 
 
 def test_calibration_takes_the_first_to_end():
-    rows = [Row(i * 0.1, Served(100 + i, 20, i * 0.1 + 1, i * 0.1 + 1 + 0.02 * 19)) for i in range(90)]
+    rows = [RecordedRow(i * 0.1, Served(100 + i, 20, i * 0.1 + 1, i * 0.1 + 1 + 0.02 * 19)) for i in range(90)]
     latency, used = calibrate(rows)
     assert used == set(range(30))
     assert latency.decode_a > 0
@@ -110,7 +110,7 @@ def test_several_simulated_runs_count_by_their_median():
 @pytest.mark.slow
 def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     plans = [sustained(MIXES["4-task"], 20.0, seed, 40.0) for seed in (3, 4)]
-    runs = [Known(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan, "round_robin") for plan in plans]
+    runs = [KnownMachine(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan, "round_robin") for plan in plans]
     fit, speeds = refitted(runs, WRONG)
     found, truth = LatencyModel(fit), LatencyModel(TRUTH)
     for shape in ((0, 0, 10, 1500), (600, 600 * 600, 10, 1500)):
@@ -132,7 +132,7 @@ def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(p
     dearer = TRUTH._replace(prefill_b=1.6 * TRUTH.prefill_b)
     plan = sustained(MIXES["4-task"], 14.0, 7, 40.0)
     run = simulated(plan, policy, dearer, PROFILE, 0.002, pauses)
-    found = machine_of([Known(run, plan, policy)], PROFILE, 0.002)
+    found = machine_of([KnownMachine(run, plan, policy)], PROFILE, 0.002)
     share = found.latency.prefill_b / found.latency.decode_a
     assert share / (TRUTH.prefill_b / TRUTH.decode_a) in (pytest.approx(1.4), pytest.approx(1.6), pytest.approx(2.0))
 
@@ -145,7 +145,7 @@ def test_scatter_counts_as_far_as_it_tells_other_runs():
 
     def known(*speeds):
         runs = [simulated(plan, "round_robin", TRUTH, PROFILE, 0.002, s) for plan, s in zip(plans, speeds, strict=True)]
-        return [Known(run, plan, "round_robin") for run, plan in zip(runs, plans, strict=True)]
+        return [KnownMachine(run, plan, "round_robin") for run, plan in zip(runs, plans, strict=True)]
 
     paused = machine_of(known(*(pauses.drawn(k) for k in (1, 2, 3))), PROFILE, 0.002)
     assert paused.amplitude >= 0.75
@@ -160,11 +160,13 @@ def test_scatter_counts_as_far_as_it_tells_other_runs():
 def test_the_way_to_busy_engines_is_what_first_tokens_take_longer():
     plan = sustained(MIXES["4-task"], 8.0, 3, 30.0)
     near, far = (simulated(plan, "round_robin", TRUTH, PROFILE, way) for way in (0.002, 0.012))
-    known = [Known(far, plan, "round_robin")]
+    known = [KnownMachine(far, plan, "round_robin")]
     assert busy_way_s(known, [near], 0.002) == pytest.approx(0.012, abs=0.004)
     assert busy_way_s(known, [far], 0.012) == pytest.approx(0.012)
-    assert busy_way_s([Known(near, plan, "round_robin")], [far], 0.012) == 0.012  # never shorter than to idle engines
-    few = [Known(RealRun(far.requests[:20], far.ended), plan[:20], "round_robin")]
+    assert (
+        busy_way_s([KnownMachine(near, plan, "round_robin")], [far], 0.012) == 0.012
+    )  # never shorter than to idle engines
+    few = [KnownMachine(RealRun(far.requests[:20], far.ended), plan[:20], "round_robin")]
     assert busy_way_s(few, [RealRun(near.requests[:20], near.ended)], 0.002) == 0.002
 
 
@@ -173,7 +175,7 @@ def test_a_machine_that_paused_is_simulated_as_one_that_pauses():
     tasks = MIXES["4-task"]
     pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
     known, plan = (sustained(tasks, 20.0, seed, 60.0) for seed in (5, 6))
-    run = Known(simulated(known, "round_robin", TRUTH, PROFILE, 0.002, pauses), known, "round_robin")
+    run = KnownMachine(simulated(known, "round_robin", TRUTH, PROFILE, 0.002, pauses), known, "round_robin")
     fit, [speed] = refitted([run], TRUTH)
     real = seen(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002, pauses.drawn(9)), plan, tasks)
     told = [seen(simulated(plan, "round_robin", fit, PROFILE, 0.002, speed.drawn(k)), plan, tasks) for k in (1, 2, 3)]
@@ -193,12 +195,12 @@ def test_records_of_a_noisy_machine_leave_every_step_its_time():
     profile = json.loads((NOISY / "profile.json").read_text())
     known = [json.loads(line) for line in (NOISY / "runs.jsonl").read_text().splitlines()]
     classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in MIXES["4-task"]]
-    fleet = Fleet("mid", ["a", "b"], "vllm", MAX_NUM_SEQS, classes, profile["coefficients"])
+    fleet = StackFleet("mid", ["a", "b"], "vllm", MAX_NUM_SEQS, classes, profile["coefficients"])
     knee = estimated_knee(fleet, MIXES["4-task"])
     calibration = next(each for each in known if each["run"].get("seed") == 77)
     assert calibration["run"]["rate"] == pytest.approx(knee, abs=1e-4)
     plan, run = sustained(MIXES["4-task"], knee, 77, 60.0), RealRun(**calibration["score"])
-    fit, [speed] = refitted([Known(run, plan, "round_robin")], LatencyCoefficients(**profile["coefficients"]))
+    fit, [speed] = refitted([KnownMachine(run, plan, "round_robin")], LatencyCoefficients(**profile["coefficients"]))
     factors = [found / given for found, given in zip(fit, profile["coefficients"].values(), strict=True)]
     assert min(factors) > 0.2
     assert (

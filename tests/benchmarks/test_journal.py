@@ -1,19 +1,19 @@
 """A benchmark that was cut short goes on where it stopped."""
 
-from benchmarks.bench_vllm import Experiment
-from benchmarks.journal import Journal
-from benchmarks.loadgen import Run, Sample
+from benchmarks.bench_vllm import VllmComparison
+from benchmarks.journal import RunJournal
+from benchmarks.loadgen import LoadRun, RequestTiming
 from benchmarks.scoring import score
-from benchmarks.vllm.plan import Load
+from benchmarks.vllm.plan import PlannedLoad
 from benchmarks.workloads import MIXES
 from tests.benchmarks.test_bench_vllm import Scripted
 
-LOAD = Load("4-task", "burst", 1.7, per_task=1)
+LOAD = PlannedLoad("4-task", "burst", 1.7, per_task=1)
 
 
 def run(path, *, resume, seeds=1):
     bench = Scripted()
-    found = Experiment(bench, range(seeds), sweep=False, journal=Journal(path, resume)).load(LOAD, 30.0)
+    found = VllmComparison(bench, range(seeds), sweep=False, journal=RunJournal(path, resume)).load(LOAD, 30.0)
     return found, len(bench.ran) + bench.controls
 
 
@@ -42,26 +42,26 @@ def test_without_resume_it_begins_anew(tmp_path):
     run(path, resume=False)
     _, measured = run(path, resume=False)
     assert measured == 8
-    assert len(Journal(path, resume=True)) == 8
+    assert len(RunJournal(path, resume=True)) == 8
 
 
 def test_another_rate_is_another_run(tmp_path):
-    journal = Journal(tmp_path / "runs.jsonl")
+    journal = RunJournal(tmp_path / "runs.jsonl")
     bench = Scripted()
-    Experiment(bench, range(1), sweep=False, journal=journal).load(LOAD, 30.0)
+    VllmComparison(bench, range(1), sweep=False, journal=journal).load(LOAD, 30.0)
     before = len(bench.ran)
-    Experiment(bench, range(1), sweep=False, journal=journal).load(LOAD, 31.0)
+    VllmComparison(bench, range(1), sweep=False, journal=journal).load(LOAD, 31.0)
     assert len(bench.ran) == 2 * before
 
 
 def test_a_real_score_survives_the_file(tmp_path):
     tasks = MIXES["2-task"]
     samples = [
-        Sample(task.name, i, 30, 11, i, i + 0.2, i + 1.2, 11, "ok" if i % 2 else "cut")
+        RequestTiming(task.name, i, 30, 11, i, i + 0.2, i + 1.2, 11, "ok" if i % 2 else "cut")
         for i, task in enumerate((*tasks, *reversed(tasks)))
     ]
-    measured = score(Run(samples, 0.0, 35.0), tasks)
-    Journal(tmp_path / "runs.jsonl").once({"policy": "a"}, lambda: measured)
-    again = Journal(tmp_path / "runs.jsonl", resume=True).once({"policy": "a"}, lambda: None)
+    measured = score(LoadRun(samples, 0.0, 35.0), tasks)
+    RunJournal(tmp_path / "runs.jsonl").once({"policy": "a"}, lambda: measured)
+    again = RunJournal(tmp_path / "runs.jsonl", resume=True).once({"policy": "a"}, lambda: None)
     assert again == measured
     assert again.outcomes == {"ok": 2, "cut": 2}

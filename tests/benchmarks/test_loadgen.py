@@ -8,17 +8,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.loadgen import Run, Target, drive, gateway_target
-from benchmarks.workloads import FOUR_TASKS, Arrival
+from benchmarks.loadgen import LoadRun, Target, drive, gateway_target
+from benchmarks.workloads import FOUR_TASKS, PlannedArrival
 
 QA = FOUR_TASKS[0]
 EVENT = b'data: {"choices":[{"text":"x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def arrival(at: float, first_token: int, output: int = 3) -> Arrival:
+def arrival(at: float, first_token: int, output: int = 3) -> PlannedArrival:
     """The prompt's first token tells the scripted server what to do."""
-    return Arrival(at, QA, (first_token, 5, 6), output)
+    return PlannedArrival(at, QA, (first_token, 5, 6), output)
 
 
 BODIES = web.AppKey("bodies", list)
@@ -109,5 +109,5 @@ async def test_engines_take_turns(server):
 
 
 def test_a_gap_makes_a_run_worthless():
-    assert Run([], 0.51, 1.0).stalled
-    assert not Run([], 0.49, 1.0).stalled
+    assert LoadRun([], 0.51, 1.0).stalled
+    assert not LoadRun([], 0.49, 1.0).stalled

@@ -7,14 +7,24 @@ import pytest
 
 from benchmarks.reproduce.concord import section as concord
 from benchmarks.reproduce.concord import sensitivity as concord_sensitivity
-from benchmarks.reproduce.concord.lab import AUTELLIX, CONCORD, LTR, ORACLE, SARATHI, Case, Figures, arrivals, instance
+from benchmarks.reproduce.concord.lab import (
+    AUTELLIX,
+    CONCORD,
+    LTR,
+    ORACLE,
+    SARATHI,
+    Case,
+    LabFigures,
+    arrivals,
+    instance,
+)
 from benchmarks.reproduce.concord.latency import over
 from benchmarks.reproduce.concord.sweep import choices, finite
 
 
 def earned(tokens_per_s):
-    values = {field.name: 0.0 for field in fields(Figures)}
-    return [Figures(**{**values, "tokens_per_s": tokens_per_s})]  # type: ignore[arg-type]
+    values = {field.name: 0.0 for field in fields(LabFigures)}
+    return [LabFigures(**{**values, "tokens_per_s": tokens_per_s})]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cv", [None, 1.0, 3.0])
@@ -66,8 +76,8 @@ def test_latency_is_judged_by_what_came():
 
 def test_no_verdict_over_what_was_built_from_a_description():
     def at(tokens):
-        values = {field.name: 1.0 for field in fields(Figures)}
-        return {rate: [Figures(**{**values, "tokens_per_s": each})] for rate, each in tokens.items()}
+        values = {field.name: 1.0 for field in fields(LabFigures)}
+        return {rate: [LabFigures(**{**values, "tokens_per_s": each})] for rate, each in tokens.items()}
 
     grid = {name: at({1.0: 100.0, 2.0: 150.0, 3.0: 160.0}) for name in (LTR.name, AUTELLIX.name, SARATHI.name)}
     grid |= {

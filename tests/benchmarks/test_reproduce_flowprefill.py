@@ -8,8 +8,8 @@ from benchmarks.reproduce.flowprefill.section import PAPER, reproduce
 from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
     MODELS,
-    Bench,
-    Load,
+    OfferedLoad,
+    PrefillBench,
     Size,
     chunked,
     claimed,
@@ -22,7 +22,7 @@ from benchmarks.reproduce.flowprefill.setting import (
 )
 
 LLAMA = MODELS["Llama3-8B"]
-LOAD = Load(LLAMA, 200, (1, 2, 3))
+LOAD = OfferedLoad(LLAMA, 200, (1, 2, 3))
 
 
 def test_the_search_finds_the_edge_from_either_side():
@@ -47,13 +47,13 @@ def test_every_request_is_answered_and_counted_once():
 
 
 def test_attainment_is_remembered_for_the_curves_and_falls_with_the_rate():
-    bench = Bench()
+    bench = PrefillBench()
     for rate in (1.0, 4.0, 16.0):
         bench.attainment(chunked(2048), LOAD, rate)
     curve = bench.curve(chunked(2048), LOAD)
     assert [rate for rate, _ in curve] == [1.0, 4.0, 16.0]
     assert curve[0][1] > curve[1][1] > curve[2][1]
-    bench.attainment(chunked(2048), Load(LLAMA, 200, (1, 2, 3), slo_scale=2.0), 4.0)
+    bench.attainment(chunked(2048), OfferedLoad(LLAMA, 200, (1, 2, 3), slo_scale=2.0), 4.0)
     (tight, at_one), (loose, at_two) = bench.scales(chunked(2048), LOAD, 4.0)
     assert (tight, loose) == (1.0, 2.0)
     assert at_two > at_one
@@ -61,7 +61,7 @@ def test_attainment_is_remembered_for_the_curves_and_falls_with_the_rate():
 
 def test_the_order_of_the_headline_holds_on_a_small_load():
     """Preemption within a step bears more than chunks in deadline order, and those more than whole prompts in turn."""
-    bench = Bench()
+    bench = PrefillBench()
     at = {each.label: bench.attainment(each, LOAD, 5.0) for each in (flowprefill(), chunked(2048), distserve(2048))}
     flow, chunks, whole = at.values()
     assert flow > LEVEL > whole

@@ -29,7 +29,7 @@ from benchmarks.reproduce.kairos.setting import (
     long_tail,
     work_s,
 )
-from benchmarks.reproduce.kairos.stages import Call, Outcome, Stages
+from benchmarks.reproduce.kairos.stages import StageCall, StageOutcome, Stages
 
 
 def run(calls, prefill=FCFS, decode=FCFS, bed=TESTBED):
@@ -37,7 +37,7 @@ def run(calls, prefill=FCFS, decode=FCFS, bed=TESTBED):
 
 
 def test_one_request_alone_takes_what_the_anchors_say():
-    (outcome,) = run([Call(0.0, 8_192, 101)])
+    (outcome,) = run([StageCall(0.0, 8_192, 101)])
     assert outcome.ttft_s == pytest.approx(0.4004, rel=1e-4)
     step = ANCHORS.decode_a + ANCHORS.decode_b * (8_192 + 51) + ANCHORS.decode_c
     moved = 8_193 / TESTBED.link_tokens_per_s
@@ -46,7 +46,7 @@ def test_one_request_alone_takes_what_the_anchors_say():
 
 def test_the_papers_motivating_example():
     """A 128K prompt, then an 8K one: first come, first served makes both late, urgency saves the short one."""
-    calls = [Call(0.0, 131_072, 1), Call(0.1, 8_192, 1)]
+    calls = [StageCall(0.0, 131_072, 1), StageCall(0.1, 8_192, 1)]
     late = {o.prompt_tokens: o.ttft_s for o in run(calls)}
     saved = {o.prompt_tokens: o.ttft_s for o in run(calls, URGENCY)}
     assert late[8_192] == pytest.approx(8.8 + 0.4004 - 0.1, rel=1e-3)
@@ -63,7 +63,7 @@ def test_every_request_is_answered_once_with_all_its_tokens(name):
 
 
 def test_the_longest_sequence_sets_the_pace():
-    calls = [Call(0.0, 100_000, 200), Call(0.0, 1_000, 200)]
+    calls = [StageCall(0.0, 100_000, 200), StageCall(0.0, 1_000, 200)]
     paces = {by: max(o.tpot_s for o in run(calls, bed=replace(TESTBED, decode_by=by))) for by in ("longest", "sum")}
     assert paces["sum"] > paces["longest"]
     short = {decode.batching: min(o.tpot_s for o in run(calls, decode=decode)) for decode in (FCFS, SLACK)}
@@ -81,7 +81,12 @@ def test_the_workload_is_long_tailed_and_the_same_lengths_for_each_seed():
 
 def test_figures_of_a_run():
     found = Figures(
-        [Outcome(10, 2, 7.0, 0.04), Outcome(10, 2, 9.0, 0.04), Outcome(10, 2, 1.0, 0.08), Outcome(1, 1, 1, 0)]
+        [
+            StageOutcome(10, 2, 7.0, 0.04),
+            StageOutcome(10, 2, 9.0, 0.04),
+            StageOutcome(10, 2, 1.0, 0.08),
+            StageOutcome(1, 1, 1, 0),
+        ]
     )
     assert (found.ttft, found.tpot, found.e2e) == (75.0, 75.0, 50.0)
     assert found.throughput == pytest.approx(25.0)
@@ -89,7 +94,7 @@ def test_figures_of_a_run():
 
 
 def figures(ttft, throughput=20.0):
-    made = Figures([Outcome(10, 2, 1.0, 1 / throughput)])
+    made = Figures([StageOutcome(10, 2, 1.0, 1 / throughput)])
     made.ttft = ttft
     return made
 

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.bench_preempt import (
     BLOCK_SIZE,
+    BenchPrompt,
     Device,
     Measurement,
     Piece,
     Pieces,
-    Prompt,
     pieces,
     ratios,
     summary,
@@ -71,7 +71,7 @@ def test_quantiles_of_the_wait():
 
 
 def test_known_operators_are_measured_as_predicted(asleep):
-    prompt = Prompt(64, 1, VOCABULARY)
+    prompt = BenchPrompt(64, 1, VOCABULARY)
     measurement = Measurement(asleep, prompt, 32, 1)
     measurement.run(60)
     found = {kind: summary(measurement.blocked[kind], Pieces(measurement.pieces[kind])) for kind in measurement.pieces}
@@ -102,7 +102,7 @@ def test_cost_is_the_median_of_pairs_in_alternating_order(asleep, monkeypatch):
             return next(checked_s) if self.boundary is Boundary.OPERATOR else 1.0
 
     monkeypatch.setattr("benchmarks.bench_preempt.Device", OneAtATime)
-    cost, pairs = throughput_cost_pct(asleep, Prompt(64, 1, VOCABULARY), 6)
+    cost, pairs = throughput_cost_pct(asleep, BenchPrompt(64, 1, VOCABULARY), 6)
     assert pairs == [1.02, 1.01, 1.5, 1.03, 0.9, 1.01]
     assert cost == pytest.approx(1.5)
     pair = [None, Boundary.OPERATOR]

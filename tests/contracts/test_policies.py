@@ -29,7 +29,7 @@ from controller.dispatch.disaggregation.placements import Prefilled
 from controller.dispatch.pacing import PACINGS
 from controller.dispatch.shadow import Worker
 from controller.policies.batching import BATCHINGS
-from controller.policies.preemption import PREEMPTIONS, Standing
+from controller.policies.preemption import PREEMPTIONS, SequenceStanding
 
 REQUESTS = [Request(f"r{i}", i * 0.5, Targets(0.5 + i % 3, 0.1 + i % 2), 50 + 37 * i, 10 + i) for i in range(12)]
 COST = Cost(0.05, 0.2, 0.02)
@@ -181,7 +181,7 @@ def test_migrations_take_what_fits_an_idle_instance(name):
     assert choice.worker is idle
 
 
-standings = st.builds(Standing, st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 100_000))
+standings = st.builds(SequenceStanding, st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 100_000))
 
 
 @pytest.mark.parametrize("name", list(PREEMPTIONS))

@@ -11,14 +11,14 @@ from api.openai.state.status import fleet_message
 from controller.core.messages import FleetMessage
 from controller.core.snapshot import ComingConfig
 from controller.scale import FleetObservation, ScaleAction, ScaleOut, Scaler, ScalerState, ScalingConfig
-from controller.scale.observation import Row, observe
+from controller.scale.observation import InstanceRow, observe
 from tests.api.openai.gateways import TestBed, completion, snapshot
 
 CONFIG = ScalingConfig("demo", min_instances=0, max_instances=2)
-STARTING = Row("new", "running", "pending", False)
+STARTING = InstanceRow("new", "running", "pending", False)
 
 
-def seen(message: FleetMessage, *rows: Row) -> FleetObservation:
+def seen(message: FleetMessage, *rows: InstanceRow) -> FleetObservation:
     return observe(rows, [message], time.time(), "demo")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, Engine, vllm_missing, vllm_servers
-from benchmarks.stack import ClassSpec, Fleet, Stack
+from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, RunningEngine, vllm_missing, vllm_servers
+from benchmarks.stack import ClassSpec, Stack, StackFleet
 
 CLASSES = (ClassSpec("interactive", 5.0, 0.5), ClassSpec("patient", 120.0, 5.0))
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def servers(folder: Path) -> Iterator[list[Engine]]:
+def servers(folder: Path) -> Iterator[list[RunningEngine]]:
     if (missing := vllm_missing()) is not None:
         pytest.fail(missing, pytrace=False)
     with vllm_servers(2, folder / "logs") as started:
@@ -46,25 +46,25 @@ def servers(folder: Path) -> Iterator[list[Engine]]:
 
 
 @pytest.fixture(scope="session")
-def stack(folder: Path, servers: list[Engine]) -> Iterator[Stack]:
+def stack(folder: Path, servers: list[RunningEngine]) -> Iterator[Stack]:
     urls = [server.url for server in servers]
-    fleet = Fleet(MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS)
+    fleet = StackFleet(MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS)
     with Stack(folder / "data", fleet) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def client_of(stack: Stack) -> Callable[[Engine], Client]:
+def client_of(stack: Stack) -> Callable[[RunningEngine], Client]:
     """A client with the tenant's key for a gateway."""
 
-    def make(gateway: Engine) -> Client:
+    def make(gateway: RunningEngine) -> Client:
         return Client(gateway.url, {"Authorization": f"Bearer {stack.api_key}"})
 
     return make
 
 
 @pytest.fixture(scope="module")
-def client(stack: Stack, client_of: Callable[[Engine], Client]) -> Iterator[Client]:
+def client(stack: Stack, client_of: Callable[[RunningEngine], Client]) -> Iterator[Client]:
     """Of a gateway with its own default policy set."""
     with stack.gateway() as gateway:
         yield client_of(gateway)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, ROOT, Engine, vllm_missing, vllm_servers
-from benchmarks.stack import Fleet, Stack
+from benchmarks.engines import CONTEXT_TOKENS, MAX_NUM_SEQS, MODEL_NAME, ROOT, RunningEngine, vllm_missing, vllm_servers
+from benchmarks.stack import Stack, StackFleet
 from tests.vllm.conftest import CLASSES, Client
 from tests.vllm.test_serving import COMPLETIONS, events, ids
 from workers.provisioners import Endpoint, StaticProvisioner
@@ -26,7 +26,7 @@ EXTERNAL = re.compile(r'(?m)^vllm:prompt_tokens_by_source_total\{[^}]*source="ex
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Iterator[list[Engine]]:
+def pair(folder: Path) -> Iterator[list[RunningEngine]]:
     """Two servers that share KV through a folder."""
     if (missing := vllm_missing()) is not None:
         pytest.fail(missing, pytrace=False)
@@ -42,10 +42,12 @@ def pair(folder: Path) -> Iterator[list[Engine]]:
 
 
 @pytest.fixture(scope="module")
-def stages(folder: Path, pair: list[Engine]) -> Iterator[Stack]:
+def stages(folder: Path, pair: list[RunningEngine]) -> Iterator[Stack]:
     """The first prefills, the second decodes."""
     urls = [server.url for server in pair]
-    fleet = Fleet(MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS, roles=("prefill", "decode"))
+    fleet = StackFleet(
+        MODEL_NAME, urls, "vllm", MAX_NUM_SEQS, CLASSES, None, CONTEXT_TOKENS, roles=("prefill", "decode")
+    )
     with Stack(folder / "pd", fleet) as stack:
         yield stack
 
@@ -56,13 +58,13 @@ def apart(stages: Stack) -> Iterator[Client]:
         yield Client(gateway.url, {"Authorization": f"Bearer {stages.api_key}"})
 
 
-def taken_over(engine: Engine) -> float:
+def taken_over(engine: RunningEngine) -> float:
     """Prompt tokens whose KV came from outside."""
     found = EXTERNAL.search(requests.get(f"{engine.url}/metrics", timeout=10).text)
     return float(found[1]) if found else 0.0
 
 
-def test_a_prompt_prefilled_on_one_server_is_continued_on_the_other(apart: Client, pair: list[Engine]):
+def test_a_prompt_prefilled_on_one_server_is_continued_on_the_other(apart: Client, pair: list[RunningEngine]):
     before, prompt = taken_over(pair[1]), ids(1322)
     response = apart.post(COMPLETIONS, prompt=prompt, max_tokens=9, ignore_eos=True, temperature=0, stream=True)
     assert response.headers["x-slackline-instance"] == "engine-1"
@@ -78,7 +80,7 @@ def test_a_prompt_prefilled_on_one_server_is_continued_on_the_other(apart: Clien
     assert text == alone["choices"][0]["text"]
 
 
-def test_a_whole_answer_goes_the_same_way(apart: Client, pair: list[Engine]):
+def test_a_whole_answer_goes_the_same_way(apart: Client, pair: list[RunningEngine]):
     before = taken_over(pair[1])
     answer = apart.post(COMPLETIONS, prompt=ids(700), max_tokens=6, ignore_eos=True)
     assert answer.status_code == 200, answer.text
@@ -94,7 +96,7 @@ for name, role in (("engine-0", "decode"), ("engine-1", "prefill")):
 """
 
 
-def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pair: list[Engine], stages: Stack):
+def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pair: list[RunningEngine], stages: Stack):
     """Started with kv_both, so no server is told anything: gateways hear of the roles, and KV goes the other way."""
     command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", TURN]
     environment = {**os.environ, **stages.environment, "SLACKLINE_ROLE": "worker"}
@@ -115,7 +117,9 @@ def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pai
 
 
 @pytest.mark.parametrize(("kv_role", "state"), [("kv_both", "ready"), ("kv_producer", "starting")])
-def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(pair: list[Engine], kv_role: str, state: str):
+def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(
+    pair: list[RunningEngine], kv_role: str, state: str
+):
     """The first such question may take a server longer than it is waited for: it looks its machine over."""
     server, give_up_at = (
         StaticProvisioner({"v": Endpoint(pair[0].url, "vllm", "prefill", kv_role)}),

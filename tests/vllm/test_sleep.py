@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarks.engines import MODEL_NAME, Engine, EngineFailed, vllm_servers
+from benchmarks.engines import MODEL_NAME, EngineFailed, RunningEngine, vllm_servers
 from controller.models import Decision, Instance
 from controller.services.actors import SYSTEM
 from controller.services.sleeping import sleep_order
@@ -29,7 +29,7 @@ AWAKE = SleepState(awake=True)
 
 
 @pytest.fixture
-def server(servers: list[Engine]) -> Iterator[Engine]:
+def server(servers: list[RunningEngine]) -> Iterator[RunningEngine]:
     """Awake again at the end, whatever a test did to it. Its first `/server_info` takes seconds, the next ones none."""
     requests.get(f"{servers[0].url}/server_info", timeout=120)
     yield servers[0]
@@ -37,17 +37,17 @@ def server(servers: list[Engine]) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def client(server: Engine) -> SleepClient:
+def client(server: RunningEngine) -> SleepClient:
     return SleepClient(server.url)
 
 
-def text(server: Engine, within_s: float = 60.0) -> str:
+def text(server: RunningEngine, within_s: float = 60.0) -> str:
     answer = requests.post(f"{server.url}/v1/completions", json=ASK, timeout=within_s)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 
 
-def held_mb(server: Engine) -> float:
+def held_mb(server: RunningEngine) -> float:
     """Resident memory of the server and its children."""
     process = psutil.Process(server.pid)
     return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)]) / 1e6
@@ -72,7 +72,7 @@ def test_on_cpus_it_does_not_start_with_sleep_mode(tmp_path: Path):
         pass
 
 
-def test_level_1_is_told_and_answered_and_frees_nothing(server: Engine, client: SleepClient):
+def test_level_1_is_told_and_answered_and_frees_nothing(server: RunningEngine, client: SleepClient):
     """What `check_able` is for: its word and its gauge say asleep."""
     before, held = text(server), held_mb(server)
     client.sleep(1)
@@ -85,7 +85,7 @@ def test_level_1_is_told_and_answered_and_frees_nothing(server: Engine, client: 
     assert text(server) == before
 
 
-def test_level_2_woken_in_its_four_steps_serves_the_same_text(server: Engine, client: SleepClient):
+def test_level_2_woken_in_its_four_steps_serves_the_same_text(server: RunningEngine, client: SleepClient):
     before = text(server)
     client.sleep(2)
     assert client.look() == SleepState(awake=False, level=2)
@@ -100,7 +100,7 @@ def test_level_2_woken_in_its_four_steps_serves_the_same_text(server: Engine, cl
 
 @pytest.mark.db
 @pytest.mark.django_db
-def test_an_order_to_sleep_fails_and_says_why_and_it_serves_on(server: Engine, monkeypatch: pytest.MonkeyPatch):
+def test_an_order_to_sleep_fails_and_says_why_and_it_serves_on(server: RunningEngine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sleeping, "SETTLE_S", 0.0)
     row = factories.instance(id="real", backend="vllm", provisioner="static", url=server.url)
     sleep_order(actor=SYSTEM, instance_id=row.pk)

@@ -9,11 +9,11 @@ from aiohttp import web
 
 from api.openai.protocol.schemas import parse_request
 from controller.core.snapshot import ModelConfig
-from workers.demo_load import KINDS, DemoLoad, Pace, body, demo_keys, pick
+from workers.demo_load import KINDS, DemoLoad, DemoPace, body, demo_keys, pick
 from workers.supervisor.ports import free_port
 
-PACE = Pace(low=1.0, high=5.0, burst=40.0)
-FAST = Pace(low=400.0, high=400.0, burst=400.0)
+PACE = DemoPace(low=1.0, high=5.0, burst=40.0)
+FAST = DemoPace(low=400.0, high=400.0, burst=400.0)
 KEYS = {"demo": "sk-1", "acme": "sk-2", "research": "sk-3"}
 
 

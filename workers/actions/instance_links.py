@@ -23,7 +23,7 @@ from django.db.models import QuerySet
 from controller.core.kv_links import LinkReport, report_from_json
 from controller.models import Decision, Instance, InstanceLink
 from controller.models.fleet import Weights
-from controller.scale.peers import Member, need_links, peers
+from controller.scale.peers import PeerMember, need_links, peers
 from controller.services.instance_links import instance_links_observe
 from workers.actions.parallel_calls import Asker
 from workers.actions.weights_client import EngineAway
@@ -64,7 +64,7 @@ class LinksClient:
         """Raises EngineAway."""
         return self._call("GET")
 
-    def announce(self, me: str, wanted: Sequence[Member], wait_s: float = 0.0) -> Told:
+    def announce(self, me: str, wanted: Sequence[PeerMember], wait_s: float = 0.0) -> Told:
         """Raises EngineAway."""
         peers = [{"id": each.id, "host": each.host, "port": each.port} for each in wanted]
         return self._call("POST", {"token": self._token, "id": me, "peers": peers, "wait_s": wait_s}, CALL_S + wait_s)
@@ -156,7 +156,7 @@ def _there() -> QuerySet[Instance]:
     return rows.exclude(url="").order_by("pk")
 
 
-def _members(rows: Iterable[Instance], told: Mapping[str, Told]) -> list[Member]:
+def _members(rows: Iterable[Instance], told: Mapping[str, Told]) -> list[PeerMember]:
     members = []
     for row in rows:
         said = told.get(row.pk)
@@ -164,11 +164,11 @@ def _members(rows: Iterable[Instance], told: Mapping[str, Told]) -> list[Member]
     return members
 
 
-def _member(row: Instance) -> Member:
-    return Member(row.pk, row.model.name, row.role, "", 0, row.weights != Weights.PRESENT)
+def _member(row: Instance) -> PeerMember:
+    return PeerMember(row.pk, row.model.name, row.role, "", 0, row.weights != Weights.PRESENT)
 
 
-def _differs(row: Instance, said: Told, wanted: Sequence[Member]) -> bool:
+def _differs(row: Instance, said: Told, wanted: Sequence[PeerMember]) -> bool:
     has = {(report.peer, report.host, report.port) for report in said.reports}
     return has != {(each.id, each.host, each.port) for each in wanted} or (said.id != row.pk and bool(wanted))
 

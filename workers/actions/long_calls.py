@@ -18,7 +18,7 @@ FRESH_S = 15.0  # another worker's call that was heard of so lately goes on
 
 
 @dataclass(slots=True)
-class Call:
+class LongCall:
     """`error`: what it raised, once `done`."""
 
     done: bool = False
@@ -31,13 +31,13 @@ class LongCalls:
 
     def __init__(self, *, threads: bool = True) -> None:
         self._threads = threads
-        self._calls: dict[Hashable, Call] = {}
+        self._calls: dict[Hashable, LongCall] = {}
 
-    def find(self, key: Hashable) -> Call | None:
+    def find(self, key: Hashable) -> LongCall | None:
         return self._calls.get(key)
 
-    def begin(self, key: Hashable, call: Callable[[], None]) -> Call:
-        held = self._calls[key] = Call()
+    def begin(self, key: Hashable, call: Callable[[], None]) -> LongCall:
+        held = self._calls[key] = LongCall()
         if self._threads:
             threading.Thread(target=_make, args=(held, call), name=f"call-{key}", daemon=True).start()
         else:
@@ -63,7 +63,7 @@ def goes_on_elsewhere(mark: Mapping[str, Any] | None) -> bool:
     return mark is not None and mark["by"] != this_process() and time.time() - mark["at"] < FRESH_S
 
 
-def _make(held: Call, call: Callable[[], None]) -> None:
+def _make(held: LongCall, call: Callable[[], None]) -> None:
     began = time.monotonic()
     try:
         call()

@@ -20,7 +20,7 @@ from controller.models import Action, Decision, Instance
 from controller.scale.lifecycle import SETTLE_S
 from controller.services.actions import action_keep
 from controller.services.role_switches import role_kept, role_switched
-from workers.actions.long_calls import Call, LongCalls, call_mark, goes_on_elsewhere
+from workers.actions.long_calls import LongCall, LongCalls, call_mark, goes_on_elsewhere
 from workers.backends.base import Backend, EngineError, Limits, NotSupported, RoleRefused
 from workers.backends.calls import ask
 
@@ -125,7 +125,7 @@ def _later(action: Action, error: str = "", *, tries: int | None = None) -> Deci
     return None
 
 
-def _call(action: Action, calls: LongCalls, switch: Switch) -> Call | None:
+def _call(action: Action, calls: LongCalls, switch: Switch) -> LongCall | None:
     """The one under way here, or a new one; marked, so that no other worker makes it meanwhile. None: the action is
     somebody else's by now."""
     there = calls.find(action.pk)

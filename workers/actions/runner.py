@@ -48,7 +48,7 @@ Client = Callable[[str], WeightsClient]
 SleepVerbs = Callable[[str], SleepClient]
 
 
-class Turn:
+class TurnOrder:
     """Whose turn it is: the action at which the last look of this process ended."""
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class Turn:
         self._first = action_id
 
 
-CALLS, ASKER, TURN = LongCalls(), Asker(), Turn()
+CALLS, ASKER, TURN = LongCalls(), Asker(), TurnOrder()
 
 
-class Asked(NamedTuple):
+class EngineClients(NamedTuple):
     """How engines are talked to."""
 
     weights: Client
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
     calls: LongCalls
 
 
-class Heard:
+class HeardEngine:
     """An engine whose first look is what it was heard to say, or its silence; all else goes to it."""
 
     def __init__(self, engine: Any, said: Future[Any] | None) -> None:
@@ -99,7 +99,7 @@ def look(
     calls: LongCalls = CALLS,
 ) -> list[Decision]:
     """The open actions that nobody holds, once; the decisions of those that ended."""
-    ask = Asked(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
+    ask = EngineClients(client or (lambda url: WeightsClient(url, settings.FLEET_TOKEN)), sleep, calls)
     utilisation = {item["id"]: item["utilisation"] for message in fleet for item in message["instances"]}
     known = actions_open()
     waiting = TURN.order(known)
@@ -117,7 +117,7 @@ def look(
     return ended
 
 
-def _ask(waiting: Sequence[int], ask: Asked) -> dict[int, Future[Any]]:
+def _ask(waiting: Sequence[int], ask: EngineClients) -> dict[int, Future[Any]]:
     """What their engines say of themselves, by action; silence is missing."""
     rows = Action.objects.filter(pk__in=waiting, kind__in=ASKED).select_related("instance")
     there = [row for row in rows if row.instance.observed_state == Instance.Observed.READY and row.instance.url]
@@ -143,11 +143,11 @@ def _one(action_id: int, look_at: Callable[[Action], Decision | None]) -> Decisi
 
 
 def _look_at(
-    action: Action, *, utilisation: Mapping[str, float], ask: Asked, said: Future[Any] | None
+    action: Action, *, utilisation: Mapping[str, float], ask: EngineClients, said: Future[Any] | None
 ) -> Decision | None:
     if action.kind == Action.Kind.FIRST_SERVED:
         return weight_loads.first_served(action)
-    row, engine = action.instance, Heard(_engine(action, ask), said)
+    row, engine = action.instance, HeardEngine(_engine(action, ask), said)
     hindered = _hindered(action)
     told = action.kind == Action.Kind.ROLE_SWITCH and role_switches.under_way(action, ask.calls)
     if hindered is not None and not told:  # whatever it was told it must be known to have become
@@ -176,7 +176,7 @@ def _hindered(action: Action) -> tuple[str, str] | None:
     return "timeout", f"not within {limit.total_seconds():.0f} s; {action.error}"
 
 
-def _engine(action: Action, ask: Asked) -> WeightsClient | SleepClient:
+def _engine(action: Action, ask: EngineClients) -> WeightsClient | SleepClient:
     row = action.instance
     if action.kind == Action.Kind.WEIGHTS_LOAD:
         return ask.weights(row.url)
@@ -185,7 +185,7 @@ def _engine(action: Action, ask: Asked) -> WeightsClient | SleepClient:
     return SglangSleepClient(row.url) if row.backend == "sglang" else ask.sleep(row.url)
 
 
-def _give_up(action: Action, engine: Heard, reason: str, error: str) -> Decision | None:
+def _give_up(action: Action, engine: HeardEngine, reason: str, error: str) -> Decision | None:
     if action.kind == Action.Kind.ROLE_SWITCH:
         return role_switches.give_up(action, reason, error)
     if action.kind == Action.Kind.WEIGHTS_LOAD:

@@ -69,7 +69,7 @@ class Memory:
         return self.done() if self.sent and asked_at > self.at else self
 
 
-class Notes:
+class MemoryNotes:
     """The memory of an action's server, as this order or the last one before it left it."""
 
     def __init__(self, action: Action) -> None:

@@ -17,7 +17,7 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 from controller.models import Action
-from workers.actions.sglang_memory import RELEASED, RELEASING, RESUMING, TAGS, Memory, Notes
+from workers.actions.sglang_memory import RELEASED, RELEASING, RESUMING, TAGS, Memory, MemoryNotes
 from workers.actions.sleep_client import CALL_S, RELOAD_S, EngineBroke, NoSleepMode, SleepClient, SleepState
 from workers.actions.weights_client import EngineAway, EngineRefuses
 from workers.backends.base import EngineError
@@ -38,7 +38,7 @@ class SglangSleepClient(SleepClient):
     """Of one server. Every method may raise EngineAway and EngineRefuses, those that note something NotOurs too."""
 
     def bind(self, action: Action) -> None:
-        self._notes = Notes(action)
+        self._notes = MemoryNotes(action)
 
     def look(self) -> SleepState:
         """What it says itself; what it released is `recall`'s to add."""

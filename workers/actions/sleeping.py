@@ -34,7 +34,7 @@ SOURCES = {1: "host", 2: "disk"}  # where a vLLM's weights come back from
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SleepFailed:
     """It cannot be brought about."""
 
     reason: str
@@ -51,7 +51,7 @@ class Next:
     """One step went well: the next one may follow at once."""
 
 
-Look = Failed | Done | Next | None
+Look = SleepFailed | Done | Next | None
 
 
 def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision | None:
@@ -60,7 +60,7 @@ def look_at(action: Action, engine: SleepClient, calls: LongCalls) -> Decision |
     began, seen = time.monotonic(), _step(action, engine, calls)
     while isinstance(seen, Next) and time.monotonic() - began < LOOK_S:
         seen = _step(action, engine, calls)
-    if isinstance(seen, Failed):
+    if isinstance(seen, SleepFailed):
         return give_up(action, seen.reason, seen.error, engine)
     if isinstance(seen, Done):
         return _end(action, seen)
@@ -79,14 +79,14 @@ def _step(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     except EngineRefuses as error:
         if error.busy:  # with a load of weights, say: it is asked again
             return _later(action, str(error))
-        return Failed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
+        return SleepFailed("no_sleep_mode" if isinstance(error, NoSleepMode) else "engine_refused", str(error))
 
 
 def give_up(action: Action, reason: str, error: str, engine: SleepClient) -> Decision | None:
     """It cannot be brought about, or has become pointless. Where an order to sleep left the engine it says itself."""
     engine.bind(action)
     left_at = _left_at(action, engine) if action.kind == Action.Kind.SLEEP else 0
-    return _end(action, Failed(reason, error), left_at)
+    return _end(action, SleepFailed(reason, error), left_at)
 
 
 def _left_at(action: Action, engine: SleepClient) -> int:
@@ -137,13 +137,13 @@ def _sleep(action: Action, engine: SleepClient) -> Look:
     return _tell(action, lambda: engine.sleep(level), "stays_awake", aborted=said.requests)
 
 
-def _hindered(said: SleepState, level: int) -> Failed | None:
+def _hindered(said: SleepState, level: int) -> SleepFailed | None:
     if said.unknown:
-        return Failed("memory_unknown", said.unknown)
+        return SleepFailed("memory_unknown", said.unknown)
     if said.not_ready:
-        return Failed("not_ready", said.not_ready)
+        return SleepFailed("not_ready", said.not_ready)
     if not said.awake and said.level not in (0, level):
-        return Failed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
+        return SleepFailed("asleep_otherwise", f"it sleeps at level {said.level} already, level {level} was asked for")
     return None
 
 
@@ -158,12 +158,12 @@ def _drains(action: Action, said: SleepState) -> bool:
 def _wake(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
     said = _look(engine)
     if said.unknown and not said.awake:
-        return Failed("memory_unknown", said.unknown)
+        return SleepFailed("memory_unknown", said.unknown)
     if said.moving:
         return _later(action)
     if said.not_ready:  # nothing there is asleep: it gets ready without us, or is paused by its owner, or unhealthy
         waits = _age(action) < STARTS_S
-        return _later(action, said.not_ready) if waits else Failed("not_ready", said.not_ready)
+        return _later(action, said.not_ready) if waits else SleepFailed("not_ready", said.not_ready)
     if said.awake:
         engine.whole()
     if not said.awake and said.level > int(action.params["level"]):  # somebody put it to a deeper sleep since
@@ -205,9 +205,9 @@ def _reload(action: Action, engine: SleepClient, calls: LongCalls) -> Look:
         return _later(action)
     calls.forget(action.pk)
     if isinstance(call.error, EngineAway):
-        return Failed("reload_lost", str(call.error))
+        return SleepFailed("reload_lost", str(call.error))
     if call.error is not None:
-        return Failed("reload_failed", str(call.error))
+        return SleepFailed("reload_failed", str(call.error))
     return _to(action, "cache", load_s=round(call.seconds, 3))
 
 
@@ -237,7 +237,7 @@ def _tell(action: Action, call: Callable[[], None], failed: str, **params: Any) 
     if _since(action) < ANSWER_S:
         return _later(action, action.error)
     if action.tries >= MOST_TRIES:
-        return Failed(failed, f"told {action.tries} times, without effect")
+        return SleepFailed(failed, f"told {action.tries} times, without effect")
     told, before = {**action.params, **params, "told_at": time.time()}, action.tries
     state = Action.State.RUNNING
     if not action_keep(action=action, release=False, params=told, tries=before + 1, state=state, error=""):
@@ -271,8 +271,8 @@ def _since(action: Action) -> float:
     return max(0.0, time.time() - float(action.params.get("told_at", 0.0)))
 
 
-def _end(action: Action, seen: Failed | Done, left_at: int = 0) -> Decision | None:
-    failed = isinstance(seen, Failed)
+def _end(action: Action, seen: SleepFailed | Done, left_at: int = 0) -> Decision | None:
+    failed = isinstance(seen, SleepFailed)
     sleep = action.kind == Action.Kind.SLEEP
     kind = {(True, False): "instance_asleep", (True, True): "instance_sleep_failed"}.get(
         (sleep, failed), "instance_wake_failed" if failed else "instance_awake"
@@ -286,13 +286,13 @@ def _end(action: Action, seen: Failed | Done, left_at: int = 0) -> Decision | No
         state=Action.State.FAILED if failed else Action.State.DONE,
         kind=kind,
         subject=("instance", action.instance_id),
-        reason=seen.reason if isinstance(seen, Failed) else level,
+        reason=seen.reason if isinstance(seen, SleepFailed) else level,
         inputs=inputs,
-        outcome=_failure(seen, left_at) if isinstance(seen, Failed) else seen.outcome,
-        error=seen.error if isinstance(seen, Failed) else "",
+        outcome=_failure(seen, left_at) if isinstance(seen, SleepFailed) else seen.outcome,
+        error=seen.error if isinstance(seen, SleepFailed) else "",
         left_at=left_at,
     )
 
 
-def _failure(seen: Failed, left_at: int) -> dict[str, Any]:
+def _failure(seen: SleepFailed, left_at: int) -> dict[str, Any]:
     return {"error": seen.error} | ({"sleeps_at": left_at} if left_at else {})

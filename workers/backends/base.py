@@ -50,7 +50,7 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-class Prefilled(NamedTuple):
+class PrefillAnswer(NamedTuple):
     """A prompt's KV waits at the engine that computed it. `offer`: JSON that only another engine of its kind reads, b""
     where the engines find it by themselves. `done`: the first token was the last, nothing is left to decode."""
 
@@ -70,7 +70,7 @@ class RoleSwitch(NamedTuple):
 ChunkKind = Literal["accepted", "data", "body"]
 
 
-class Chunk(NamedTuple):
+class AnswerChunk(NamedTuple):
     """One piece of an answer.
 
     `accepted`: headers came (no bytes). `data`: whole server-sent events to relay as they are; `tokens` of them deliver
@@ -167,7 +167,7 @@ class Backend(Protocol):
     spec: InstanceSpec
     capabilities: Capabilities
 
-    def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         """First an `accepted` chunk, then data until `done`, or one body.
 
         Closing the iterator, or cancelling who waits for it, is how a request is ended at its engine: also one that the
@@ -176,7 +176,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """Compute the prompt and keep its KV for another engine. With a meeting's offer: for the engine it names.
 
         `ending` is called with the offer when the last step begins, by engines that say so (`offers_early`).

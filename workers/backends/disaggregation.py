@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from controller.core.kv_links import KvMoved, moved_from_json
-from workers.backends.base import EngineError, Prefilled
+from workers.backends.base import EngineError, PrefillAnswer
 
 # vLLM's pull connectors want every one of these named.
 REMOTE_DECODE: dict[str, Any] = {
@@ -57,7 +57,7 @@ def kv_moved(header: str | bytes | None) -> KvMoved | None:
         return None
 
 
-def parse_prefilled(raw: bytes) -> Prefilled:
+def parse_prefilled(raw: bytes) -> PrefillAnswer:
     """A prompt that ended by length has more to come; one that stopped with its first token has not."""
     try:
         answer = orjson.loads(raw)
@@ -65,4 +65,4 @@ def parse_prefilled(raw: bytes) -> Prefilled:
         params = answer.get("kv_transfer_params")
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"the engine answered a prefill with something else: {error!r}") from error
-    return Prefilled(orjson.dumps(params) if params else b"", done)
+    return PrefillAnswer(orjson.dumps(params) if params else b"", done)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import orjson
 
 from controller.core.kv_links import KvMoved
-from workers.backends.base import Chunk, EngineError, Usage
+from workers.backends.base import AnswerChunk, EngineError, Usage
 from workers.backends.disaggregation import kv_moved
 
 MAX_EVENT_BYTES = 4 << 20  # an engine that never ends an event must not fill our memory
@@ -66,7 +66,7 @@ class EventReader:
         self._keep_usage = keep_usage
         self._rest = b""
 
-    def feed(self, data: bytes) -> Chunk | None:
+    def feed(self, data: bytes) -> AnswerChunk | None:
         """The whole events received so far as one chunk; None when none is complete yet."""
         data = self._rest + data if self._rest else data
         if b"\r" in data:
@@ -85,7 +85,7 @@ class EventReader:
             raise EngineError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
         self._rest = data
 
-    def _read(self, whole: bytes, events: list[bytes]) -> Chunk:
+    def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
         tokens, usage, done, dropped, pulling = 0, None, False, False, False
         moved: KvMoved | None = None
         kept: list[bytes] = []
@@ -109,4 +109,4 @@ class EventReader:
                 tokens += 1
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return Chunk("data", raw, tokens, usage, done, moved, pulling=pulling)
+        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling)

@@ -16,12 +16,12 @@ from controller.core.kv_links import KvMoved, LinkReport
 from controller.core.types import InstanceSpec, Load, Role
 from workers.backends.base import (
     BACKENDS,
+    AnswerChunk,
     Capabilities,
-    Chunk,
     EngineError,
     Limits,
     NotSupported,
-    Prefilled,
+    PrefillAnswer,
     RoleSwitch,
     UpstreamCall,
     Usage,
@@ -69,7 +69,7 @@ class FakeBackend:
         self.load = Load(observed_at=0.0)
         self.dead = False
 
-    async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         self.calls.append(call)
         self.running += 1
@@ -80,7 +80,7 @@ class FakeBackend:
             if script.refuse_status:
                 body = b'{"error":{"message":"scripted refusal","type":"test","param":null,"code":"scripted"}}'
                 raise EngineError("scripted refusal", status=script.refuse_status, body=body)
-            yield Chunk("accepted", moved=script.moved)
+            yield AnswerChunk("accepted", moved=script.moved)
             async for chunk in self._answer(call, script):
                 yield chunk
             ended = True
@@ -92,26 +92,26 @@ class FakeBackend:
             if not ended:
                 self.aborted.append(call.request_id)
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """The next script, up to its first token."""
         script, offer = replace(self.scripts[0], tokens=1), b'{"from":"%s"}' % self.spec.id.encode()
         async for chunk in self.generate(replace(call, streamed=False)):
             if chunk.kind == "accepted" and script.early and ending is not None:
                 ending(offer)
-        return Prefilled(offer, script.prefill_done)
+        return PrefillAnswer(offer, script.prefill_done)
 
-    async def _answer(self, call: UpstreamCall, script: Script) -> AsyncIterator[Chunk]:
+    async def _answer(self, call: UpstreamCall, script: Script) -> AsyncIterator[AnswerChunk]:
         usage = Usage(script.prompt_tokens, script.tokens)
         for index in range(script.tokens):
             await self._pace(script, index)
             if call.streamed:
-                yield Chunk("data", self._event(call, index), tokens=1)
+                yield AnswerChunk("data", self._event(call, index), tokens=1)
         if not call.streamed:
             text = " ".join(f"t{i}" for i in range(script.tokens))
-            yield Chunk("body", self._body(call, text, usage), usage=usage)
+            yield AnswerChunk("body", self._body(call, text, usage), usage=usage)
             return
         last = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % usage
-        yield Chunk("data", (last if call.keep_usage else b"") + b"data: [DONE]\n\n", usage=usage, done=True)
+        yield AnswerChunk("data", (last if call.keep_usage else b"") + b"data: [DONE]\n\n", usage=usage, done=True)
 
     async def _pace(self, script: Script, index: int) -> None:
         if script.cut_after == index:

@@ -16,7 +16,7 @@ from yarl import URL
 
 from controller.core.kv_links import LinkReport
 from controller.core.types import InstanceSpec, Role
-from workers.backends.base import Chunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
+from workers.backends.base import AnswerChunk, EngineError, Limits, NotSupported, RoleSwitch, UpstreamCall
 from workers.backends.disaggregation import KV_MOVED, KV_OFFER, kv_moved
 from workers.backends.events import EventReader, check_whole, parse_usage
 from workers.backends.wire import Connection, Patience, Unanswered, Wire
@@ -40,20 +40,20 @@ class HttpBackend(ABC):
         self._patience = Patience(limits.connect_s, limits.headers_s, limits.between_chunks_s, limits.total_s)
         self._unary_patience = Patience(limits.connect_s, math.inf, math.inf, limits.total_s)
 
-    async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         response = await self._post(call)
         try:
             if response.status != 200:
                 raise await self._refused(response)
             offer = response.headers.get(KV_OFFER, "").encode()
-            yield Chunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)), offer=offer)
+            yield AnswerChunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)), offer=offer)
             if call.streamed:
                 async for chunk in self._events(response, call):
                     yield chunk
             else:
                 raw = await response.read()
                 check_whole(raw)
-                yield Chunk("body", raw, usage=parse_usage(raw))
+                yield AnswerChunk("body", raw, usage=parse_usage(raw))
         except OSError as error:
             raise self._engine_error(error) from error
         finally:
@@ -101,7 +101,7 @@ class HttpBackend(ABC):
         except OSError as error:
             raise self._engine_error(error) from error
 
-    async def _events(self, response: Connection, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def _events(self, response: Connection, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         reader = EventReader(chat=call.path.endswith("/chat/completions"), keep_usage=call.keep_usage)
         while data := await response.readany():
             if chunk := reader.feed(data):

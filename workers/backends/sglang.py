@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 
 from controller.core.types import InstanceSpec, Load, Role
-from workers.backends.base import BACKENDS, Capabilities, Chunk, EngineError, Limits, Prefilled, UpstreamCall
+from workers.backends.base import BACKENDS, AnswerChunk, Capabilities, EngineError, Limits, PrefillAnswer, UpstreamCall
 from workers.backends.sglang_control import SglangControl
 from workers.backends.sglang_state import load_of, parse_loads, parse_metrics
 from workers.backends.wire import Connection
@@ -43,7 +43,7 @@ class SglangBackend(SglangControl):
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    async def generate(self, call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def generate(self, call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         """Whatever ends before its end is aborted by id too: a request that waits for its peer holds blocks."""
         await self._introduced()
         rid = f"{next(self._serial):x}.{call.request_id}"
@@ -88,12 +88,12 @@ class SglangBackend(SglangControl):
         room = secrets.randbits(ROOM_BITS)
         return orjson.dumps({"bootstrap_host": host, "bootstrap_port": info.bootstrap_port, "bootstrap_room": room})
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """The same body as its decode stage gets; the answer ends when the KV was taken, and says nothing more."""
         async with aclosing(self.generate(call)) as chunks:  # type: ignore[type-var]
             async for _ in chunks:
                 pass
-        return Prefilled(b"", False)
+        return PrefillAnswer(b"", False)
 
     def _abort_soon(self, rid: str) -> None:
         task = asyncio.get_running_loop().create_task(self._abort_rid(rid))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.core.types import Load
-from workers.backends.base import BACKENDS, Capabilities, EngineError, Prefilled, UpstreamCall
+from workers.backends.base import BACKENDS, Capabilities, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.disaggregation import parse_prefilled, prefill_head
 from workers.backends.exposition import parse_load
 from workers.backends.http import HttpBackend
@@ -23,7 +23,7 @@ class VllmBackend(HttpBackend):
     kind = "vLLM"
     capabilities = Capabilities(handover=True)
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         """The pull connectors' first leg: one token, no stream; the answer says where the KV waits."""
         early = self.capabilities.offers_early and ending is not None
         unary = replace(call, head=prefill_head(call.head, early), streamed=False, keep_usage=False)

@@ -27,7 +27,7 @@ class Timer(Protocol):
 
 
 @dataclass(slots=True)
-class Work:
+class EmulatedWork:
     """A step on the device or beside it. `used` of its `seconds` were done before `since`, when it last began."""
 
     step: Step
@@ -51,11 +51,11 @@ class EmulatedExecutor:
         self._due = 0.0
         self._following = False  # inside the sink's call: the next step was there when this one ended
         self._cancel: Callable[[], None] | None = None
-        self._running: Work | None = None
-        self._suspended: dict[int, Work] = {}
+        self._running: EmulatedWork | None = None
+        self._suspended: dict[int, EmulatedWork] = {}
 
     def start(self, step: Step) -> None:
-        self._begin(Work(step, self._profile.seconds(step)))
+        self._begin(EmulatedWork(step, self._profile.seconds(step)))
 
     def suspend(self, step_id: int) -> None:
         work = self._running
@@ -95,7 +95,7 @@ class EmulatedExecutor:
         self._cancel, self._running = None, None
         self._suspended.clear()
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: EmulatedWork) -> None:
         if self._running is not None:
             raise RuntimeError("a step is running")
         now, left = self._timer.now(), work.seconds - work.used
@@ -103,20 +103,20 @@ class EmulatedExecutor:
         self._running = work
         self._plan(work, work.since + left, self._finish)
 
-    def _plan(self, work: Work, due: float, then: Callable[[Work], None]) -> None:
+    def _plan(self, work: EmulatedWork, due: float, then: Callable[[EmulatedWork], None]) -> None:
         if self._cancel is not None:
             self._cancel()
         self._due = due
         self._cancel = self._timer.call_at(due, lambda: then(work))
 
-    def _stopped(self, work: Work) -> None:
+    def _stopped(self, work: EmulatedWork) -> None:
         if work.stopping_at is None:
             raise RuntimeError("the step was not asked to stop")
         work.used, work.stopping_at = work.stopping_at, None
         self._suspended[work.step.id] = work
         self._answer(Suspended(work.step.id, work.used))
 
-    def _finish(self, work: Work) -> None:
+    def _finish(self, work: EmulatedWork) -> None:
         step = work.step
         sampled = [self._sample(chunk.seq) for chunk in step.chunks if chunk.last]
         sampled += [self._sample(seq) for seq in step.decodes]

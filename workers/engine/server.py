@@ -25,7 +25,7 @@ from workers.engine.http.asgi import App
 from workers.engine.http.generate import Generator
 from workers.engine.http.kv import KvEndpoints
 from workers.engine.http.management import Management
-from workers.engine.http.requests import Served
+from workers.engine.http.requests import RequestRules
 from workers.engine.http.weights import WeightEndpoints
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.store import EmulatedKv, KvStore
@@ -41,7 +41,7 @@ EMULATED_SHAPE = "llama3-8b"  # whose operators the emulated device is thought t
 logger = logging.getLogger("workers.engine")
 
 
-class Server(uvicorn.Server):
+class EngineServer(uvicorn.Server):
     """Leaves signals to us, so that a stop asked for ends with exit status 0."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -61,7 +61,7 @@ def build(config: ServerConfig, loop: asyncio.AbstractEventLoop) -> tuple[App, E
     engine = Engine(config.model, scheduler, timer.now)
     engine.call_at = timer.call_at
     _attach_executor(engine, config, timer, loop)
-    served = Served(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
+    served = RequestRules(config.model, config.engine.max_model_len, config.tokenizer, samples=config.torch is not None)
     kv, store, disaggregation = config.kv, None, None
     if kv.token and config.group is None:  # each of several ranks has its heads' part of the KV only
         store = _kv_store(config)
@@ -146,7 +146,7 @@ async def serve(config: ServerConfig) -> int:
     app, engine, disaggregation = build(config, loop)
     if disaggregation is not None:
         await disaggregation.start(config.kv.port)
-    server = Server(
+    server = EngineServer(
         uvicorn.Config(
             app,
             host=config.host,
@@ -177,7 +177,7 @@ async def serve(config: ServerConfig) -> int:
 class Stop:
     """Running requests get `grace_s`; then they end with finish_reason abort. A second signal skips the wait."""
 
-    def __init__(self, server: Server, engine: Engine, grace_s: float) -> None:
+    def __init__(self, server: EngineServer, engine: Engine, grace_s: float) -> None:
         self._server = server
         self._engine = engine
         self._grace_s = grace_s

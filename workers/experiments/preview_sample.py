@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from controller.services.experiment_reading import Replay
+from controller.services.experiment_reading import RecordedReplay
 
 if TYPE_CHECKING:
-    from controller.simulator.experiment import Experiment as Simulated
+    from controller.simulator.experiment import ExperimentPlan as Simulated
 
 LONGEST_S = 10.0  # somebody waits
 RUN_SHARE = 0.8  # of that until the last run ends; the rest is adding up and the way there and back
@@ -29,7 +29,7 @@ class WrongSize(Exception):
     """The first run shows that other requests fit: the sample has been changed, begin anew."""
 
 
-class Sample:
+class PreviewSample:
     """`simulated`: the runs to make, each on the sample. `spent` and `clock`: seconds, since the preview began and
     any."""
 
@@ -125,7 +125,7 @@ def newest(one: Simulated, count: int) -> Simulated:
     return replace(one, workload=kept, settings=from_second(one.settings, kept.began - whole.began))
 
 
-def _replay(simulated: Sequence[Simulated]) -> Replay:
+def _replay(simulated: Sequence[Simulated]) -> RecordedReplay:
     workload = simulated[0].workload
-    assert isinstance(workload, Replay)
+    assert isinstance(workload, RecordedReplay)
     return workload

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from controller.core.errors import ConfigError
 from controller.models import Experiment, ExperimentRun
 from controller.services import experiment_runs as steps
-from controller.services.experiment_reading import REQUESTS_MAX, Replay, prefix_note, read
+from controller.services.experiment_reading import REQUESTS_MAX, RecordedReplay, prefix_note, read
 from controller.services.experiment_runs import Lease, LeaseLost
 from workers.experiments import preview_sample
-from workers.experiments.preview_sample import Sample, WrongSize
+from workers.experiments.preview_sample import PreviewSample, WrongSize
 from workers.live import LiveUnavailable, send_experiment
 
 if TYPE_CHECKING:
-    from controller.simulator.experiment import Experiment as Simulated
+    from controller.simulator.experiment import ExperimentPlan as Simulated
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ExperimentJob:
         self._said = -SAY_EVERY_S
         self._elsewhere = 0.0  # seconds spent on previews in between
         self._total = self._done = 0
-        self._sample: Sample | None = None  # of a preview, once it is read
+        self._sample: PreviewSample | None = None  # of a preview, once it is read
         self._preview = row.kind == Experiment.Kind.PREVIEW
         self._longest = preview_sample.LONGEST_S if self._preview else LONGEST_S
 
@@ -77,9 +77,9 @@ class ExperimentJob:
     def carry_out(self) -> None:
         self._say("Reading the traffic", 0.0, always=True)
         simulated = read(self._row.spec)
-        if self._preview and isinstance(simulated[0].workload, Replay):
+        if self._preview and isinstance(simulated[0].workload, RecordedReplay):
             of = self._row.spec["workload"].get("of", 0)
-            self._sample = Sample(simulated, self._clock, self._spent, of)
+            self._sample = PreviewSample(simulated, self._clock, self._spent, of)
             self._sample.guess()
         runs = self._runs(simulated)
         self._total = len(runs)
@@ -99,7 +99,7 @@ class ExperimentJob:
             result["sample"] = self._sample.told()
         steps.experiment_finish(lease=self._lease, result=result, notes=notes, spent_s=self._spent())
 
-    def _sampled(self, sample: Sample, run: ExperimentRun) -> tuple[dict[str, Any], float]:
+    def _sampled(self, sample: PreviewSample, run: ExperimentRun) -> tuple[dict[str, Any], float]:
         """A preview's run; the first one finds out how many requests fit."""
         while True:
             sample.begin()
@@ -156,7 +156,7 @@ class ExperimentJob:
 
     def _notes(self, simulated: Sequence[Simulated]) -> list[str]:
         replay = simulated[0].workload
-        if not isinstance(replay, Replay):
+        if not isinstance(replay, RecordedReplay):
             return [note for note in (prefix_note(self._row.spec),) if note]
         notes = []
         if replay.estimated:

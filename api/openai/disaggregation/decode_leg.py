@@ -7,12 +7,12 @@ from typing import Protocol
 from api.openai.disaggregation.kv_transfers import Transfers
 from api.openai.disaggregation.stage_rates import StageRates
 from api.openai.in_flight import InFlightRequest
-from api.openai.relay import Driver
+from api.openai.relay import RelayListener
 from controller.core import events as ev
 from workers.backends.base import Capabilities, EngineError
 
 
-class Reporter(Driver, Protocol):
+class Reporter(RelayListener, Protocol):
     def push(self, event: ev.Event) -> None: ...
 
 

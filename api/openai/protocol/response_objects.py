@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from api.openai.in_flight import Unreadable
+from api.openai.in_flight import UnreadableAnswer
 
 FIXED: dict[str, Any] = {
     "object": "response",
@@ -99,7 +99,7 @@ class WholeResponse:
         try:
             return self._told(raw)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise Unreadable from error
+            raise UnreadableAnswer from error
 
     def _told(self, raw: bytes) -> bytes:
         answer = orjson.loads(raw)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from api.openai.in_flight import Translation, Unreadable
+from api.openai.in_flight import Translation, UnreadableAnswer
 from api.openai.protocol.response_objects import PART, Item, ResponseObject, WholeResponse
 
 DELTAS = (b"event: response.output_text.delta", b"event: response.function_call_arguments.delta")
@@ -94,7 +94,7 @@ class StreamedResponse:
                 for kind, fields in self._events(event):
                     self._write(kind, fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Unreadable from error
+            raise UnreadableAnswer from error
         told, self._written = b"".join(self._written), []
         return told
 

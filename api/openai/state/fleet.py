@@ -61,7 +61,7 @@ class Seat:
         return stays and not self.up and now < self.awaited_until
 
 
-class Fleet:
+class GatewayFleet:
     def __init__(self, session: aiohttp.ClientSession, limits: Limits, clock: Callable[[], float]) -> None:
         self.seats: dict[str, Seat] = {}
         self.backends: dict[str, Backend] = {}

@@ -45,7 +45,7 @@ REFUSALS_S = 10.0
 WRITE_S = 5.0
 
 
-class Board(Protocol):
+class LiveBoard(Protocol):
     """The part of workers.live.LiveState that is used here."""
 
     async def watched(self, topics: list[str]) -> set[str]: ...
@@ -76,7 +76,7 @@ class Audit(Protocol):
 class Publisher:
     """What it tells the audit goes through `store`, in a thread."""
 
-    def __init__(self, gateway: Gateway, board: Board, store: Audit) -> None:
+    def __init__(self, gateway: Gateway, board: LiveBoard, store: Audit) -> None:
         self._gateway = gateway
         self._board = board
         self._store = store

@@ -13,7 +13,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.dispatch import Scheduler
-from controller.dispatch.event_log import Recorder
+from controller.dispatch.event_log import EventRecorder
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class SchedulerLog:
         self, path: Path, scheduler: Scheduler, overrides: Mapping[str, Any], max_bytes: int = MAX_BYTES
     ) -> None:
         self._scheduler = scheduler
-        self._recorder = Recorder()
+        self._recorder = EventRecorder()
         self._left = max_bytes
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._write(self._recorder.header(scheduler.name, overrides))

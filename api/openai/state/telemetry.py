@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from api.openai.disaggregation.link_watch import LinkWatch
-from api.openai.state.fleet import Fleet, Seat
+from api.openai.state.fleet import GatewayFleet, Seat
 from controller.core.events import LinkSeen
 from controller.core.kv_links import LinkReport, report_from_json
 from controller.core.staleness import STALE_PERIODS
@@ -39,7 +39,7 @@ class TelemetryBoard(Protocol):
 class Monitor:
     """`period_s` 0.05 to 5 seconds. `alone` without a board."""
 
-    def __init__(self, fleet: Fleet, board: TelemetryBoard | None, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: GatewayFleet, board: TelemetryBoard | None, clock: Callable[[], float]) -> None:
         self.period_s = 1.0
         self.leading = board is None
         self._fleet = fleet

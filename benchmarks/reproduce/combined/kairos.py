@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.reproduce.claims import Claim, Progress, Table
 from benchmarks.reproduce.combined.pairs import compare
 from benchmarks.reproduce.kairos import setting as lab
-from benchmarks.reproduce.kairos.stages import BLOCK, MAX_MODEL_LEN, PREFILL_BLOCKS, Call, Policy
+from benchmarks.reproduce.kairos.stages import BLOCK, MAX_MODEL_LEN, PREFILL_BLOCKS, StageCall, StagePolicy
 from controller.core.steps import Step
 from controller.core.types import LatencyCoefficients, Targets
 from controller.dispatch import build_dispatcher, build_migrator
@@ -37,7 +37,7 @@ MIGRATOR = (
 class Pair:
     """A prefill and a decode engine, and who is in front. A policy of None: as with `--scheduler slackline`."""
 
-    policies: tuple[Policy | None, Policy | None] = (None, None)
+    policies: tuple[StagePolicy | None, StagePolicy | None] = (None, None)
     policy_set: str = "least_outstanding"  # with one engine a stage: everything at once
     overrides: Mapping[str, Any] = field(default_factory=dict)
     decode_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,13 +71,13 @@ def engines(pair: Pair, believed: LatencyCoefficients | None) -> tuple[InstanceS
     return first, replace(second, batching_settings={**second.batching_settings, **pair.decode_settings})
 
 
-def _with(policy: Policy | None, engine: InstanceSettings) -> InstanceSettings:
+def _with(policy: StagePolicy | None, engine: InstanceSettings) -> InstanceSettings:
     if policy is None:
         return replace(engine, engine_kind=BY_STAGE)
     return replace(engine, batching=policy.batching, batching_settings=policy.settings, scheduling_policy="fcfs")
 
 
-def demands(calls: Sequence[Call]) -> list[Demand]:
+def demands(calls: Sequence[StageCall]) -> list[Demand]:
     targets = Targets(lab.TTFT_S, lab.TPOT_S, None, PATIENT_S)
     return [
         Demand(f"r{number}", call.at, call.prompt_tokens, call.output_tokens, targets, "agent",
@@ -86,7 +86,7 @@ def demands(calls: Sequence[Call]) -> list[Demand]:
     ]  # fmt: skip
 
 
-def simulation(pair: Pair, calls: Sequence[Call], believed: LatencyCoefficients | None = None) -> Simulation:
+def simulation(pair: Pair, calls: Sequence[StageCall], believed: LatencyCoefficients | None = None) -> Simulation:
     settings = SimulationSettings(engines(pair, believed), links=LINK, sample_s=1e6)
     front = build_dispatcher(pair.policy_set, pair.overrides), build_migrator(pair.policy_set, pair.overrides)
     return Simulation(settings, front[0], demands(calls), migrator=front[1])

@@ -159,9 +159,9 @@ def _parts_of_the_order(quick: bool) -> Table:
 
 def _flowprefill(progress: Progress, quick: bool) -> Iterable[Claim]:
     lab, seeds, count = flowprefill_setting, (1,) if quick else (1, 2, 3), 120 if quick else 1000
-    own, bench = lab.flowprefill(), lab.Bench()
+    own, bench = lab.flowprefill(), lab.PrefillBench()
     for model in [lab.MODELS["Llama3-8B"]] if quick else lab.MODELS.values():
-        loads = [lab.Load(model, count, (seed,)) for seed in seeds]
+        loads = [lab.OfferedLoad(model, count, (seed,)) for seed in seeds]
         theirs = [bench.goodput(own, load, 4.0) for load in loads]
         ours = [lab.highest(lambda rate, load=load: _in_time(load, rate), 4.0) for load in loads]  # type: ignore[misc]
         setting = f"{model.name}, one prefill engine"
@@ -169,10 +169,10 @@ def _flowprefill(progress: Progress, quick: bool) -> Iterable[Claim]:
         progress(f"FlowPrefill {model.name} done")
 
 
-def _in_time(load: flowprefill_setting.Load, rate: float) -> bool:
+def _in_time(load: flowprefill_setting.OfferedLoad, rate: float) -> bool:
     """Whether the set's prefill engine gives enough first tokens in time."""
     lab = flowprefill_setting
-    engine = lab.instance(load.model, lab.Contender("set", {"engine_kind": BY_STAGE, "role": "prefill"}))
+    engine = lab.instance(load.model, lab.EngineContender("set", {"engine_kind": BY_STAGE, "role": "prefill"}))
     engine = replace(engine, max_num_batched_tokens=4096)  # tokens of a batch: the paper's G
     decode = replace(engine, role="decode", kv_tokens=BIG_KV, max_num_seqs=MANY)
     result = simulated((engine, decode), load.demands(rate, load.seeds[0]))
@@ -204,7 +204,7 @@ def _concord(progress: Progress, quick: bool) -> Iterable[Claim]:
         cases = [lab.Case(rate, programs, seed) for seed in seeds]
         theirs = {system.name: [lab.run(system, case) for case in cases] for system in own}
         combined = [lab.run(lab.CONCORD.variant(policy="slackline"), case, collocated()) for case in cases]
-        measures: tuple[tuple[str, Callable[[lab.Figures], float]], ...] = (
+        measures: tuple[tuple[str, Callable[[lab.LabFigures], float]], ...] = (
             ("token goodput, tokens/s", lambda figures: figures.tokens_per_s),
             ("request goodput, programs/s", lambda figures: figures.requests_per_s),
         )

@@ -97,7 +97,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LabFigures:
     """What a run earned. Goodput per second of arrivals; throughput: generated tokens per second of the run,
     processed: prompt tokens too."""
 
@@ -183,7 +183,7 @@ def programs_of(system: System, case: Case, times: Sequence[float]) -> Programs:
     )
 
 
-def run(system: System, case: Case, engine: InstanceSettings | None = None) -> Figures:
+def run(system: System, case: Case, engine: InstanceSettings | None = None) -> LabFigures:
     """`engine` None: the system's own."""
     times = arrivals(case)
     programs = programs_of(system, case, times)
@@ -199,7 +199,7 @@ def run(system: System, case: Case, engine: InstanceSettings | None = None) -> F
     return _figures(result, times[-1])
 
 
-def _figures(result: SimulationResult, span: float) -> Figures:
+def _figures(result: SimulationResult, span: float) -> LabFigures:
     programs = result.programs
     by_kind: dict[str, list[ProgramRecord]] = {}
     for program in programs:
@@ -208,7 +208,7 @@ def _figures(result: SimulationResult, span: float) -> Figures:
     minutes = [0.0] * (int(span // 60) + 1)
     for program in programs:
         minutes[min(int(program.at // 60), len(minutes) - 1)] += program.earned / 60.0
-    return Figures(
+    return LabFigures(
         tokens_per_s=sum(program.earned for program in programs) / span,
         requests_per_s=sum(program.attained for program in programs) / span,
         attained=sum(program.attained for program in programs) / len(programs),
@@ -231,5 +231,5 @@ def _shares(seconds: Sequence[float | None]) -> tuple[float, float]:
     return quantile(ascending, 0.5) or 0.0, quantile(ascending, 0.95) or 0.0
 
 
-def mean(found: Sequence[Figures], key: str) -> float:
+def mean(found: Sequence[LabFigures], key: str) -> float:
     return float(statistics.fmean(getattr(each, key) for each in found))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.reproduce.claims import Claim
-from benchmarks.reproduce.concord.lab import CONCORD, LTR, SARATHI, Figures
+from benchmarks.reproduce.concord.lab import CONCORD, LTR, SARATHI, LabFigures
 from benchmarks.reproduce.concord.sweep import finite
 
 WHAT = {  # and the least ratio that bears the paper's words out: shorter, or for TBT "without excessive"
@@ -25,7 +25,7 @@ NEVER = (
 )
 
 
-def latencies(runs: Mapping[str, Sequence[Figures]], seeds: Sequence[int], setting: str) -> list[Claim]:
+def latencies(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int], setting: str) -> list[Claim]:
     """Median and p95 of a baseline's over Concord's, as the table rounds them; no figure where one never came."""
     made: list[Claim] = []
     for name in (SARATHI.name, LTR.name):

@@ -20,7 +20,7 @@ from benchmarks.reproduce.concord.lab import (
     VLLM,
     WHOLE_SLOTS,
     Case,
-    Figures,
+    LabFigures,
     System,
     mean,
     run,
@@ -40,7 +40,7 @@ ONE_SEED = f"{HEADLINE:g} programs/s on one engine, 2,400 programs (some 11,000 
 HOUR = f"{HEADLINE:g} programs/s on one engine, one hour, one seed"
 GRID = "1 to 4 programs/s on one engine, 700 programs (some 3,200 requests) a rate, one seed"
 SAME_SLOTS = "Sarathi-Serve with Concord's slots"
-Runs = dict[str, dict[float, list[Figures]]]
+Runs = dict[str, dict[float, list[LabFigures]]]
 
 
 class Lab:
@@ -55,9 +55,9 @@ class Lab:
         self.systems[SAME_SLOTS] = same
         self.quick = quick
         self.progress = progress
-        self._done: dict[tuple[str, Case], Figures] = {}
+        self._done: dict[tuple[str, Case], LabFigures] = {}
 
-    def figures(self, name: str, case: Case) -> Figures:
+    def figures(self, name: str, case: Case) -> LabFigures:
         key = (name, case)
         if key not in self._done:
             self._done[key] = run(self.systems[name], case)
@@ -107,12 +107,12 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     )
 
 
-def ratio(upper: Sequence[Figures], lower: Sequence[Figures], key: str = "tokens_per_s") -> list[float]:
+def ratio(upper: Sequence[LabFigures], lower: Sequence[LabFigures], key: str = "tokens_per_s") -> list[float]:
     """Seed by seed."""
     return [getattr(a, key) / max(1e-9, getattr(b, key)) for a, b in zip(upper, lower, strict=True)]
 
 
-def light_share_rate(of: Mapping[float, Sequence[Figures]], level: float = 0.9) -> float:
+def light_share_rate(of: Mapping[float, Sequence[LabFigures]], level: float = 0.9) -> float:
     """The rate at which goodput per program falls to `level` of that at the lightest load, interpolated."""
     rates = sorted(of)
     share = {rate: mean(of[rate], "tokens_per_s") / rate for rate in rates}
@@ -129,7 +129,7 @@ def _claim(figure: str, claim: str, theirs: float | None, ours: float | None, re
     return Claim("concord", f"Figure {figure}", claim, theirs, value, reached, setting, list(seeds), reason)
 
 
-def _headline(head: Mapping[str, Sequence[Figures]], seeds: Sequence[int]) -> list[Claim]:
+def _headline(head: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) -> list[Claim]:
     concord = head[CONCORD.name]
     ltr, autellix = (statistics.fmean(ratio(concord, head[name])) for name in (LTR.name, AUTELLIX.name))
     oracle = 100 * (1 - mean(concord, "tokens_per_s") / mean(head[ORACLE.name], "tokens_per_s"))
@@ -269,7 +269,7 @@ def savings(grid: Runs, name: str) -> list[float]:
     return found
 
 
-def _ablation(runs: Mapping[str, Sequence[Figures]], seeds: Sequence[int]) -> list[Claim]:
+def _ablation(runs: Mapping[str, Sequence[LabFigures]], seeds: Sequence[int]) -> list[Claim]:
     own = runs[CONCORD.name][0].tokens_per_s
     found = []
     for name, figure in ((BLIND.name, "6.7"), (SJF.name, "6.7"), (EDF.name, "6.11"), (BY_CLASS.name, "baseline")):
@@ -297,7 +297,7 @@ def _load_plots(grid: Runs, knee: float) -> list[Plot]:
     ]  # fmt: skip
 
 
-def _table(runs: Mapping[str, Sequence[Figures]]) -> Table:
+def _table(runs: Mapping[str, Sequence[LabFigures]]) -> Table:
     rows: list[Sequence[Value]] = []
     for name, found in runs.items():
         first = found[0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from benchmarks.reproduce.claims import Claim, Table, Value
-from benchmarks.reproduce.concord.lab import AUTELLIX, CONCORD, LTR, SARATHI, Case, Figures
+from benchmarks.reproduce.concord.lab import AUTELLIX, CONCORD, LTR, SARATHI, Case, LabFigures
 from controller.simulator.workloads.concord_mix import ConcordMix
 
 RATE, SEED = 4.0, 8
@@ -41,7 +41,7 @@ SINGLES = (
 class Runner(Protocol):
     quick: bool
 
-    def figures(self, name: str, case: Case) -> Figures: ...
+    def figures(self, name: str, case: Case) -> LabFigures: ...
 
 
 def sensitivity(lab: Runner, quick: bool) -> tuple[list[Claim], list[Table]]:

@@ -10,11 +10,11 @@ from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
     MODELS,
     PAPER,
-    Bench,
-    Contender,
-    Load,
-    Part,
+    EngineContender,
+    OfferedLoad,
+    PrefillBench,
     Rows,
+    SectionPart,
     Size,
     claimed,
     flowprefill,
@@ -34,9 +34,9 @@ ALONE = flowprefill("no batching", batch=False)
 BUDGETS = (2048, 4096, 8192, 16_384)
 
 
-def orders(bench: Bench, size: Size, progress: Progress) -> Part:
+def orders(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     """Fig. 10: S-EDF against D-EDF and EDF, batching and preemption alike."""
-    load = Load(LLAMA, size.count, size.seeds)
+    load = OfferedLoad(LLAMA, size.count, size.seeds)
     rates = {each.label: bench.goodput(each, load, 6.0) for each in ORDERS}
     rate = 0.5 * rates[FLOW.label]
     scales = {each.label: bench.tightest(each, load, rate) for each in ORDERS}
@@ -63,12 +63,12 @@ def orders(bench: Bench, size: Size, progress: Progress) -> Part:
         LEVEL,
         log_x=True,
     )
-    return Part(claims, [table], [plot])
+    return SectionPart(claims, [table], [plot])
 
 
-def batching(bench: Bench, size: Size, progress: Progress) -> Part:
+def batching(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     """Fig. 11: token budgets and none; attainment and, past saturation, throughput."""
-    load = Load(LLAMA, size.count, size.seeds)
+    load = OfferedLoad(LLAMA, size.count, size.seeds)
     top = bench.goodput(FLOW, load, 6.0)
     contenders = [flowprefill(f"budget {budget}", batch_tokens=budget) for budget in BUDGETS] + [ALONE]
     rows: Rows = []
@@ -99,10 +99,10 @@ def batching(bench: Bench, size: Size, progress: Progress) -> Part:
                 setting, reason),
     ]  # fmt: skip
     titles = ["batch token budget", "attainment", "prompt tokens/s"]
-    return Part(claims, [Table("Fig. 11: SLO-aware batching, Llama3-8B", titles, rows)], [])
+    return SectionPart(claims, [Table("Fig. 11: SLO-aware batching, Llama3-8B", titles, rows)], [])
 
 
-def _throughput(contender: Contender, load: Load, rate: float) -> float:
+def _throughput(contender: EngineContender, load: OfferedLoad, rate: float) -> float:
     found = []
     for seed in load.seeds:
         result, _ = run(contender, load.model, load.demands(rate, seed))
@@ -110,7 +110,7 @@ def _throughput(contender: Contender, load: Load, rate: float) -> float:
     return statistics.median(found)
 
 
-def blocking(size: Size, progress: Progress) -> Part:
+def blocking(size: Size, progress: Progress) -> SectionPart:
     """Fig. 12 and sec. 6.4's scheduling cost: measured in the runs, not from the formula."""
     rows: Rows = []
     ratios: list[float] = []
@@ -123,7 +123,7 @@ def blocking(size: Size, progress: Progress) -> Part:
             contender = flowprefill(kind, {"boundary": kind})
             waits, signals, most = 0.0, 0, 0.0
             for seed in size.seeds:
-                load = Load(model, size.count, (seed,))
+                load = OfferedLoad(model, size.count, (seed,))
                 demands = load.demands(rate, seed)
                 _, simulation = run(contender, model, demands)
                 (engine,) = (each.engine for each in simulation.cluster)
@@ -163,12 +163,12 @@ def blocking(size: Size, progress: Progress) -> Part:
         Table("Fig. 12: blocking time", ["model", "boundary", "mean, ms", "longest, ms", "signals"], rows),
         Table("Sec. 6.4: rounds", ["model", "requests", "rounds a request", "commands a request"], rounds),
     ]
-    return Part(claims, tables, [])
+    return SectionPart(claims, tables, [])
 
 
-def prediction(bench: Bench, size: Size, progress: Progress) -> Part:
+def prediction(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     """Fig. 13 asks how well a polynomial predicts; here the device *is* one, so: what if the prediction is wrong?"""
-    load = Load(LLAMA, size.count, size.seeds)
+    load = OfferedLoad(LLAMA, size.count, size.seeds)
     right = bench.goodput(FLOW, load, 6.0)
     rows: Rows = [[1.0, right, 1.0]]
     shares: dict[float, float] = {}
@@ -188,4 +188,4 @@ def prediction(bench: Bench, size: Size, progress: Progress) -> Part:
         PAPER, "13", "real against predicted TTFT, three models (the paper: a drawing, most are close)", None, None,
         None, "not reproduced", [], UNCOMPARED,
     )  # fmt: skip
-    return Part([shown, replace(claim, reached=None, reason=UNCOMPARED)], [table], [])
+    return SectionPart([shown, replace(claim, reached=None, reason=UNCOMPARED)], [table], [])

@@ -12,11 +12,11 @@ from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
     MODELS,
     PAPER,
-    Bench,
-    Contender,
-    Load,
-    Part,
+    EngineContender,
+    OfferedLoad,
+    PrefillBench,
     Rows,
+    SectionPart,
     Size,
     chunked,
     claimed,
@@ -45,7 +45,7 @@ def past_knee(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [round(100 * (ours - theirs), 2) for ours, theirs in pairs if theirs < LEVEL]
 
 
-def single_slo(size: Size, progress: Progress) -> Part:
+def single_slo(size: Size, progress: Progress) -> SectionPart:
     """Fig. 14: 500 ShareGPT prompts below 2K tokens, Poisson, the chatbot's TTFT, up to where neither keeps up."""
     rows: Rows = []
     ratios: list[float] = []
@@ -82,12 +82,12 @@ def single_slo(size: Size, progress: Progress) -> Part:
         ),
     ]  # fmt: skip
     titles = ["requests/s", "system", "attainment", "prompt tokens/s"]
-    return Part(claims, [Table("Fig. 14: one SLO, Llama3-8B", titles, rows)], [])
+    return SectionPart(claims, [Table("Fig. 14: one SLO, Llama3-8B", titles, rows)], [])
 
 
-def with_chunks(bench: Bench, size: Size, progress: Progress) -> Part:
+def with_chunks(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     """Fig. 15: operators as boundaries, long prompts cut besides."""
-    load = Load(LLAMA, size.count, size.seeds)
+    load = OfferedLoad(LLAMA, size.count, size.seeds)
     contenders = [
         flowprefill(f"FlowPrefill, chunks of {tokens // 1024}K", {"chunk_tokens": tokens})
         for tokens in (1024, 2048, 4096, 8192, 16_384)
@@ -107,14 +107,14 @@ def with_chunks(bench: Bench, size: Size, progress: Progress) -> Part:
         claimed("15", "best of 4K and 8K chunks over 2K chunks, x", None, middle / rates[1], size, setting),
         claimed("15", "best of 4K and 8K chunks over 16K chunks, x", None, middle / rates[4], size, setting, reason),
     ]
-    return Part(claims, [Table("Fig. 15: with chunked prefill", ["system", "goodput, requests/s"], rows)], [])
+    return SectionPart(claims, [Table("Fig. 15: with chunked prefill", ["system", "goodput, requests/s"], rows)], [])
 
 
-def collocated(size: Size, progress: Progress) -> Part:
+def collocated(size: Size, progress: Progress) -> SectionPart:
     """Fig. 16: TTFT x 3, mean TBT 0.1 and 0.2 s. FlowPrefill decodes between operators, not beside the prefill."""
     flow = flowprefill()
-    vllm = Contender("vLLM-CP2K", {"batching": "vllm_v1", "scheduling_policy": "fcfs"})
-    today = Contender("vLLM-CP2K, class priority", {"batching": "vllm_v1"}, "engine_priority_class")
+    vllm = EngineContender("vLLM-CP2K", {"batching": "vllm_v1", "scheduling_policy": "fcfs"})
+    today = EngineContender("vLLM-CP2K, class priority", {"batching": "vllm_v1"}, "engine_priority_class")
     rates = (2.0, 4.0) if size.quick else (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     tasks = qwen.tasks(LLAMA.slo, decode=True, ttft_factor=3.0)
     series: dict[str, list[tuple[float, float]]] = {}
@@ -145,10 +145,10 @@ def collocated(size: Size, progress: Progress) -> Part:
     ]  # fmt: skip
     titles = ["requests/s", "system", "TTFT attainment", "TBT attainment"]
     plot = Plot("flowprefill-16", "One device for both phases", "requests/s", "attainment", series, LEVEL)
-    return Part(claims, [Table("Fig. 16: prefill and decode on one device", titles, rows)], [plot])
+    return SectionPart(claims, [Table("Fig. 16: prefill and decode on one device", titles, rows)], [plot])
 
 
-def _met(contender: Contender, demands: Sequence[Demand]) -> tuple[float, float]:
+def _met(contender: EngineContender, demands: Sequence[Demand]) -> tuple[float, float]:
     result, _ = run(contender, LLAMA, demands)
     return (
         statistics.fmean(record.ttft_met for record in result.records),

@@ -10,12 +10,12 @@ from benchmarks.reproduce.flowprefill.setting import (
     LEVEL,
     MODELS,
     MOE,
-    Bench,
-    Contender,
-    Load,
-    Model,
-    Part,
+    EngineContender,
+    FlowPrefillModel,
+    OfferedLoad,
+    PrefillBench,
     Rows,
+    SectionPart,
     Size,
     chunked,
     claimed,
@@ -32,7 +32,7 @@ FIRST = {"Llama3-8B": 4.0, "Qwen2.5-14B": 4.0, "Llama3-70B": 2.0}  # requests/s:
 AT = 0.5  # of FlowPrefill's goodput: the fixed rate of the second row of Fig. 9
 
 
-def end_to_end(bench: Bench, size: Size, progress: Progress) -> Part:
+def end_to_end(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     claims: list[Claim] = []
     plots: list[Plot] = []
     rows: Rows = []
@@ -40,7 +40,7 @@ def end_to_end(bench: Bench, size: Size, progress: Progress) -> Part:
     scales: dict[str, dict[str, float]] = {}
     models = list(MODELS.values())[: 1 if size.quick else None]
     for model in models:
-        load = Load(model, size.count, size.seeds)
+        load = OfferedLoad(model, size.count, size.seeds)
         contenders = [FLOW, BUDGETS[0], CP2K, CP8K, TODAY] if size.quick else [FLOW, *BUDGETS, CP2K, CP8K, TODAY]
         found = {each.label: bench.goodput(each, load, FIRST[model.name]) for each in contenders}
         best = max(BUDGETS, key=lambda each: found.get(each.label, 0.0))
@@ -73,7 +73,7 @@ def end_to_end(bench: Bench, size: Size, progress: Progress) -> Part:
         more, sweep = _sweep(bench, size, progress)
         claims += more
         tables += [*sweep, _sensitivity(bench, size, progress)]
-    return Part(claims, tables, plots)
+    return SectionPart(claims, tables, plots)
 
 
 def _rate_claims(rates: dict[str, dict[str, float]], size: Size) -> list[Claim]:
@@ -110,7 +110,9 @@ def _scale_claims(scales: dict[str, dict[str, float]], size: Size) -> list[Claim
     return claims
 
 
-def _attainment_plot(bench: Bench, model: Model, load: Load, shown: list[Contender]) -> Plot:
+def _attainment_plot(
+    bench: PrefillBench, model: FlowPrefillModel, load: OfferedLoad, shown: list[EngineContender]
+) -> Plot:
     return Plot(
         f"flowprefill-9-{model.shape}",
         f"{model.name}: TTFT attainment against rate",
@@ -122,7 +124,9 @@ def _attainment_plot(bench: Bench, model: Model, load: Load, shown: list[Contend
     )
 
 
-def _scale_plot(bench: Bench, model: Model, load: Load, rate: float, shown: tuple[Contender, ...]) -> Plot:
+def _scale_plot(
+    bench: PrefillBench, model: FlowPrefillModel, load: OfferedLoad, rate: float, shown: tuple[EngineContender, ...]
+) -> Plot:
     return Plot(
         f"flowprefill-9-slo-{model.shape}",
         f"{model.name}: TTFT attainment against SLO scale at {rate:.2g} requests/s",
@@ -134,14 +138,14 @@ def _scale_plot(bench: Bench, model: Model, load: Load, rate: float, shown: tupl
     )
 
 
-def _sweep(bench: Bench, size: Size, progress: Progress) -> tuple[list[Claim], list[Table]]:
+def _sweep(bench: PrefillBench, size: Size, progress: Progress) -> tuple[list[Claim], list[Table]]:
     """Every baseline's own settings, so that none is shown at a bad one; and chunks in FlowPrefill's own order."""
     in_order = (*CHUNKS[:2], CP2K, CHUNKS[2], CP8K, CHUNKS[3])
     tables: list[Table] = []
     edf: dict[str, float] = {}
     slack: dict[str, float] = {}
     for model in MODELS.values():
-        load = Load(model, size.count, size.seeds)
+        load = OfferedLoad(model, size.count, size.seeds)
         flow = bench.goodput(FLOW, load, FIRST[model.name])
         found = {
             each.label: bench.goodput(each, load, FIRST[model.name]) for each in (*BUDGETS, *in_order, *SLACK_CHUNKS)
@@ -167,13 +171,13 @@ def _sweep(bench: Bench, size: Size, progress: Progress) -> tuple[list[Claim], l
     return claims, tables
 
 
-def _sensitivity(bench: Bench, size: Size, progress: Progress) -> Table:
+def _sensitivity(bench: PrefillBench, size: Size, progress: Progress) -> Table:
     """How the headline depends on burstiness, which the paper's trace has and this stand-in assumes, and on the length
     of the run: past saturation S-EDF keeps the hopeless for later, which a longer run leaves less room for."""
     rows: Rows = []
     cases = [(model, cv, size.count) for model in MODELS.values() for cv in (1.0, 1.6)]
     for model, cv, count in [*cases, (MODELS["Llama3-8B"], CV, 4 * size.count)]:
-        load = Load(model, count, size.seeds[:1], cv)
+        load = OfferedLoad(model, count, size.seeds[:1], cv)
         flow, *others = (bench.goodput(each, load, FIRST[model.name]) for each in (FLOW, BUDGETS[0], CP2K, CP8K))
         rows.append([model.name, cv, count, flow, *(flow / other for other in others)])
         progress(f"sensitivity {model.name}, CV {cv}, {count} requests: {rows[-1]}")
@@ -184,9 +188,9 @@ def _sensitivity(bench: Bench, size: Size, progress: Progress) -> Table:
     return Table(title, columns, rows)
 
 
-def experts(bench: Bench, size: Size, progress: Progress) -> Part:
+def experts(bench: PrefillBench, size: Size, progress: Progress) -> SectionPart:
     """Fig. 17."""
-    load = Load(MOE, size.count, size.seeds)
+    load = OfferedLoad(MOE, size.count, size.seeds)
     shown = (FLOW, CP2K, CP8K, TODAY)
     rates = {each.label: bench.goodput(each, load, 8.0) for each in shown}
     rate = AT * rates[FLOW.label]
@@ -215,4 +219,4 @@ def experts(bench: Bench, size: Size, progress: Progress) -> Part:
     ]
     titles = ["system", "goodput, requests/s", "FlowPrefill x", f"smallest SLO scale at {rate:.2f}/s", "x tighter"]
     table = Table(f"Fig. 17: {MOE.name}", titles, rows)
-    return Part(undecided, [table], [_attainment_plot(bench, MOE, load, list(shown))])
+    return SectionPart(undecided, [table], [_attainment_plot(bench, MOE, load, list(shown))])

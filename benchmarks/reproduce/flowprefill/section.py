@@ -6,7 +6,7 @@ from benchmarks.reproduce.claims import Progress, Section
 from benchmarks.reproduce.flowprefill.ablations import batching, blocking, orders, prediction
 from benchmarks.reproduce.flowprefill.compatibility import collocated, single_slo, with_chunks
 from benchmarks.reproduce.flowprefill.end_to_end import end_to_end, experts
-from benchmarks.reproduce.flowprefill.setting import CV, MODELS, PAPER, Bench, Part, Size
+from benchmarks.reproduce.flowprefill.setting import CV, MODELS, PAPER, PrefillBench, SectionPart, Size
 
 TEXT = """
 One prefill instance (the paper's 1P1D; its decode instance never delays a prefill) of {profiles}; kernel-composed
@@ -31,8 +31,8 @@ TTFT of three models) has no counterpart: here the device is the polynomial that
 def reproduce(progress: Progress, quick: bool) -> Section:
     """`quick`: one model and seed, 150 requests a run, seconds; else some ten minutes on one core."""
     size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
-    bench = Bench()
-    parts: list[Part] = [end_to_end(bench, size, progress), orders(bench, size, progress)]
+    bench = PrefillBench()
+    parts: list[SectionPart] = [end_to_end(bench, size, progress), orders(bench, size, progress)]
     parts += [batching(bench, size, progress), blocking(size, progress), prediction(bench, size, progress)]
     parts += [single_slo(size, progress), with_chunks(bench, size, progress), collocated(size, progress)]
     parts.append(experts(bench, size, progress))

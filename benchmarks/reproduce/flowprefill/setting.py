@@ -27,7 +27,7 @@ PAPER = "flowprefill"
 Rows = list[list[Value]]
 
 
-class Part(NamedTuple):
+class SectionPart(NamedTuple):
     """What one group of figures adds to the section."""
 
     claims: list[Claim]
@@ -45,7 +45,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FlowPrefillModel:
     """`slo`: whose targets of Table 2; `shape`: whose operators. Kernel-composed profiles of A100-SXM-80GB stand for
     the paper's A800 (the same device with slower links). `all_reduce_share`: two all-reduces a layer at the rate that
     vidur measured for 67 MB on A100 (TP 2: 156 GB/s, TP 4: 111 GB/s), of the profile's linear time.
@@ -62,7 +62,7 @@ class Model:
 
 # Not measured anywhere here: the 8B model's profile at TP 2, its linear part scaled by active parameters (2.9 of 7.5
 # billion) at half the efficiency (grouped expert kernels), attention and constant by layers.
-MOE = Model(
+MOE = FlowPrefillModel(
     "Qwen3-30B-A3B",
     "llama3-8b",
     "qwen3-30b-a3b",
@@ -71,7 +71,7 @@ MOE = Model(
     "composed from FLOP and byte shares of Llama-3.1-8B TP 2",
 )
 MODELS = {
-    "Llama3-8B": Model(
+    "Llama3-8B": FlowPrefillModel(
         "Llama3-8B",
         "llama3-8b",
         "llama3-8b",
@@ -79,7 +79,7 @@ MODELS = {
         426_000,
         "Llama-3.1-8B, TP 1",
     ),
-    "Qwen2.5-14B": Model(
+    "Qwen2.5-14B": FlowPrefillModel(
         "Qwen2.5-14B",
         "qwen2.5-14b",
         "qwen2.5-14b",
@@ -88,7 +88,7 @@ MODELS = {
         "Qwen2.5-14B, TP 2",
         0.105,
     ),
-    "Llama3-70B": Model(
+    "Llama3-70B": FlowPrefillModel(
         "Llama3-70B",
         "llama3-70b",
         "llama3-70b",
@@ -101,7 +101,7 @@ MODELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class EngineContender:
     """A policy set in front and changes of the prefill instance."""
 
     label: str
@@ -109,8 +109,10 @@ class Contender:
     policy_set: str = "round_robin"
 
 
-def flowprefill(label: str = "FlowPrefill", preemption: Mapping[str, Any] | None = None, **rules: Any) -> Contender:
-    return Contender(
+def flowprefill(
+    label: str = "FlowPrefill", preemption: Mapping[str, Any] | None = None, **rules: Any
+) -> EngineContender:
+    return EngineContender(
         label,
         {
             "engine_kind": "preemptive_prefill",
@@ -121,32 +123,34 @@ def flowprefill(label: str = "FlowPrefill", preemption: Mapping[str, Any] | None
     )
 
 
-def distserve(budget: int) -> Contender:
+def distserve(budget: int) -> EngineContender:
     """First come, first served, whole prompts; several in a step while they fit the budget."""
     engine = {"batching": "iteration_level", "scheduling_policy": "fcfs", "max_num_batched_tokens": budget}
-    return Contender(f"DistServe, {budget} tokens a step" if budget > 256 else "DistServe, one prompt a step", engine)
+    return EngineContender(
+        f"DistServe, {budget} tokens a step" if budget > 256 else "DistServe, one prompt a step", engine
+    )
 
 
-def chunked(tokens: int, ordering: str = "edf", label: str = "") -> Contender:
+def chunked(tokens: int, ordering: str = "edf", label: str = "") -> EngineContender:
     engine = {
         "batching": "ordered_chunks",
         "batching_settings": {"ordering": ordering},
         "max_num_batched_tokens": tokens,
     }
-    return Contender(label or f"DistServe-CP{tokens / 1024:g}K", engine)
+    return EngineContender(label or f"DistServe-CP{tokens / 1024:g}K", engine)
 
 
-def class_priority(tokens: int = 2048) -> Contender:
+def class_priority(tokens: int = 2048) -> EngineContender:
     """What an operator has today: vLLM's scheduler with a priority for each class, tightest first."""
     engine = {"batching": "vllm_v1", "max_num_batched_tokens": tokens}
-    return Contender(f"vLLM, class priority, {tokens // 1024}K", engine, "engine_priority_class")
+    return EngineContender(f"vLLM, class priority, {tokens // 1024}K", engine, "engine_priority_class")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """What is replayed: `slo_scale` times Table 2, `count` requests, one run a seed."""
 
-    model: Model
+    model: FlowPrefillModel
     count: int
     seeds: tuple[int, ...]
     cv: float = CV
@@ -156,7 +160,7 @@ class Load:
         return qwen.demands(qwen.tasks(self.model.slo, self.slo_scale), rate, seed, self.count, self.cv)
 
 
-def instance(model: Model, contender: Contender) -> InstanceSettings:
+def instance(model: FlowPrefillModel, contender: EngineContender) -> InstanceSettings:
     base = InstanceSettings(
         model.latency,
         kv_tokens=model.kv_tokens,
@@ -170,20 +174,22 @@ def instance(model: Model, contender: Contender) -> InstanceSettings:
     return replace(base, **contender.engine)
 
 
-def run(contender: Contender, model: Model, demands: Sequence[Demand]) -> tuple[SimulationResult, Simulation]:
+def run(
+    contender: EngineContender, model: FlowPrefillModel, demands: Sequence[Demand]
+) -> tuple[SimulationResult, Simulation]:
     settings = SimulationSettings((instance(model, contender),), sample_s=1e6, progress_s=1e6, telemetry_period_s=1e6)
     simulation = Simulation(settings, build_dispatcher(contender.policy_set), demands)
     return simulation.run(), simulation
 
 
-class Bench:
+class PrefillBench:
     """Runs each (contender, load, rate) once; what the searches tried is there for the curves."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, Load, float], list[float]] = {}
+        self._seen: dict[tuple[str, OfferedLoad, float], list[float]] = {}
 
     def _shares(
-        self, contender: Contender, load: Load, rate: float, enough: Callable[[list[float]], bool]
+        self, contender: EngineContender, load: OfferedLoad, rate: float, enough: Callable[[list[float]], bool]
     ) -> list[float]:
         """By seed, as many as it takes: share of requests whose first token was in time."""
         shares = self._seen.setdefault((contender.label, load, rate), [])
@@ -192,11 +198,11 @@ class Bench:
             shares.append(statistics.fmean(record.ttft_met for record in result.records))
         return shares
 
-    def attainment(self, contender: Contender, load: Load, rate: float) -> float:
+    def attainment(self, contender: EngineContender, load: OfferedLoad, rate: float) -> float:
         """The median over all seeds."""
         return statistics.median(self._shares(contender, load, rate, lambda shares: False))
 
-    def holds(self, contender: Contender, load: Load, rate: float) -> bool:
+    def holds(self, contender: EngineContender, load: OfferedLoad, rate: float) -> bool:
         """Whether the median is at the level; seeds that cannot change that any more are not run."""
         most = len(load.seeds) // 2 + 1
 
@@ -206,7 +212,7 @@ class Bench:
 
         return statistics.median(self._shares(contender, load, rate, decided)) >= LEVEL
 
-    def curve(self, contender: Contender, load: Load) -> list[tuple[float, float]]:
+    def curve(self, contender: EngineContender, load: OfferedLoad) -> list[tuple[float, float]]:
         """Median attainment at every rate tried so far, over the seeds that were run there."""
         label = contender.label
         return sorted(
@@ -215,15 +221,15 @@ class Bench:
             if name == label and tried == load
         )
 
-    def goodput(self, contender: Contender, load: Load, first: float) -> float:
+    def goodput(self, contender: EngineContender, load: OfferedLoad, first: float) -> float:
         """The highest rate at 90 % attainment, requests/s: the paper's goodput."""
         return highest(lambda rate: self.holds(contender, load, rate), first)
 
-    def tightest(self, contender: Contender, load: Load, rate: float, first: float = 1.0) -> float:
+    def tightest(self, contender: EngineContender, load: OfferedLoad, rate: float, first: float = 1.0) -> float:
         """The smallest SLO scale at 90 % attainment at a fixed rate."""
         return 1 / highest(lambda x: self.holds(contender, replace(load, slo_scale=1 / x), rate), 1 / first)
 
-    def scales(self, contender: Contender, load: Load, rate: float) -> list[tuple[float, float]]:
+    def scales(self, contender: EngineContender, load: OfferedLoad, rate: float) -> list[tuple[float, float]]:
         """Attainment at every SLO scale tried so far at this rate."""
         found = [
             (tried.slo_scale, statistics.median(shares))

@@ -10,7 +10,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
     OURS,
-    Model,
+    HyperFlexisModel,
     Point,
     fleet,
     growing,
@@ -30,7 +30,7 @@ Curves = dict[str, list[tuple[float, Point]]]
 
 
 def curves(
-    model: Model,
+    model: HyperFlexisModel,
     mix: str,
     times: Sequence[float],
     per_task: int,
@@ -187,7 +187,9 @@ def _over_today(
     return made
 
 
-def best_scorpio(model: Model, mix: str, rate: float, per_task: int, seeds: Sequence[int]) -> tuple[Contender, Table]:
+def best_scorpio(
+    model: HyperFlexisModel, mix: str, rate: float, per_task: int, seeds: Sequence[int]
+) -> tuple[Contender, Table]:
     """SCORPIO's own settings at one load: the whole sweep, and of those that answer everybody the one with the highest
     attainment. Refusing attains at most a point more (the table shows it), but its latency and cost are those of fewer
     requests."""
@@ -235,7 +237,7 @@ THRESHOLDS: tuple[dict[str, float], ...] = (
 )
 
 
-def thresholds(model: Model, rates: Mapping[str, float], per_task: int, seeds: Sequence[int]) -> Table:
+def thresholds(model: HyperFlexisModel, rates: Mapping[str, float], per_task: int, seeds: Sequence[int]) -> Table:
     """When to add and to give back: what the scaler's settings were taken from. `rates`: 90 % points by mix."""
     times = (1.0, 2.0, 4.5)
     rows: list[list[Value]] = []
@@ -254,7 +256,7 @@ def thresholds(model: Model, rates: Mapping[str, float], per_task: int, seeds: S
     )
 
 
-def slots_table(model: Model, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
+def slots_table(model: HyperFlexisModel, per_task: int, seeds: Sequence[int], progress: Progress) -> Table:
     """What the paper leaves open and matters most: how many sequences an engine takes at once."""
     rows: list[list[Value]] = []
     tasks = MIXES["4-task"]

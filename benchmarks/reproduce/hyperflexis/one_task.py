@@ -10,7 +10,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
     OURS,
-    Model,
+    HyperFlexisModel,
     fleet,
     instance,
     knee,
@@ -37,7 +37,7 @@ WAITS = (
 )
 
 
-def annealing(model: Model, **settings: float) -> Contender:
+def annealing(model: HyperFlexisModel, **settings: float) -> Contender:
     """The annealed order in each engine, told the profile; requests go to the instance with the fewest."""
     known = instance(model).latency
     told = {
@@ -49,7 +49,7 @@ def annealing(model: Model, **settings: float) -> Contender:
     return Contender(ANNEALING, "least_outstanding", {}, engine)
 
 
-def candidates(model: Model) -> dict[str, list[tuple[str, Contender]]]:
+def candidates(model: HyperFlexisModel) -> dict[str, list[tuple[str, Contender]]]:
     """By system: its settings, named."""
     fits: list[tuple[str, Contender]] = []
     for fit in ("worst", "best"):
@@ -63,7 +63,7 @@ def candidates(model: Model) -> dict[str, list[tuple[str, Contender]]]:
     return {ALADDIN: fits, ANNEALING: orders}
 
 
-def best_single(model: Model, count: int, seeds: Sequence[int]) -> tuple[dict[str, Contender], Table]:
+def best_single(model: HyperFlexisModel, count: int, seeds: Sequence[int]) -> tuple[dict[str, Contender], Table]:
     """Every setting just past the knee, where the 90 % points are decided, and at twice the paper's rate. Best: the
     most attained just past the knee, then the most at twice the rate."""
     rates = tuple(factor * FIG7_QPS[model.name] for factor in SWEPT)
@@ -83,7 +83,7 @@ def best_single(model: Model, count: int, seeds: Sequence[int]) -> tuple[dict[st
     return found, Table(title, ["system", "settings", *shown], rows)
 
 
-def parts(model: Model, rate: float, count: int, seeds: Sequence[int]) -> Table:
+def parts(model: HyperFlexisModel, rate: float, count: int, seeds: Sequence[int]) -> Table:
     """What the printed policy loses to round robin by: it with one part of it exchanged at a time."""
     printed = CONTENDERS[PRINTED]
     cases: Mapping[str, Contender] = {

@@ -31,7 +31,7 @@ SLOTS = 32  # sequences an engine takes: as in `make bench-vllm`; the paper give
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class HyperFlexisModel:
     """`slowed`: factor on the profile, so that HyperFlexis' knee on WikiSQL alone lies where its Fig. 7 has it (40 and
     12 requests/s); `load_s`: its Table 2."""
 
@@ -50,9 +50,13 @@ def _load(device: float, host: float, disk: float) -> dict[str, float]:
 MODELS = {
     model.name: model
     for model in (
-        Model("Qwen7B", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", 1.13, _load(0.89, 2.73, 4.14), 989_816, 57_344),
-        Model("Qwen32B", "aic/Qwen3-32B/A100-SXM-80GB/tp2", 1.29, _load(2.05, 19.41, 28.84), 299_377, 262_144),
-        Model("Llama70B", "splitwise/llama2-70b/a100-80gb/tp8", 1.0, _load(1.16, 11.5, 22.58), 1_327_209, 327_680),
+        HyperFlexisModel("Qwen7B", "aic/Qwen2.5-7B/A100-SXM-80GB/tp1", 1.13, _load(0.89, 2.73, 4.14), 989_816, 57_344),
+        HyperFlexisModel(
+            "Qwen32B", "aic/Qwen3-32B/A100-SXM-80GB/tp2", 1.29, _load(2.05, 19.41, 28.84), 299_377, 262_144
+        ),
+        HyperFlexisModel(
+            "Llama70B", "splitwise/llama2-70b/a100-80gb/tp8", 1.0, _load(1.16, 11.5, 22.58), 1_327_209, 327_680
+        ),
     )
 }
 
@@ -86,7 +90,7 @@ def coefficients(profile: str) -> LatencyCoefficients:
     return LatencyCoefficients(*(float(found[part][key]) for part in ("prefill", "decode") for key in "abc"))
 
 
-def instance(model: Model, **changes: Any) -> InstanceSettings:
+def instance(model: HyperFlexisModel, **changes: Any) -> InstanceSettings:
     """SLOTS sequences and 2,048 tokens a step, vLLM's batching, no prefix cache (prompts of the mixes share none)."""
     latency = LatencyCoefficients(*(value * model.slowed for value in coefficients(model.profile)))
     settings = InstanceSettings(
@@ -100,12 +104,12 @@ def instance(model: Model, **changes: Any) -> InstanceSettings:
     return replace(settings, **changes)
 
 
-def fleet(model: Model, *, slots: int = SLOTS, **settings: Any) -> SimulationSettings:
+def fleet(model: HyperFlexisModel, *, slots: int = SLOTS, **settings: Any) -> SimulationSettings:
     """Two workers."""
     return SimulationSettings((instance(model, max_num_seqs=slots),) * 2, **settings)
 
 
-def growing(model: Model, source: str = "device", **changes: Any) -> ElasticSettings:
+def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> ElasticSettings:
     """Two workers to four. The paper gives no thresholds; these are swept (`hyperflexis_multitask.thresholds`): as much
     attained as any, for less than those that add sooner and keep longer."""
     config = ScalingConfig(

@@ -11,7 +11,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
     OURS,
-    Model,
+    HyperFlexisModel,
     Point,
     instance,
     knee,
@@ -47,7 +47,7 @@ REASON = (
 )
 
 
-def stages(model: Model, *, scaling: bool = False, **settings: object) -> SimulationSettings:
+def stages(model: HyperFlexisModel, *, scaling: bool = False, **settings: object) -> SimulationSettings:
     """2 prefill and 2 decode instances; scaled, each stage has at least one and both together at most eight."""
     instances = tuple(instance(model, role=role) for role in ("prefill", "prefill", "decode", "decode"))
     made = SimulationSettings(instances, links=LinkSettings())

@@ -30,7 +30,7 @@ from benchmarks.reproduce.kairos.setting import (
     mooncake,
     work_s,
 )
-from benchmarks.reproduce.kairos.stages import Call, Stages, Testbed
+from benchmarks.reproduce.kairos.stages import StageCall, Stages, Testbed
 
 RATES = (2.0, 2.4, 2.8, 3.0, 3.2, 3.4, 4.0, 5.0)
 ABLATION_RATES = (2.0, 3.0, 3.4)
@@ -43,7 +43,11 @@ BASELINES = (  # prefill tokens a step, decode slots
 
 
 def curve(
-    name: str, rates: Sequence[float], seeds: Sequence[int], bed: Testbed, calls: Callable[[float, int], list[Call]]
+    name: str,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    bed: Testbed,
+    calls: Callable[[float, int], list[StageCall]],
 ) -> dict[float, list[Figures]]:
     return {rate: [Figures(Stages(bed, *PAIRS[name]).run(calls(rate, seed))) for seed in seeds] for rate in rates}
 
@@ -85,7 +89,7 @@ def table_of_curves(curves: Curves, point: float | None) -> Table:
 
 
 def best_baseline(
-    rate: float, seeds: Sequence[int], calls: Callable[[float, int], list[Call]]
+    rate: float, seeds: Sequence[int], calls: Callable[[float, int], list[StageCall]]
 ) -> tuple[Testbed, Table]:
     """DistServe at settings of its own (size of a prefill batch, sequences a decode batch): the one that meets both
     targets most often, then TTFT, and the whole sweep."""
@@ -102,7 +106,7 @@ def best_baseline(
     return best, Table(title, columns, rows)
 
 
-def calibration(bed: Testbed, seeds: Sequence[int], calls: Callable[[float, int], list[Call]]) -> Table:
+def calibration(bed: Testbed, seeds: Sequence[int], calls: Callable[[float, int], list[StageCall]]) -> Table:
     """DistServe under several costs of a sequence in a decode batch, which the paper does not give."""
     rows: list[list[str | float | None]] = []
     for cost_s in (1.5e-4, 1.8e-4, 2.2e-4):
@@ -118,7 +122,10 @@ def calibration(bed: Testbed, seeds: Sequence[int], calls: Callable[[float, int]
 
 
 def other_cost(
-    beds: Mapping[str, Testbed], rates: Sequence[float], seeds: Sequence[int], calls: Callable[[float, int], list[Call]]
+    beds: Mapping[str, Testbed],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    calls: Callable[[float, int], list[StageCall]],
 ) -> Table:
     """The same where a decode step costs a sum over its sequences instead of its longest one."""
     rows: list[list[str | float | None]] = []
@@ -197,7 +204,7 @@ def reproduce(progress: Progress, quick: bool) -> Section:
     rates = ABLATION_RATES if quick else RATES
     count = 200 if quick else 1000
 
-    def calls(rate: float, seed: int) -> list[Call]:
+    def calls(rate: float, seed: int) -> list[StageCall]:
         return long_tail(rate, seed, count)
 
     best, sweep = (TESTBED, None) if quick else best_baseline(3.0, seeds, calls)

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from benchmarks.reproduce.kairos.stages import Call, Outcome, Policy, Testbed
+from benchmarks.reproduce.kairos.stages import StageCall, StageOutcome, StagePolicy, Testbed
 from controller.core.types import LatencyCoefficients
 
 TTFT_S, TPOT_S = 8.0, 0.05
@@ -27,7 +27,7 @@ MOONCAKE = Path(__file__).resolve().parents[2] / "data" / "mooncake_conversation
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
 
 
-def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[Call]:
+def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[StageCall]:
     """A trace of fixed lengths in an order of the seed, Poisson arrivals at `rate` a second.
 
     Prompts are the 1,000 quantiles of a lognormal law, clipped; outputs grow with the prompt (an agent's long contexts
@@ -40,7 +40,7 @@ def long_tail(rate: float, seed: int, count: int = REQUESTS) -> list[Call]:
     return _calls(rate, rng, prompts[:count], outputs[:count])
 
 
-def mooncake(rate: float, seed: int, count: int = REQUESTS, path: Path = MOONCAKE) -> list[Call]:
+def mooncake(rate: float, seed: int, count: int = REQUESTS, path: Path = MOONCAKE) -> list[StageCall]:
     """Lengths of the first requests of a recorded trace, Poisson arrivals. Raises FileNotFoundError."""
     with gzip.open(path, "rt", newline="") as file:
         rows = [
@@ -51,12 +51,12 @@ def mooncake(rate: float, seed: int, count: int = REQUESTS, path: Path = MOONCAK
     return _calls(rate, np.random.default_rng(seed), np.minimum(lengths[:, 0], LONGEST), np.maximum(lengths[:, 1], 2))
 
 
-def _calls(rate: float, rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray) -> list[Call]:
+def _calls(rate: float, rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray) -> list[StageCall]:
     at = np.cumsum(rng.exponential(1 / rate, len(prompts)))
-    return [Call(float(a), int(p), int(o)) for a, p, o in zip(at, prompts, outputs, strict=True)]
+    return [StageCall(float(a), int(p), int(o)) for a, p, o in zip(at, prompts, outputs, strict=True)]
 
 
-def work_s(calls: Sequence[Call]) -> float:
+def work_s(calls: Sequence[StageCall]) -> float:
     """Mean prefill seconds of a request alone."""
     return statistics.fmean(ANCHORS.prefill_b * c.prompt_tokens + ANCHORS.prefill_c * c.prompt_tokens**2 for c in calls)
 
@@ -69,14 +69,14 @@ _TABLE = {
     "decode_c": ANCHORS.decode_c,
     "profile": "longest",
 }
-FCFS = Policy("chunked_prefill")
-CONTINUOUS = Policy("chunked_prefill")
-URGENCY, URGENCY_PRINTED = Policy("kairos_urgency"), Policy("kairos_urgency_printed")
-S_EDF = Policy("slo_aware_batching", {"prefill_a": 0.0, "prefill_b": 1 / 15_000, "batch_tokens": 8_192})
-SLACK, SLACK_PRINTED = Policy("kairos_decode", _TABLE), Policy("kairos_decode", {**_TABLE, "reserve": "solo"})
+FCFS = StagePolicy("chunked_prefill")
+CONTINUOUS = StagePolicy("chunked_prefill")
+URGENCY, URGENCY_PRINTED = StagePolicy("kairos_urgency"), StagePolicy("kairos_urgency_printed")
+S_EDF = StagePolicy("slo_aware_batching", {"prefill_a": 0.0, "prefill_b": 1 / 15_000, "batch_tokens": 8_192})
+SLACK, SLACK_PRINTED = StagePolicy("kairos_decode", _TABLE), StagePolicy("kairos_decode", {**_TABLE, "reserve": "solo"})
 
 DISTSERVE, KAIROS, KAIROS_PRINTED = "DistServe (FCFS)", "Kairos, as read", "Kairos, as printed"
-PAIRS: Mapping[str, tuple[Policy, Policy]] = {
+PAIRS: Mapping[str, tuple[StagePolicy, StagePolicy]] = {
     DISTSERVE: (FCFS, CONTINUOUS),
     KAIROS: (URGENCY, SLACK),
     KAIROS_PRINTED: (URGENCY_PRINTED, SLACK_PRINTED),
@@ -93,7 +93,7 @@ class Figures:
 
     __slots__ = ("e2e", "longest_ttft_s", "throughput", "tpot", "ttft")
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[StageOutcome]) -> None:
         first = [each.ttft_s <= TTFT_S for each in outcomes]
         pace = [each.tpot_s <= TPOT_S for each in outcomes]
         self.ttft = 100 * statistics.fmean(first)

@@ -36,7 +36,7 @@ BLOCK = 16
 PREFILL_BLOCKS = 1 << 18  # the prefill engine's KV is never what is short
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """One request of the workload, arriving `at` seconds after the start."""
 
     at: float
@@ -44,7 +44,7 @@ class Call(NamedTuple):
     output_tokens: int
 
 
-class Outcome(NamedTuple):
+class StageOutcome(NamedTuple):
     """Seconds. `tpot_s` is the mean over all tokens after the first, 0 for one token."""
 
     prompt_tokens: int
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class StagePolicy:
     """A batching policy by name with its settings."""
 
     batching: str
@@ -83,7 +83,7 @@ class Testbed:
 class _Engine:
     """An engine scheduler on virtual time, one step at a time. `due`: the end of a step that just began."""
 
-    def __init__(self, config: EngineConfig, policy: Policy, cost: Callable[[Step], float]) -> None:
+    def __init__(self, config: EngineConfig, policy: StagePolicy, cost: Callable[[Step], float]) -> None:
         self.scheduler = EngineScheduler(config, policy.build())
         self.due: float | None = None
         self._cost = cost
@@ -112,7 +112,7 @@ class _Engine:
 class Stages:
     """One run: `prefill` and `decode` policies over the calls of a workload, until all are answered."""
 
-    def __init__(self, bed: Testbed, prefill: Policy, decode: Policy) -> None:
+    def __init__(self, bed: Testbed, prefill: StagePolicy, decode: StagePolicy) -> None:
         self.bed = bed
         self.model = LatencyModel(bed.latency)
         slots = bed.decode_slots
@@ -123,12 +123,12 @@ class Stages:
         self.prefill = _Engine(prefill_config, prefill, self._cost_of_prefill)
         self.decode = _Engine(decode_config, decode, self._cost_of_decode)
         self.unplaced: deque[Seq] = deque()  # prefilled, waiting for blocks on the decode engine
-        self.wanted: dict[str, Call] = {}
-        self.outcomes: list[Outcome] = []
+        self.wanted: dict[str, StageCall] = {}
+        self.outcomes: list[StageOutcome] = []
         self._heap: list[tuple[float, int, str, Any]] = []
         self._serial = 0
 
-    def run(self, calls: Sequence[Call]) -> list[Outcome]:
+    def run(self, calls: Sequence[StageCall]) -> list[StageOutcome]:
         self.wanted = {str(index): call for index, call in enumerate(calls)}
         for name, call in self.wanted.items():
             self._push(call.at, "arrival", name)
@@ -192,7 +192,7 @@ class Stages:
     def _answered(self, name: str, first_at: float, now: float) -> None:
         call = self.wanted[name]
         tpot = (now - first_at) / (call.output_tokens - 1) if call.output_tokens > 1 else 0.0
-        self.outcomes.append(Outcome(call.prompt_tokens, call.output_tokens, first_at - call.at, tpot))
+        self.outcomes.append(StageOutcome(call.prompt_tokens, call.output_tokens, first_at - call.at, tpot))
 
     def _cost_of_prefill(self, step: Step) -> float:
         tokens = sum(chunk.length for chunk in step.chunks)

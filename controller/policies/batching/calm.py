@@ -46,7 +46,7 @@ from controller.policies.batching.base import BATCHINGS, EngineView, Grant
 from controller.policies.batching.calm_columns import LEAST_S, Column, Columns, Pace, Standings, margin_goodput
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
 from controller.policies.batching.filling import grant
-from controller.policies.preemption.base import Standing
+from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import Config as PreemptionConfig
 from controller.policies.preemption.cost_aware import CostAwarePreemption
 
@@ -234,8 +234,8 @@ class Calm:
                 kept.append(weakest)
         return [row for row in chosen if row not in refused] + kept
 
-    def _standing(self, row: int, found: Standings) -> Standing:
-        return Standing(float(found.priority[row]), float(found.goodput[row]), int(self._columns.held[row]))
+    def _standing(self, row: int, found: Standings) -> SequenceStanding:
+        return SequenceStanding(float(found.priority[row]), float(found.goodput[row]), int(self._columns.held[row]))
 
     # ---- the step -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from controller.core.registry import Registry
 
 
-class Standing(NamedTuple):
+class SequenceStanding(NamedTuple):
     """A sequence as preemption sees it: its priority (goodput per second), its goodput, and tokens in its KV cache."""
 
     priority: float
@@ -27,7 +27,7 @@ class PreemptionChoice(NamedTuple):
 class Preemption(Protocol):
     name: ClassVar[str]
 
-    def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> PreemptionChoice:
+    def weigh(self, running: SequenceStanding, challenger: SequenceStanding, tokens_per_s: float) -> PreemptionChoice:
         """Should the challenger take the running one's place? `tokens_per_s`: what the engine generates meanwhile."""
         ...
 

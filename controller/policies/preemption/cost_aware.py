@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.policies.preemption.base import PREEMPTIONS, PreemptionChoice, Standing
+from controller.policies.preemption.base import PREEMPTIONS, PreemptionChoice, SequenceStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CostAwarePreemption:
         """Tokens not generated because of it."""
         return self.stall_s(kv_tokens) * tokens_per_s * (2.0 if self.config.round_trip else 1.0)
 
-    def weigh(self, running: Standing, challenger: Standing, tokens_per_s: float) -> PreemptionChoice:
+    def weigh(self, running: SequenceStanding, challenger: SequenceStanding, tokens_per_s: float) -> PreemptionChoice:
         """Both comparisons are strict: a tie keeps what runs."""
         gain, cost = challenger.goodput - running.goodput, self.loss(running.kv_tokens, tokens_per_s)
         if not challenger.priority > (1.0 + self.config.threshold) * running.priority:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from controller.core.types import Role
-from controller.simulator.fleet.instance import Instance, WatchStep
+from controller.simulator.fleet.instance import SimulatedInstance, WatchStep
 from controller.simulator.fleet.preemptive_instance import PreemptiveInstance
 from controller.simulator.report.results import InstanceUse
 from controller.simulator.settings import InstanceSettings, SimulationSettings
@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
-        self._live: dict[str, Instance] = {}
+        self._live: dict[str, SimulatedInstance] = {}
         self.watch: WatchStep | None = None
         self._slots: dict[int, str] = {}
         self._gone: list[InstanceUse] = []
@@ -46,17 +46,17 @@ class Cluster:
         self._kinds: dict[str, InstanceSettings] = {}  # by id, of those that start, are warm, sleep or are up
         self.draining: set[str] = set()
 
-    def __iter__(self) -> Iterator[Instance]:
+    def __iter__(self) -> Iterator[SimulatedInstance]:
         return iter(list(self._live.values()))
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def get(self, instance_id: str) -> Instance | None:
+    def get(self, instance_id: str) -> SimulatedInstance | None:
         """None unless it is up."""
         return self._live.get(instance_id)
 
-    def in_slot(self, slot: int) -> Instance | None:
+    def in_slot(self, slot: int) -> SimulatedInstance | None:
         return self._live.get(self._slots.get(slot, ""))
 
     def ask(self, slot: int, now: float, role: Role | None = None) -> str:
@@ -99,7 +99,7 @@ class Cluster:
         self.asleep[name] = Asleep(slot, self.starting.pop(name)[1], level)
         return name
 
-    def put_to_sleep(self, instance: Instance, now: float, level: int) -> None:
+    def put_to_sleep(self, instance: SimulatedInstance, now: float, level: int) -> None:
         """It keeps its id, slot and kind, and costs on; what it did so far is recorded."""
         kind = self._kinds[instance.id]
         slot = next(slot for slot, name in self._slots.items() if name == instance.id)
@@ -117,14 +117,14 @@ class Cluster:
         """Of one that starts, sleeps or is up."""
         return Role(self._kinds[name].role)
 
-    def bring_up(self, name: str) -> Instance | None:
+    def bring_up(self, name: str) -> SimulatedInstance | None:
         """None if it is not wanted any more."""
         wanted = self.starting.pop(name, None)
         if wanted is None:
             return None
         slot, since = wanted
         wanted_kind = self._kinds[name]
-        kind = PreemptiveInstance if wanted_kind.part.engine_kind == "preemptive_prefill" else Instance
+        kind = PreemptiveInstance if wanted_kind.part.engine_kind == "preemptive_prefill" else SimulatedInstance
         instance = kind(name, wanted_kind, since, self._settings.leaps)
         if self._settings.machine_speed is not None:
             instance.speed = self._settings.machine_speed.of(slot)
@@ -145,7 +145,7 @@ class Cluster:
         cost = kind.unit_cost * kind.tensor_parallel
         return InstanceUse(name, until - since, 0.0, 0, 0, 0, 0, 0, cost, kind.role)
 
-    def remove(self, instance: Instance, now: float) -> None:
+    def remove(self, instance: SimulatedInstance, now: float) -> None:
         del self._live[instance.id]
         self._kinds.pop(instance.id, None)
         self.draining.discard(instance.id)
@@ -162,7 +162,7 @@ class Cluster:
         return _by_instance(self._gone + [_use(instance, now) for instance in self] + unused)
 
 
-def _use(instance: Instance, until: float) -> InstanceUse:
+def _use(instance: SimulatedInstance, until: float) -> InstanceUse:
     totals = instance.engine.totals
     return InstanceUse(
         instance.id,

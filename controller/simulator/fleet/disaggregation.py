@@ -27,16 +27,16 @@ from controller.core.steps import (
 )
 from controller.simulator.driver import Driver
 from controller.simulator.fleet.cluster import Cluster
-from controller.simulator.fleet.instance import Instance
+from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill
 from controller.simulator.fleet.network import LinkFailure, Network
 from controller.simulator.fleet.ports import Ports
-from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, Kind
+from controller.simulator.heap import SHORTEST_WAKE_S, EventHeap, EventKind
 from controller.simulator.settings import SimulationSettings
 from controller.simulator.trip import Trip
 
 
-class Host(Protocol):
+class DisaggregatedRun(Protocol):
     """What KV transfers use of the simulation."""
 
     cluster: Cluster
@@ -46,7 +46,7 @@ class Host(Protocol):
 
     def tell(self, *events: ev.Event) -> None: ...
 
-    def tell_engine(self, instance: Instance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]: ...
+    def tell_engine(self, instance: SimulatedInstance, events: Sequence[EngineEvent]) -> Sequence[EngineAction]: ...
 
     def trip(self, request_id: str) -> Trip | None: ...
 
@@ -56,7 +56,7 @@ class Host(Protocol):
 class KvTransfers:
     """What engines and links do between a first token and the decode instance that goes on from it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: DisaggregatedRun) -> None:
         self.performs: dict[type, Callable[[Any], None]] = {
             ev.Place: self._place,
             ev.FreeKv: lambda action: self._free(action.request_id, action.instance_id),
@@ -78,7 +78,7 @@ class KvTransfers:
 
     def start(self) -> None:
         for failure in self._host.settings.links.failures:
-            self._host.heap.push(failure.at, Kind.FAILURE, partial(self._link_failed, failure))
+            self._host.heap.push(failure.at, EventKind.FAILURE, partial(self._link_failed, failure))
 
     # ---- what the simulation says ----------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class KvTransfers:
         """What engines tell of their links to one that joins, where ports differ."""
         return self._ports.links_of(instance_id) if self._ports.differ else ()
 
-    def watch(self, instance: Instance, actions: Sequence[EngineAction]) -> None:
+    def watch(self, instance: SimulatedInstance, actions: Sequence[EngineAction]) -> None:
         """What an engine did, before anybody hears of it: last steps of prefills have begun or ended."""
         ending, instance.ending = instance.ending, []
         if not self._host.settings.links.overlap:
@@ -102,7 +102,9 @@ class KvTransfers:
         prefill = self._ending.get(seq.id)
         if prefill is not None and prefill.seq is seq:
             self._host.tell(ev.PrefillEnding(seq.id, instance_id))
-            self._host.heap.push(self._host.heap.now, Kind.TICK, _nothing)  # so that a pass follows at this instant
+            self._host.heap.push(
+                self._host.heap.now, EventKind.TICK, _nothing
+            )  # so that a pass follows at this instant
 
     def _computed(self, seq: Seq) -> None:
         """The last layer of what moved already may follow."""
@@ -114,7 +116,7 @@ class KvTransfers:
         if move is not None and move.waits_since is not None:
             self._send_rest(seq.id, move)
 
-    def prefilled(self, trip: Trip, instance: Instance, seq: Seq) -> None:
+    def prefilled(self, trip: Trip, instance: SimulatedInstance, seq: Seq) -> None:
         """The engine ended the prefill and keeps the KV."""
         trip.prefill_instance = instance.id
         self._kept[seq.id] = (instance.id, seq)
@@ -133,7 +135,7 @@ class KvTransfers:
         kept = any(where == instance_id for where, _ in self._kept.values())
         return kept or any(instance_id in (move.source, move.target) for move in self._moves.values())
 
-    def died(self, instance: Instance) -> None:
+    def died(self, instance: SimulatedInstance) -> None:
         """All it kept and all that was on its way there or from there is gone; the migrator learns of the death."""
         for name in [name for name, move in self._moves.items() if instance.id in (move.source, move.target)]:
             self._undo(name)
@@ -192,7 +194,7 @@ class KvTransfers:
         latency_s = self._host.settings.links.latency_s
         self._report(ev.TransferStarted(name, place.target, moves=not latency_s))
         if latency_s:
-            self._host.heap.push(now + latency_s, Kind.DELIVERY, partial(self._pulls, name, move))
+            self._host.heap.push(now + latency_s, EventKind.DELIVERY, partial(self._pulls, name, move))
         self.network.start(name, place.source, place.target, move.size - move.rest, now)
         self._plan()
 
@@ -205,7 +207,7 @@ class KvTransfers:
         self._network_version += 1
         if len(self.network):
             do = partial(self._arrivals, self._network_version)
-            self._host.heap.push(max(self.network.next_end, self._host.heap.now), Kind.DELIVERY, do)
+            self._host.heap.push(max(self.network.next_end, self._host.heap.now), EventKind.DELIVERY, do)
 
     def _arrivals(self, version: int) -> None:
         if version != self._network_version:
@@ -214,7 +216,7 @@ class KvTransfers:
         for name in self.network.ended(now):
             move, prefill = self._moves[name], self._ending.get(name)
             if not move.rest:
-                self._host.heap.push(now + latency, Kind.DELIVERY, partial(self._landed, name, move))
+                self._host.heap.push(now + latency, EventKind.DELIVERY, partial(self._landed, name, move))
             elif prefill is None or prefill.computed:
                 self._send_rest(name, move)
             else:
@@ -235,7 +237,7 @@ class KvTransfers:
             return  # undone meanwhile
         if name in self._ending:  # the news of its first token is still on its way
             soon = self._host.heap.now + max(self._host.settings.network_s, SHORTEST_WAKE_S)
-            self._host.heap.push(soon, Kind.DELIVERY, partial(self._landed, name, move))
+            self._host.heap.push(soon, EventKind.DELIVERY, partial(self._landed, name, move))
             return
         del self._moves[name]
         tokens = move.seq.prompt_tokens - move.seq.cached
@@ -289,7 +291,7 @@ class KvTransfers:
         elif at:
             self._host.driver.mention(ev.KvReleased(name, at))
 
-    def _release(self, instance: Instance, seq: Seq) -> None:
+    def _release(self, instance: SimulatedInstance, seq: Seq) -> None:
         if instance.up:
             self._host.tell_engine(instance, [Release(seq)])
         self._host.driver.mention(ev.KvReleased(seq.id, instance.id))

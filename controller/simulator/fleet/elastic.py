@@ -54,7 +54,7 @@ from controller.simulator.settings import ElasticSettings
 Looks = Mapping[Role, FleetObservation]
 
 
-class Host(Protocol):
+class ScaledRun(Protocol):
     """What the scalers use of the simulation."""
 
     cluster: Cluster
@@ -66,7 +66,7 @@ class Host(Protocol):
     def bring_up_later(self, name: str, at: float) -> None: ...
 
 
-class Stage:
+class ScaledStage:
     """One role: its scaler's memory, and the windows behind its observation. `enters` and `leaves` are counted."""
 
     def __init__(self, config: ScalingConfig, enters: type, leaves: type) -> None:
@@ -92,7 +92,7 @@ class Stage:
 class Elastic:
     """The scalers of a run, its warm spares and its sleepers."""
 
-    def __init__(self, settings: ElasticSettings, host: Host) -> None:
+    def __init__(self, settings: ElasticSettings, host: ScaledRun) -> None:
         self.settings = settings
         self.decisions: list[Decision] = []
         self._host = host
@@ -101,10 +101,13 @@ class Elastic:
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}
         if settings.decode is None:
-            self.stages = [Stage(settings.scaling, ev.Arrived, ev.Finished)]
+            self.stages = [ScaledStage(settings.scaling, ev.Arrived, ev.Finished)]
         else:
             first, second = settings.scaling, settings.decode
-            self.stages = [Stage(first, ev.Arrived, ev.FirstToken), Stage(second, ev.FirstToken, ev.Finished)]
+            self.stages = [
+                ScaledStage(first, ev.Arrived, ev.FirstToken),
+                ScaledStage(second, ev.FirstToken, ev.Finished),
+            ]
 
     def start(self) -> None:
         """The warm pool is full when the run begins, as the instances are up."""
@@ -137,7 +140,7 @@ class Elastic:
                 self.decisions.append(plan.role_change)
         self._refill_pool(now)
 
-    def observe(self, stage: Stage, now: float) -> FleetObservation:
+    def observe(self, stage: ScaledStage, now: float) -> FleetObservation:
         entered, left = stage.rates(now)
         waits, queued = self._waiting(stage, now)
         look = FleetObservation(
@@ -150,7 +153,7 @@ class Elastic:
         )
         return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued, entered))
 
-    def _waiting(self, stage: Stage, now: float) -> tuple[float, int]:
+    def _waiting(self, stage: ScaledStage, now: float) -> tuple[float, int]:
         """Largest wait over its SLO, and how many wait, before the stage."""
         host = self._host
         if stage.role is Role.DECODE and host.kv is not None:
@@ -159,7 +162,7 @@ class Elastic:
             pressure = host.scheduler.queue().pressure(QUEUE_PRESSURE_ROWS, now).values()
         return max((share for _, share in pressure), default=0.0), sum(queued for queued, _ in pressure)
 
-    def _members(self, stage: Stage, now: float) -> tuple[Member, ...]:
+    def _members(self, stage: ScaledStage, now: float) -> tuple[Member, ...]:
         cluster, fleet = self._host.cluster, fleet_of(self._host, now)
         members = [Member(name, "starting") for name in cluster.starting if cluster.role_of(name) is stage.role]
         members += [Member(name, "starting") for name, role in self._switching.items() if role == stage.role]
@@ -173,7 +176,7 @@ class Elastic:
 
     # ---- what there is ---------------------------------------------------------------------------------------------
 
-    def _capacity(self, stage: Stage, looks: Looks, now: float) -> StageCapacity:
+    def _capacity(self, stage: ScaledStage, looks: Looks, now: float) -> StageCapacity:
         """The stage, and what its next instances can come from."""
         seen = looks[stage.role]
         others = [OtherStage(other.config, looks[other.role], other.spare_since) for other in self.stages]
@@ -208,7 +211,7 @@ class Elastic:
         warm = self._host.cluster.warm.items()
         return [Spare(name, each.ready_at <= now, each.since, source=source) for name, each in warm]
 
-    def _sleepers(self, stage: Stage, seen: FleetObservation) -> list[Spare]:
+    def _sleepers(self, stage: ScaledStage, seen: FleetObservation) -> list[Spare]:
         cluster = self._host.cluster
         return [
             Spare(name, True, each.since, source=self._weight_source(each.level, seen), sleep_level=each.level)
@@ -222,7 +225,7 @@ class Elastic:
 
     # ---- carrying out a plan ---------------------------------------------------------------------------------------
 
-    def _carry_out(self, stage: Stage, plan: CapacityPlan, now: float) -> list[str]:
+    def _carry_out(self, stage: ScaledStage, plan: CapacityPlan, now: float) -> list[str]:
         """Ids of the new processes."""
         cluster, new = self._host.cluster, []
         for step in plan.steps:

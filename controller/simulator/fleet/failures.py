@@ -10,12 +10,12 @@ from controller.core import events as ev
 from controller.core.types import Role
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
-from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.settings import Failure, SimulationSettings
 from controller.simulator.trip import Trip
 
 
-class Host(Protocol):
+class FailingRun(Protocol):
     """What a simulation lends to its failures."""
 
     settings: SimulationSettings
@@ -33,12 +33,12 @@ class Host(Protocol):
 
 
 class Failures:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: FailingRun) -> None:
         self._host = host
 
     def start(self) -> None:
         for failure in self._host.settings.failures:
-            self._host.heap.push(failure.at, Kind.FAILURE, partial(self._die, failure))
+            self._host.heap.push(failure.at, EventKind.FAILURE, partial(self._die, failure))
 
     def _die(self, failure: Failure) -> None:
         host, now = self._host, self._host.heap.now

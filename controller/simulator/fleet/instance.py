@@ -31,7 +31,7 @@ MOST_STEPS = 256  # a leap is cut by the next arrival anyway; planning further a
 WatchStep = Callable[[str, Step, int, float, float], None]  # instance, step, how often it ran, start, end
 
 
-class Instance:
+class SimulatedInstance:
     """`due`: when the running step, or the last step of the leap, ends; `version` changes with it."""
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:

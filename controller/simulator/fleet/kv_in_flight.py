@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.core.kv_links import KvMoved
 from controller.core.steps import Seq
-from controller.simulator.fleet.instance import Instance
+from controller.simulator.fleet.instance import SimulatedInstance
 
 
 class Prefill:
@@ -12,7 +12,7 @@ class Prefill:
 
     __slots__ = ("computed", "instance", "seq")
 
-    def __init__(self, instance: Instance, seq: Seq) -> None:
+    def __init__(self, instance: SimulatedInstance, seq: Seq) -> None:
         self.instance, self.seq, self.computed = instance, seq, False
 
 

@@ -8,12 +8,12 @@ from controller.core import events as ev
 from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
-from controller.simulator.heap import EventHeap, Kind
-from controller.simulator.report.results import Sample, SimulationResult
+from controller.simulator.heap import EventHeap, EventKind
+from controller.simulator.report.results import FleetSample, SimulationResult
 from controller.simulator.settings import SimulationSettings
 
 
-class Host(Protocol):
+class MonitoredRun(Protocol):
     """What the monitor asks of the simulation."""
 
     cluster: Cluster
@@ -26,32 +26,32 @@ class Host(Protocol):
     def tell(self, *events: ev.Event) -> None: ...
 
 
-class Monitor:
+class RunMonitor:
     """Each look plans the next one."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: MonitoredRun) -> None:
         self._host = host
 
     def start(self) -> None:
         heap = self._host.heap
-        heap.push(0.0, Kind.TICK, self._telemetry)
-        heap.push(self._host.settings.progress_s, Kind.TICK, self._progress)
-        heap.push(0.0, Kind.TICK, self._sample)
+        heap.push(0.0, EventKind.TICK, self._telemetry)
+        heap.push(self._host.settings.progress_s, EventKind.TICK, self._progress)
+        heap.push(0.0, EventKind.TICK, self._sample)
 
     def _telemetry(self) -> None:
         host, now = self._host, self._host.heap.now
         news = [ev.Telemetry(instance.id, instance.load(now)) for instance in host.cluster]
         if host.settings.telemetry_delay_s:
-            host.heap.push(now + host.settings.telemetry_delay_s, Kind.TICK, lambda: host.tell(*news))
+            host.heap.push(now + host.settings.telemetry_delay_s, EventKind.TICK, lambda: host.tell(*news))
         else:
             host.tell(*news)
-        host.heap.push(now + host.settings.telemetry_period_s, Kind.TICK, self._telemetry)
+        host.heap.push(now + host.settings.telemetry_period_s, EventKind.TICK, self._telemetry)
 
     def _progress(self) -> None:
         host, now = self._host, self._host.heap.now
         for instance in host.cluster:
             host.tell(*(ev.Progress(name, tokens) for name, tokens in instance.produced(now)))
-        host.heap.push(now + host.settings.progress_s, Kind.TICK, self._progress)
+        host.heap.push(now + host.settings.progress_s, EventKind.TICK, self._progress)
 
     def _sample(self) -> None:
         host, now = self._host, self._host.heap.now
@@ -59,5 +59,7 @@ class Monitor:
         running = sum(len(engine.running) + engine.arrived_count for engine in engines)
         waiting = sum(engine.waiting_count for engine in engines)
         moving = host.kv.moving if host.kv is not None else 0
-        host.result.samples.append(Sample(now, len(host.scheduler.queue()), waiting, running, len(engines), moving))
-        host.heap.push(now + host.settings.sample_s, Kind.TICK, self._sample)
+        host.result.samples.append(
+            FleetSample(now, len(host.scheduler.queue()), waiting, running, len(engines), moving)
+        )
+        host.heap.push(now + host.settings.sample_s, EventKind.TICK, self._sample)

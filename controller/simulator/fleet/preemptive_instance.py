@@ -28,7 +28,7 @@ from controller.core.steps import (
     Suspended,
 )
 from controller.predict.boundaries import StepBoundaries, sums
-from controller.simulator.fleet.instance import Instance
+from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.tokens import Track
 from controller.simulator.settings import InstanceSettings
 
@@ -60,7 +60,7 @@ class Work:
         return self.since + (self.until - self.used)
 
 
-class PreemptiveInstance(Instance):
+class PreemptiveInstance(SimulatedInstance):
     """`due`: the step's end, the boundary it stops at, or when the scheduler asked to be woken, whichever is first."""
 
     def __init__(self, instance_id: str, settings: InstanceSettings, up_at: float, leaps: bool) -> None:

@@ -19,13 +19,13 @@ from controller.core.types import Role
 from controller.dispatch import Scheduler
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import KvTransfers
-from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.settings import InstanceSettings, SimulationSettings
 
 LOOK_S = 1.0  # whether what drains is empty
 
 
-class Host(Protocol):
+class ChangingRun(Protocol):
     """What coming and going asks of the simulation."""
 
     settings: SimulationSettings
@@ -83,7 +83,7 @@ def end_drained(
 class Presence:
     """The settings' instances come, each in its slot, and go."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ChangingRun) -> None:
         self._host = host
         self._leaving: set[str] = set()  # what a scaler drains is the scaler's to end: it may come back in another role
         self._joins: list[tuple[float, str]] = []  # when, of which model; those that serve requests from the gateway
@@ -97,13 +97,13 @@ class Presence:
                 host.cluster.begin_asleep(slot, each.sleep_level)
                 continue
             if each.from_s > 0:
-                host.heap.push(each.from_s, Kind.FAILURE, partial(self._join, slot))
+                host.heap.push(each.from_s, EventKind.FAILURE, partial(self._join, slot))
             else:
                 self._join(slot)
             if each.role != Role.DECODE:
                 self._joins.append((each.from_s, each.model))
             if each.until_s is not None:
-                host.heap.push(each.until_s, Kind.FAILURE, partial(self._leave, slot))
+                host.heap.push(each.until_s, EventKind.FAILURE, partial(self._leave, slot))
         for model in {model for _, model in self._joins}:
             self._expect(model)
 
@@ -124,7 +124,7 @@ class Presence:
         self._leaving &= host.cluster.draining
         self._leaving.difference_update(end_drained(host, now, self._leaving))
         if self._leaving:
-            host.heap.push(now + LOOK_S, Kind.TICK, self._look)
+            host.heap.push(now + LOOK_S, EventKind.TICK, self._look)
 
     def _expect(self, model: str) -> None:
         """As live: while none is there and another is on its way, requests wait for it."""

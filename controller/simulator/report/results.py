@@ -46,7 +46,7 @@ class SimRecord:
     token_times: array[float] | None = None
 
 
-class Sample(NamedTuple):
+class FleetSample(NamedTuple):
     """Where everybody is at one moment, requests."""
 
     at: float
@@ -105,7 +105,7 @@ class SimulationResult:
     policy: str
     records: list[SimRecord] = field(default_factory=list)
     programs: list[ProgramRecord] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[FleetSample] = field(default_factory=list)
     instances: list[InstanceUse] = field(default_factory=list)
     ended_at: float = 0.0
     events: int = 0

@@ -20,13 +20,13 @@ REQUESTS = 0  # the process that holds all requests; instances count from 1
 MICRO = 1e6
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     name: str
     start: float
     end: float
 
 
-def stages(record: SimRecord, ended_at: float) -> Iterator[Span]:
+def stages(record: SimRecord, ended_at: float) -> Iterator[TraceSpan]:
     """Queue, prefill, transfer and decode of one request, one after the other, none outside its life."""
     marks = [("queue", record.queue_s), ("prefill", record.ttft_s)]
     if record.handoff_s is not None and record.ttft_s is not None:
@@ -38,7 +38,7 @@ def stages(record: SimRecord, ended_at: float) -> Iterator[Span]:
         end = ended_at if after is None else record.at + after
         end = max(start, min(end, latest if name in ("queue", "prefill") else ended_at))
         if end > start:
-            yield Span(name, start, end)
+            yield TraceSpan(name, start, end)
         start = end
 
 

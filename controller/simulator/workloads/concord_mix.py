@@ -19,7 +19,7 @@ import numpy as np
 from controller.core.errors import ConfigError
 from controller.core.types import Targets
 from controller.simulator.workloads.mixes import PATIENT_S
-from controller.simulator.workloads.programs import Call, Program, Stage
+from controller.simulator.workloads.programs import Program, ProgramCall, Stage
 
 KINDS = ("latency", "deadline", "compound")
 TTFT_S, TBT_S, E2E_S = 2.0, 0.1, 20.0
@@ -46,7 +46,7 @@ class Median95(NamedTuple):
         return float(rng.lognormal(math.log(self.median), sigma))
 
 
-class App(NamedTuple):
+class AppMix(NamedTuple):
     """Table 6.1: single requests and compound ones (of the whole program); `tool_s`: between stages."""
 
     name: str
@@ -58,8 +58,8 @@ class App(NamedTuple):
 
 
 APPS = (
-    App("chatbot", Median95(27, 391), Median95(225, 1024), Median95(1097, 2767), Median95(4417, 6452), (0.0, 0.0)),
-    App(
+    AppMix("chatbot", Median95(27, 391), Median95(225, 1024), Median95(1097, 2767), Median95(4417, 6452), (0.0, 0.0)),
+    AppMix(
         "deep_research",
         Median95(403, 7573),
         Median95(410, 1544),
@@ -94,7 +94,7 @@ class ConcordMix:
             for number, (at, kind, app) in enumerate(zip(times, kinds.tolist(), apps.tolist(), strict=True))
         ]
 
-    def _program(self, name: str, at: float, kind: str, app: App, rng: np.random.Generator) -> Program:
+    def _program(self, name: str, at: float, kind: str, app: AppMix, rng: np.random.Generator) -> Program:
         scale = self.slo_scale
         if kind == "compound":
             stages = _stages(app, rng)
@@ -107,7 +107,7 @@ class ConcordMix:
         return Program(name, at, kind, (stage,), Targets(deadline, deadline, deadline, PATIENT_S))
 
 
-def _stages(app: App, rng: np.random.Generator) -> tuple[Stage, ...]:
+def _stages(app: AppMix, rng: np.random.Generator) -> tuple[Stage, ...]:
     count = int(rng.integers(STAGES[0], STAGES[1] + 1))
     widths = [int(rng.integers(WIDTH[0], WIDTH[1] + 1)) for _ in range(count - 1)] + [1]
     calls = sum(widths)
@@ -128,8 +128,8 @@ def _parts(whole: float, count: int, rng: np.random.Generator) -> list[float]:
     return parts
 
 
-def _call(prompt: float, output: float) -> Call:
-    return Call(
+def _call(prompt: float, output: float) -> ProgramCall:
+    return ProgramCall(
         max(1, min(round(prompt), LONGEST_PROMPT)),
         max(1, min(round(output), LONGEST_ANSWER)),
     )

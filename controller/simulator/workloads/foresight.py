@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from controller.core.estimates import LengthBound
 from controller.core.noise import standard_normal
 from controller.predict.foresight import KnownLength, MeanLength, NoisyBounds, checked_error
-from controller.simulator.workloads.programs import Call, Program, Speeds, calls_after, stage_seconds
+from controller.simulator.workloads.programs import Program, ProgramCall, Speeds, calls_after, stage_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Oracle:
     def tokens(self, program: Program) -> float:
         return float(program.tokens)
 
-    def later(self, program: Program, stage: int) -> Call:
+    def later(self, program: Program, stage: int) -> ProgramCall:
         return calls_after(program, stage)
 
     @property
@@ -59,7 +59,7 @@ class Noisy:
     def tokens(self, program: Program) -> float:
         return program.tokens * self._factor(program)
 
-    def later(self, program: Program, stage: int) -> Call:
+    def later(self, program: Program, stage: int) -> ProgramCall:
         return calls_after(program, stage, self._factor(program))
 
     def _factor(self, program: Program) -> float:
@@ -90,8 +90,8 @@ class Blind:
     def tokens(self, program: Program) -> float:
         return self.mean_tokens
 
-    def later(self, program: Program, stage: int) -> Call:
-        return Call(0, 0)
+    def later(self, program: Program, stage: int) -> ProgramCall:
+        return ProgramCall(0, 0)
 
     @property
     def optimism(self) -> float:

@@ -25,7 +25,7 @@ from controller.simulator.workloads.stage_deadlines import accumulated_shares, c
 from controller.simulator.workloads.stage_pace import StagePace
 
 
-class Call(NamedTuple):
+class ProgramCall(NamedTuple):
     """One LLM call, tokens."""
 
     prompt_tokens: int
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 class Stage(NamedTuple):
     """`tool_s`: what runs between the end of its calls and the next stage."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ProgramCall, ...]
     tool_s: float = 0.0
 
 
@@ -64,11 +64,11 @@ class Program:
         return len(self.stages) == 1 and len(self.stages[0].calls) == 1
 
 
-def calls_after(program: Program, stage: int, factor: float = 1.0) -> Call:
+def calls_after(program: Program, stage: int, factor: float = 1.0) -> ProgramCall:
     """Tokens of all later calls as one, times `factor`."""
     calls = [call for each in program.stages[stage + 1 :] for call in each.calls]
     prompt, output = sum(call.prompt_tokens for call in calls), sum(call.output_tokens for call in calls)
-    return Call(round(factor * prompt), round(factor * output))
+    return ProgramCall(round(factor * prompt), round(factor * output))
 
 
 class Speeds(NamedTuple):
@@ -103,7 +103,7 @@ class Foresight(Protocol):
         """Of all calls of the program."""
         ...
 
-    def later(self, program: Program, stage: int) -> Call:
+    def later(self, program: Program, stage: int) -> ProgramCall:
         """Prompt and output tokens of all calls after this stage."""
         ...
 
@@ -165,7 +165,7 @@ class Programs:
         if opened is None or opened.program.single or self.pace is None:
             return demand
         self._look_ahead(opened)
-        return self._demand(opened, 0, demand.id, Call(demand.prompt_tokens, demand.output_tokens), demand.at)
+        return self._demand(opened, 0, demand.id, ProgramCall(demand.prompt_tokens, demand.output_tokens), demand.at)
 
     def _look_ahead(self, opened: _Open) -> None:
         speeds = self.speeds.times(self.pace.factor) if self.pace is not None else self.speeds
@@ -229,7 +229,7 @@ class Programs:
         opened.running = len(found)
         return found
 
-    def _demand(self, opened: _Open, stage: int, call_id: str, call: Call, at: float) -> Demand:
+    def _demand(self, opened: _Open, stage: int, call_id: str, call: ProgramCall, at: float) -> Demand:
         program, deadline = opened.program, opened.program.targets.deadline_s
         length = self.foresight.length(call_id, call.output_tokens)
         program_id = "" if program.single else program.id

@@ -23,7 +23,7 @@ KINDS = ("mix", "tasks", "trace", "programs")
 MIXES = {**mixes.MIXES, **qwen.MIXES}
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One request of a trace; `prefix` are the block ids of its prompt, `session` the program it belongs to."""
 
     at: float
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     session: str = ""
 
 
-ReadTrace = Callable[[str], Sequence[Row]]
+ReadTrace = Callable[[str], Sequence[TraceRow]]
 
 
 class Workload(Protocol):
@@ -72,7 +72,7 @@ class Tasks:
 class Trace:
     """Rows of a trace: its own arrival times scaled to a rate, or its lengths in random order at renewal times."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TraceRow, ...]
     targets: Targets
     slo_class: str
     arrivals: str
@@ -89,20 +89,20 @@ class Trace:
             rows, times = self._drawn(wanted, seed)
         return [self._demand(number, row, at) for number, (row, at) in enumerate(zip(rows, times, strict=True))]
 
-    def _as_recorded(self, rate: float | None) -> tuple[Sequence[Row], list[float]]:
+    def _as_recorded(self, rate: float | None) -> tuple[Sequence[TraceRow], list[float]]:
         rows = self.rows[: self.count]
         span = rows[-1].at - rows[0].at
         factor = 1.0 if rate is None or span <= 0 else (len(rows) - 1) / span / rate
         return rows, [(row.at - rows[0].at) * factor for row in rows]
 
-    def _drawn(self, rate: float | None, seed: int) -> tuple[Sequence[Row], list[float]]:
+    def _drawn(self, rate: float | None, seed: int) -> tuple[Sequence[TraceRow], list[float]]:
         if rate is None:
             raise ConfigError("arrivals of their own need a rate", field="workload.rate")
         lengths, gaps = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
         chosen = lengths.integers(0, len(self.rows), self.count).tolist()
         return [self.rows[index] for index in chosen], renewal_times(gaps, rate, count=self.count, cv=self.cv)
 
-    def _demand(self, number: int, row: Row, at: float) -> Demand:
+    def _demand(self, number: int, row: TraceRow, at: float) -> Demand:
         output = max(1, min(row.output_tokens, self.longest - 2))
         prompt = max(1, min(row.prompt_tokens, self.longest - 1 - output))
         return Demand(
@@ -221,7 +221,7 @@ def _trace(fields: Fields, read_trace: ReadTrace, longest: int) -> Trace:
     )
 
 
-def parse_row(raw: Mapping[str, str], number: int) -> Row:
+def parse_row(raw: Mapping[str, str], number: int) -> TraceRow:
     """A CSV row: `input_tokens`, `output_tokens`, perhaps `arrival_s`, `prefix_hashes` (by spaces) and `session`."""
     try:
         at = float(raw.get("arrival_s") or 0.0)
@@ -231,4 +231,4 @@ def parse_row(raw: Mapping[str, str], number: int) -> Row:
     except ValueError as error:
         raise ConfigError(f"row {number} of the trace: {error}", field="workload.path") from None
     prefix = tuple((raw.get("prefix_hashes") or "").split())
-    return Row(at, max(1, prompt), max(1, output), prefix, raw.get("session") or "")
+    return TraceRow(at, max(1, prompt), max(1, output), prefix, raw.get("session") or "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.state.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, Fleet
+from api.openai.state.fleet import DEAD_AFTER_S, REPLACED_WITHIN_S, GatewayFleet
 from api.openai.state.status import fleet_message, health
 from controller.core import events as ev
 from controller.core.snapshot import ComingConfig, GatewaySnapshot, ModelConfig, snapshot_from_json
@@ -39,16 +39,16 @@ class Told(Heard):
         return {model: when - clock.now for model, when in at.items() if not math.isinf(when)}
 
 
-def build(config: GatewaySnapshot) -> tuple[Fleet, Told, Clock]:
+def build(config: GatewaySnapshot) -> tuple[GatewayFleet, Told, Clock]:
     session: Any = None
     clock, told = Clock(), Told()
-    fleet = Fleet(session, Limits(), clock)
+    fleet = GatewayFleet(session, Limits(), clock)
     fleet.bind(told)
     fleet.apply(config)
     return fleet, told, clock
 
 
-def answers(fleet: Fleet, clock: Clock, name: str = "e1") -> None:
+def answers(fleet: GatewayFleet, clock: Clock, name: str = "e1") -> None:
     fleet.reported(name, Load(clock.now))
 
 

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from benchmarks.bench_vllm import Experiment
-from benchmarks.journal import Journal
-from benchmarks.vllm.plan import CONTENDERS, LOADS, Load
+from benchmarks.bench_vllm import VllmComparison
+from benchmarks.journal import RunJournal
+from benchmarks.vllm.plan import CONTENDERS, LOADS, PlannedLoad
 from benchmarks.vllm.seeds import best_windows, read, table, told
 from tests.benchmarks.test_bench_vllm import Scripted
 
-LOAD = Load("4-task", "burst", 1.7, per_task=1)
+LOAD = PlannedLoad("4-task", "burst", 1.7, per_task=1)
 
 
 class OtherMachine(Scripted):
@@ -31,8 +31,8 @@ class OtherMachine(Scripted):
 def files(tmp_path):
     """The first seed on one machine, the second and third on another, each with its own sweep."""
     paths = [tmp_path / machine / "runs.jsonl" for machine in ("old", "new")]
-    Experiment(Scripted(), range(1), sweep=True, journal=Journal(paths[0])).load(LOAD, 30.0)
-    Experiment(OtherMachine(), range(1, 3), sweep=True, journal=Journal(paths[1])).load(LOAD, 40.0)
+    VllmComparison(Scripted(), range(1), sweep=True, journal=RunJournal(paths[0])).load(LOAD, 30.0)
+    VllmComparison(OtherMachine(), range(1, 3), sweep=True, journal=RunJournal(paths[1])).load(LOAD, 40.0)
     return paths
 
 
@@ -60,7 +60,7 @@ def test_a_seed_that_lacks_a_policy_is_left_out(files):
 
 def test_one_window_alone_is_no_sweep(tmp_path):
     path = tmp_path / "quick" / "runs.jsonl"
-    Experiment(Scripted(), range(1), sweep=False, journal=Journal(path)).load(LOAD, 30.0)
+    VllmComparison(Scripted(), range(1), sweep=False, journal=RunJournal(path)).load(LOAD, 30.0)
     assert told(LOAD, read([path])[LOAD.name]) is None
 
 

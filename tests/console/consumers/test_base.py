@@ -14,7 +14,7 @@ from console.asgi import application
 from console.consumers import base
 from console.consumers.overview import OverviewConsumer
 from controller.core.messages import LIVE_OVERVIEW, LIVE_TYPE
-from controller.selectors.roles import Role
+from controller.selectors.roles import UserRole
 from tests import factories
 from tests.console.consumers.conftest import NOBODY
 from tests.console.consumers.socket import LONGEST_S, Browser
@@ -257,7 +257,7 @@ async def test_a_browser_that_stops_reading_is_closed_and_costs_no_memory(browse
 
 async def test_a_role_that_is_taken_ends_the_stream(browser, live_store, monkeypatch):
     async def none(session):
-        return Role.NONE
+        return UserRole.NONE
 
     monkeypatch.setattr(base, "current_role", none)
     monkeypatch.setattr(base, "REAUTHORISE_S", 0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from api.openai.state.queue_feed import QueueFeed
 from console.live.queue_mirror import GONE_AFTER_S, QueueMirror
-from console.live.queue_view import Window, ids_in, predicted_start, queue_frame, window_of
+from console.live.queue_view import RowWindow, ids_in, predicted_start, queue_frame, window_of
 from controller.core import events as ev
 from controller.dispatch import build_dispatcher
 from tests.console.live.live_data import NOON, queue_changes, queue_row, queue_state
@@ -121,10 +121,10 @@ def test_a_start_is_predicted_from_the_dispatchers_order_and_what_was_served_lat
 
 def test_a_window_is_a_slice_and_stays_within_what_there_is():
     mirror = synced(*(queue_row(f"r{n:04}", NOON + n) for n in range(1000)))
-    frame = queue_frame(mirror, window := Window(offset=500, limit=20), ids_in(mirror, window))
+    frame = queue_frame(mirror, window := RowWindow(offset=500, limit=20), ids_in(mirror, window))
     assert [row["id"] for row in frame["rows"]] == [f"r{n:04}" for n in range(500, 520)]
     assert (frame["total"], frame["matching"], frame["offset"]) == (1000, 1000, 500)
-    frame = queue_frame(mirror, window := Window(offset=5000, limit=20, text="r000"), ids_in(mirror, window))
+    frame = queue_frame(mirror, window := RowWindow(offset=5000, limit=20, text="r000"), ids_in(mirror, window))
     assert [row["id"] for row in frame["rows"]] == [f"r000{n}" for n in range(10)]
     assert (frame["total"], frame["matching"], frame["offset"]) == (1000, 10, 0)
     assert (frame["key"], frame["text"]) == ("", "r000"), "what it answers"
@@ -134,7 +134,7 @@ def test_a_held_picture_keeps_its_order_and_says_what_has_left():
     mirror = synced(queue_row("a", NOON + 1), queue_row("b", NOON + 2))
     held = list(mirror.ids())
     mirror.take(queue_changes(1, queue_row("new", NOON), gone=("a",), total=2), NOON + 1)
-    rows = queue_frame(mirror, Window(held=True), held)["rows"]
+    rows = queue_frame(mirror, RowWindow(held=True), held)["rows"]
     assert rows[0] == {"id": "a", "left": True}
     assert [row["id"] for row in rows] == ["a", "b"]
 

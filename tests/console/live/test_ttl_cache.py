@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from console.live.ttl_cache import Kept
+from console.live.ttl_cache import TtlCache
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 def test_it_is_made_again_only_when_it_is_old():
     clock, made = Clock(), []
-    kept = Kept(5.0, clock)
+    kept = TtlCache(5.0, clock)
 
     def make():
         made.append(clock.now)
@@ -32,14 +32,14 @@ def test_it_is_made_again_only_when_it_is_old():
 
 
 def test_many_who_ask_at_once_get_one_answer():
-    kept, made = Kept(60.0), []
+    kept, made = TtlCache(60.0), []
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: kept.get(lambda: made.append(1) or "same"), range(200)))
     assert (set(answers), len(made)) == ({"same"}, 1)
 
 
 def test_an_error_is_not_kept():
-    kept = Kept(60.0)
+    kept = TtlCache(60.0)
     with pytest.raises(ZeroDivisionError):
         kept.get(lambda: 1 / 0)
     assert kept.get(lambda: "well") == "well"

@@ -117,7 +117,7 @@ def test_the_database_and_a_replay_give_a_mapping_the_same_targets():
         ),
     )
     now = timezone.now()
-    window = traffic.Window(now - previews.WINDOW, now, "demo")
+    window = traffic.RecordedWindow(now - previews.WINDOW, now, "demo")
     replayed = {round(each.at, 3): edit.targets(each) for each in traffic.arrivals(window, sources=True)}
     ttft, tpot = edit.expressions()
     rows = edit.rows(RequestRecord.objects.all()).annotate(new_ttft=ttft, new_tpot=tpot).order_by("arrived_at")

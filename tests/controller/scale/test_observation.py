@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from controller.scale.observation import Row, observe, outstanding
+from controller.scale.observation import InstanceRow, observe, outstanding
 
 NOW = 1_700_000_000.0
 QUIET = {
@@ -27,12 +27,22 @@ def look_at(rows, messages):
     return observe(rows, messages, NOW, "m")
 
 
-READY = Row("a", "running", "ready", False)
+READY = InstanceRow("a", "running", "ready", False)
 
 
 def test_states_come_from_the_database():
-    draining, stopped, lost = Row("c", "draining", "ready", False), Row("d", "stopped", "ready", True), "unreachable"
-    rows = [READY, Row("b", "running", "pending", False), draining, stopped, Row("e", "running", lost, True)]
+    draining, stopped, lost = (
+        InstanceRow("c", "draining", "ready", False),
+        InstanceRow("d", "stopped", "ready", True),
+        "unreachable",
+    )
+    rows = [
+        READY,
+        InstanceRow("b", "running", "pending", False),
+        draining,
+        stopped,
+        InstanceRow("e", "running", lost, True),
+    ]
     look = look_at(rows, [message(instance("a"))])
     assert [(m.id, m.state) for m in look.members] == [("a", "ready"), ("b", "starting"), ("c", "draining")]
 
@@ -76,8 +86,8 @@ def test_a_model_nobody_asked_for_has_no_traffic():
     assert (look.arrival_rate, look.load) == (0.0, pytest.approx(0.1))
 
 
-DRAINING, STARTING = Row("d", "draining", "ready", False), Row("s", "running", "pending", False)
-LOST_ONE = Row("e", "running", "unreachable", True)
+DRAINING, STARTING = InstanceRow("d", "draining", "ready", False), InstanceRow("s", "running", "pending", False)
+LOST_ONE = InstanceRow("e", "running", "unreachable", True)
 
 
 @pytest.mark.parametrize("rows", [[], [DRAINING], [LOST_ONE]])

@@ -1,10 +1,10 @@
 """Who keeps a link to whom."""
 
-from controller.scale.peers import Member, need_links, peers
+from controller.scale.peers import PeerMember, need_links, peers
 
 
 def member(name, role="decode", model="m", hollow=False, host="h"):
-    return Member(name, model, role, host, 1, hollow)
+    return PeerMember(name, model, role, host, 1, hollow)
 
 
 def ids(found):

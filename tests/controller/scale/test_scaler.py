@@ -7,7 +7,7 @@ import pytest
 
 from controller.core.errors import ConfigError
 from controller.scale import Drain, FleetObservation, Member, ScaleOut, Scaler, ScalerState, ScalingConfig, Undrain
-from controller.scale.observation import Row, observe
+from controller.scale.observation import InstanceRow, observe
 
 NAN = float("nan")
 CONFIG = ScalingConfig(model="mid", min_instances=1, max_instances=8, upper=0.8, lower=0.3, sustain_s=3, cooldown_s=0)
@@ -173,8 +173,8 @@ def look(*rows, arrival_rate=0.0, service_rate=0.0, queued=0, wait_over_slo=0.0,
     return observe(rows, [message], 0.0, "mid")
 
 
-READY, DRAINING = Row("a", "running", "ready", False), Row("a", "draining", "ready", False)
-STARTING = Row("a", "running", "pending", False)
+READY, DRAINING = InstanceRow("a", "running", "ready", False), InstanceRow("a", "draining", "ready", False)
+STARTING = InstanceRow("a", "running", "pending", False)
 TO_ZERO = replace(CONFIG, min_instances=0)
 
 

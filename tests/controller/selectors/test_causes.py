@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.models import Decision
-from controller.selectors.causes import Traffic, bearing_on
+from controller.selectors.causes import ClassTraffic, bearing_on
 from controller.services.decisions import decision_record
 from tests import factories
 
@@ -25,5 +25,5 @@ def test_a_class_is_a_mapped_priority_only_by_the_label_that_the_code_gives(labe
         decision_record(
             actor=factories.ACTOR, kind=f"{kind}_updated", subject_type=kind, subject=subject, reason="person_updated"
         )
-    whom = Traffic(None, label, (), ())
+    whom = ClassTraffic(None, label, (), ())
     assert set(Decision.objects.filter(bearing_on(whom)).values_list("subject_type", flat=True)) == found

@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controller.models import Action, Instance
-from controller.selectors.scaling import Start, starts, times_by_way
+from controller.selectors.scaling import InstanceStart, starts, times_by_way
 from controller.selectors.weights import first_token_at
 from controller.services.decisions import decision_record
 from controller.services.records import records_write
@@ -116,9 +116,9 @@ def test_a_launched_server_counts_from_the_command():
 
 
 def test_medians_by_way():
-    rows = [Start(str(n), "process, warm", BEGAN, 1.0 + n, 2.0 + n, "disk", 0.5) for n in range(3)]
-    rows.append(Start("late", "process, warm", BEGAN, None, None, "disk"))
-    rows.append(Start("cold", "process", BEGAN, 8.0, None, cold=True))
+    rows = [InstanceStart(str(n), "process, warm", BEGAN, 1.0 + n, 2.0 + n, "disk", 0.5) for n in range(3)]
+    rows.append(InstanceStart("late", "process, warm", BEGAN, None, None, "disk"))
+    rows.append(InstanceStart("cold", "process", BEGAN, 8.0, None, cold=True))
     cold, warm = times_by_way(rows)
     assert (cold.way, cold.count, cold.served, cold.served_s, cold.ready_s) == ("process, cold", 1, 0, None, 8.0)
     assert (warm.way, warm.count, warm.served) == ("process, warm, weights from disk", 4, 3)

@@ -19,7 +19,7 @@ NOON = datetime.fromtimestamp(factories.NOON, UTC)
 
 
 def window(hours=1.0, **fields):
-    return traffic.Window(NOON, NOON + timedelta(hours=hours), "demo", **fields)
+    return traffic.RecordedWindow(NOON, NOON + timedelta(hours=hours), "demo", **fields)
 
 
 def minutes(*counts):
@@ -39,7 +39,7 @@ def test_of_a_larger_one_its_busiest_stretch():
     found = traffic.busiest(window(), limit=20)
     assert (found.since, found.until) == (NOON + timedelta(minutes=2), NOON + timedelta(minutes=4))
     assert (found.requests, found.of, found.cut) == (19, 27, True)
-    assert len(traffic.arrivals(traffic.Window(found.since, found.until, "demo"))) == 19
+    assert len(traffic.arrivals(traffic.RecordedWindow(found.since, found.until, "demo"))) == 19
 
 
 def test_a_minute_beyond_the_limit_is_cut_to_it():

@@ -257,7 +257,7 @@ def test_an_edit_says_whether_requests_of_its_class_may_be_late(recorded, edited
     now = timezone.now()
     from controller.selectors import traffic
 
-    rows = traffic.arrivals(traffic.Window(now - timedelta(hours=1), now, "demo"), sources=True)
+    rows = traffic.arrivals(traffic.RecordedWindow(now - timedelta(hours=1), now, "demo"), sources=True)
     edit = ClassEdit("interactive", Owners(None, ("globex",)), 1.0, 0.1, None, 5.0, may_defer=edited)
     assert edit_of_json(edit_as_json(edit)) == edit
     by_tenant = {row.tenant: edit.defers(row) for row in rows}

@@ -9,7 +9,7 @@ from controller.core.types import Outcome, Targets
 from controller.dispatch import POLICY_SETS, build_dispatcher
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, Simulation, SimulationSettings
-from controller.simulator.report.results import InstanceUse, Sample, SimulationResult
+from controller.simulator.report.results import FleetSample, InstanceUse, SimulationResult
 from controller.slo.attainment import judge
 from tests.controller.simulator.runs import FAST, SMALL, facts, simulate, some_demands, with_batching
 
@@ -141,7 +141,7 @@ def test_a_cached_prefix_is_not_computed_again():
 
 def test_samples_count_everybody():
     result = simulate(some_demands(60, rate=100.0), "fcfs_window", (SMALL,), overrides={"pacing": {"window": 4}})
-    assert result.samples[0] == Sample(0.0, 0, 0, 0, 1)
+    assert result.samples[0] == FleetSample(0.0, 0, 0, 0, 1)
     assert max(sample.queued for sample in result.samples) > 10
     assert all(sample.waiting + sample.running <= 4 for sample in result.samples)
 

@@ -270,7 +270,7 @@ def test_one_that_fails_unexpectedly_fails_alone(several, monkeypatch):
 
 def test_a_look_that_runs_out_of_time_goes_on_where_it_ended(several, monkeypatch):
     _, engines = several
-    monkeypatch.setattr(actions, "TURN", actions.Turn())
+    monkeypatch.setattr(actions, "TURN", actions.TurnOrder())
     monkeypatch.setattr(actions, "BUDGET_S", 0.0)
     looked = []
 
@@ -287,7 +287,7 @@ def test_a_look_that_runs_out_of_time_goes_on_where_it_ended(several, monkeypatc
 
 def test_more_than_one_look_holds_are_looked_at_in_turn(several, monkeypatch):
     _, engines = several
-    monkeypatch.setattr(actions, "TURN", actions.Turn())
+    monkeypatch.setattr(actions, "TURN", actions.TurnOrder())
     monkeypatch.setattr(actions, "MOST", 3)
     looked = []
     monkeypatch.setattr(actions, "_one", lambda action_id, look_at: looked.append(action_id))

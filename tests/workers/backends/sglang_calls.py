@@ -9,7 +9,7 @@ import orjson
 
 from controller.core.types import InstanceSpec
 from tests.workers.backends.sglang_server import SglangServer
-from workers.backends.base import Chunk, Limits, UpstreamCall
+from workers.backends.base import AnswerChunk, Limits, UpstreamCall
 from workers.backends.registry import backend_for
 from workers.backends.sglang import SglangBackend
 
@@ -29,5 +29,5 @@ def call(streamed: bool = True, offer: bytes = b"", path: str = "/v1/completions
     return UpstreamCall("req-1", path, orjson.dumps(body)[:-1], 42, streamed, False, offer)
 
 
-async def collect(backend: SglangBackend, upstream: UpstreamCall) -> list[Chunk]:
+async def collect(backend: SglangBackend, upstream: UpstreamCall) -> list[AnswerChunk]:
     return [chunk async for chunk in backend.generate(upstream)]

@@ -19,11 +19,11 @@ from workers.backends.reference import ReferenceBackend
 from workers.backends.vllm import VllmBackend
 from workers.engine.errors import HttpError
 from workers.engine.http.generate import Generator
-from workers.engine.http.requests import Served, parse_completion
+from workers.engine.http.requests import RequestRules, parse_completion
 from workers.engine.text.tokenizer import ChunkTokenizer
 
 NOBODY: Any = None  # no connection is opened
-SERVED = Served("demo", 100, ChunkTokenizer())
+SERVED = RequestRules("demo", 100, ChunkTokenizer())
 CALL = UpstreamCall("r1", "/v1/completions", b'{"model":"demo","prompt":[1,2,3],"max_tokens":4', 7, True, False)
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from controller.core.types import InstanceSpec
-from workers.backends.base import Chunk, EngineError, Limits, UpstreamCall, Usage
+from workers.backends.base import AnswerChunk, EngineError, Limits, UpstreamCall, Usage
 from workers.backends.registry import backend_for
 from workers.backends.vllm import VllmBackend
 
@@ -96,7 +96,7 @@ def call(streamed: bool = True, keep_usage: bool = False) -> UpstreamCall:
     return UpstreamCall("req-1", "/v1/completions", b'{"model":"demo","stream":' + flag, 42, streamed, keep_usage)
 
 
-async def collect(backend: VllmBackend, upstream: UpstreamCall) -> list[Chunk]:
+async def collect(backend: VllmBackend, upstream: UpstreamCall) -> list[AnswerChunk]:
     return [chunk async for chunk in backend.generate(upstream)]
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from controller.core.types import Targets
-from controller.services.experiment_reading import Origin, Replay
+from controller.services.experiment_reading import Origin, RecordedReplay
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.workloads.demand import Demand
 from tests import experiment_data as data
 from workers.experiments import preview_sample
-from workers.experiments.preview_sample import PROBE, Sample, WrongSize
+from workers.experiments.preview_sample import PROBE, PreviewSample, WrongSize
 
 BEGAN = 1_000.0
 
@@ -24,7 +24,7 @@ def simulated(count):
     )
     origins = tuple(Origin(n < 3, None if n == count - 1 else n % 4 == 0) for n in range(count))
     spec = {**data.spec(), "policies": ["slackline"]}
-    one = replace(parse_experiment(spec, None, None), workload=Replay(demands, origins, BEGAN))
+    one = replace(parse_experiment(spec, None, None), workload=RecordedReplay(demands, origins, BEGAN))
     return [one, one]
 
 
@@ -39,7 +39,7 @@ class Machine:
         self.now += seconds
 
     def sample(self, count, of=0):
-        return Sample(simulated(count), lambda: self.now, lambda: self.now, of)
+        return PreviewSample(simulated(count), lambda: self.now, lambda: self.now, of)
 
 
 def test_the_faster_of_two_probes_tells_how_many_fit(monkeypatch):

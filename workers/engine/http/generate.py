@@ -18,7 +18,7 @@ from workers.engine.config import ServerConfig
 from workers.engine.engine import Engine
 from workers.engine.errors import HttpError
 from workers.engine.http.asgi import JSON_TYPE, Exchange
-from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
+from workers.engine.http.requests import Generation, RequestRules, parse_chat, parse_completion
 from workers.engine.kv.disaggregation import FIELD, Disaggregation
 from workers.engine.kv.transfer import Listener, Offer
 from workers.engine.text.pseudo_text import seed_of
@@ -109,7 +109,7 @@ class ChatFormat(Format):
         return {"message": {"role": "assistant", "content": text}}
 
 
-Parser = Callable[[fields.Body, Mapping[bytes, bytes], Served], Generation]
+Parser = Callable[[fields.Body, Mapping[bytes, bytes], RequestRules], Generation]
 NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MOVED_HEADER = b"x-slackline-kv"  # how the KV of this answer came: controller.core.kv_links.KvMoved as JSON
@@ -121,7 +121,7 @@ class Generator:
     """`in_flight` counts requests being answered (for /load)."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, served: Served, disaggregation: Disaggregation | None = None
+        self, engine: Engine, config: ServerConfig, served: RequestRules, disaggregation: Disaggregation | None = None
     ) -> None:
         self._engine = engine
         self._served = served

@@ -16,7 +16,7 @@ from workers.engine.http.asgi import Exchange, Handler
 from workers.engine.http.generate import Generator
 from workers.engine.http.guard import guarded
 from workers.engine.http.metrics import CONTENT_TYPE, SLEEP_STATES
-from workers.engine.http.requests import Served, messages_of, token_ids
+from workers.engine.http.requests import RequestRules, messages_of, token_ids
 from workers.engine.weights.manager import LoadFailed, Source, WeightManager
 
 VERSION = "0.1.0+slackline"
@@ -28,7 +28,7 @@ class Management:
     """Sleep and pause are always there (vLLM hides them behind its development mode), for those who know the token."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, served: Served, generator: Generator, weights: WeightManager
+        self, engine: Engine, config: ServerConfig, served: RequestRules, generator: Generator, weights: WeightManager
     ) -> None:
         self._engine = engine
         self._weights = weights

@@ -28,7 +28,7 @@ GREEDY_BELOW = 1e-5  # temperatures at which only the likeliest token is left
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RequestRules:
     """What requests are checked against. `context`: tokens. `samples`: a real model, which draws as it is asked to; an
     emulated one accepts sampling parameters without using them."""
 
@@ -66,20 +66,20 @@ class Generation:
     offer: Offer | None = None  # decode only: where its KV waits
 
 
-def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+def parse_completion(body: fields.Body, headers: Mapping[bytes, bytes], served: RequestRules) -> Generation:
     _check_model(body, served.model)
     refuse_unserved(body, chat=False, real=served.samples)
     return _generation(body, headers, _prompt(body, served), "prompt", served)
 
 
-def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], served: Served) -> Generation:
+def parse_chat(body: fields.Body, headers: Mapping[bytes, bytes], served: RequestRules) -> Generation:
     _check_model(body, served.model)
     refuse_unserved(body, chat=True, real=served.samples)
     return _generation(body, headers, _chat_tokens(body, served), "messages", served)
 
 
 def _generation(
-    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: Served
+    body: fields.Body, headers: Mapping[bytes, bytes], tokens: list[int], source: str, served: RequestRules
 ) -> Generation:
     chat, context = source == "messages", served.context
     if len(tokens) >= context:
@@ -147,7 +147,7 @@ def too_long(context: int, tokens: int, param: str) -> HttpError:
     )
 
 
-def _prompt(body: fields.Body, served: Served) -> list[int]:
+def _prompt(body: fields.Body, served: RequestRules) -> list[int]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a batch of one, as some clients always send
@@ -160,7 +160,7 @@ def _prompt(body: fields.Body, served: Served) -> list[int]:
     raise HttpError("prompt must be one non-empty string or one non-empty list of token ids", "prompt")
 
 
-def text_tokens(text: str, served: Served, param: str, special: bool = True) -> list[int]:
+def text_tokens(text: str, served: RequestRules, param: str, special: bool = True) -> list[int]:
     """Tokens of a prompt; what cannot fit is refused before it is encoded."""
     if not text:
         raise HttpError(f"{param} must not be empty", param)
@@ -210,7 +210,7 @@ def _content(content: Any, where: str) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _chat_tokens(body: fields.Body, served: Served) -> list[int]:
+def _chat_tokens(body: fields.Body, served: RequestRules) -> list[int]:
     messages = messages_of(body)
     estimate = sum(served.tokenizer.estimate(content) for _, content in messages)
     if estimate >= served.context:

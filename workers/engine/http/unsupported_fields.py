@@ -19,7 +19,7 @@ from workers.engine.errors import HttpError
 EMPTY: tuple[Any, ...] = (False, "", [], {})
 
 
-class On(Enum):
+class AppliesTo(Enum):
     """Requests whose answer a field would change. `ANY`: what the answer holds; of an emulated engine too. Others say
     what the model reads and how it chooses its tokens: an emulated one reads and chooses nothing, and takes requests as
     clients send them to real ones."""
@@ -29,61 +29,61 @@ class On(Enum):
     CHAT = "chat"
 
 
-class Row(NamedTuple):
+class FieldRule(NamedTuple):
     """`nothing`: values that ask for nothing, beside null. `within`: what a number may be, whoever gets it."""
 
     name: str
-    on: On
+    on: AppliesTo
     nothing: tuple[Any, ...] = EMPTY
     within: tuple[float, float] | None = None
 
 
 TABLE = (
     # What an answer holds.
-    Row("n", On.ANY, (1,)),
-    Row("best_of", On.ANY, (1,)),
-    Row("use_beam_search", On.ANY),
-    Row("echo", On.ANY),
-    Row("suffix", On.ANY),
-    Row("logprobs", On.ANY),
-    Row("top_logprobs", On.ANY, (*EMPTY, 0)),
-    Row("prompt_logprobs", On.ANY),
-    Row("logprob_token_ids", On.ANY),
-    Row("return_token_ids", On.ANY),
-    Row("return_prompt_text", On.ANY),
+    FieldRule("n", AppliesTo.ANY, (1,)),
+    FieldRule("best_of", AppliesTo.ANY, (1,)),
+    FieldRule("use_beam_search", AppliesTo.ANY),
+    FieldRule("echo", AppliesTo.ANY),
+    FieldRule("suffix", AppliesTo.ANY),
+    FieldRule("logprobs", AppliesTo.ANY),
+    FieldRule("top_logprobs", AppliesTo.ANY, (*EMPTY, 0)),
+    FieldRule("prompt_logprobs", AppliesTo.ANY),
+    FieldRule("logprob_token_ids", AppliesTo.ANY),
+    FieldRule("return_token_ids", AppliesTo.ANY),
+    FieldRule("return_prompt_text", AppliesTo.ANY),
     # How tokens are chosen.
-    Row("presence_penalty", On.REAL, (0,), (-2.0, 2.0)),
-    Row("frequency_penalty", On.REAL, (0,), (-2.0, 2.0)),
-    Row("repetition_penalty", On.REAL, (1,), (0.0, 1e9)),
-    Row("min_p", On.REAL, (0,), (0.0, 1.0)),
-    Row("logit_bias", On.REAL),
-    Row("bad_words", On.REAL),
-    Row("allowed_token_ids", On.REAL),
-    Row("logits_processors", On.REAL),
-    Row("watermarking", On.REAL),
-    Row("response_format", On.REAL, (*EMPTY, {"type": "text"})),
-    Row("structured_outputs", On.REAL),
-    Row("guided_json", On.REAL),
-    Row("guided_regex", On.REAL),
-    Row("guided_choice", On.REAL),
-    Row("guided_grammar", On.REAL),
-    Row("structural_tag", On.REAL),
+    FieldRule("presence_penalty", AppliesTo.REAL, (0,), (-2.0, 2.0)),
+    FieldRule("frequency_penalty", AppliesTo.REAL, (0,), (-2.0, 2.0)),
+    FieldRule("repetition_penalty", AppliesTo.REAL, (1,), (0.0, 1e9)),
+    FieldRule("min_p", AppliesTo.REAL, (0,), (0.0, 1.0)),
+    FieldRule("logit_bias", AppliesTo.REAL),
+    FieldRule("bad_words", AppliesTo.REAL),
+    FieldRule("allowed_token_ids", AppliesTo.REAL),
+    FieldRule("logits_processors", AppliesTo.REAL),
+    FieldRule("watermarking", AppliesTo.REAL),
+    FieldRule("response_format", AppliesTo.REAL, (*EMPTY, {"type": "text"})),
+    FieldRule("structured_outputs", AppliesTo.REAL),
+    FieldRule("guided_json", AppliesTo.REAL),
+    FieldRule("guided_regex", AppliesTo.REAL),
+    FieldRule("guided_choice", AppliesTo.REAL),
+    FieldRule("guided_grammar", AppliesTo.REAL),
+    FieldRule("structural_tag", AppliesTo.REAL),
     # When they end, and as what text they are read.
-    Row("repetition_detection", On.REAL),
-    Row("thinking_token_budget", On.REAL, (-1,)),
-    Row("skip_special_tokens", On.REAL, (True,)),
+    FieldRule("repetition_detection", AppliesTo.REAL),
+    FieldRule("thinking_token_budget", AppliesTo.REAL, (-1,)),
+    FieldRule("skip_special_tokens", AppliesTo.REAL, (True,)),
     # What the model reads.
-    Row("prompt_embeds", On.REAL),
-    Row("truncate_prompt_tokens", On.REAL, ()),
-    Row("add_special_tokens", On.CHAT),
-    Row("add_generation_prompt", On.CHAT, (True,)),
-    Row("continue_final_message", On.CHAT),
-    Row("chat_template", On.CHAT),
-    Row("chat_template_kwargs", On.CHAT),
-    Row("documents", On.CHAT),
-    Row("reasoning_effort", On.CHAT),
-    Row("tools", On.CHAT),
-    Row("tool_choice", On.CHAT, ("none", "auto")),
+    FieldRule("prompt_embeds", AppliesTo.REAL),
+    FieldRule("truncate_prompt_tokens", AppliesTo.REAL, ()),
+    FieldRule("add_special_tokens", AppliesTo.CHAT),
+    FieldRule("add_generation_prompt", AppliesTo.CHAT, (True,)),
+    FieldRule("continue_final_message", AppliesTo.CHAT),
+    FieldRule("chat_template", AppliesTo.CHAT),
+    FieldRule("chat_template_kwargs", AppliesTo.CHAT),
+    FieldRule("documents", AppliesTo.CHAT),
+    FieldRule("reasoning_effort", AppliesTo.CHAT),
+    FieldRule("tools", AppliesTo.CHAT),
+    FieldRule("tool_choice", AppliesTo.CHAT, ("none", "auto")),
 )
 
 
@@ -93,7 +93,7 @@ IN_MESSAGES = ("tool_calls", "tools")
 
 def refuse_unserved(body: fields.Body, chat: bool, real: bool) -> None:
     """Raises HttpError naming the field. `real`: the engine runs a model."""
-    on = (On.ANY, On.REAL, *((On.CHAT,) if chat else ())) if real else (On.ANY,)
+    on = (AppliesTo.ANY, AppliesTo.REAL, *((AppliesTo.CHAT,) if chat else ())) if real else (AppliesTo.ANY,)
     for row in TABLE:
         value = body.get(row.name)
         if value is None:
@@ -114,7 +114,7 @@ def _refuse_in_messages(messages: Any) -> None:
                 raise HttpError(f"messages[{index}].{name} is not supported by this engine", "messages")
 
 
-def _but(row: Row) -> str:
+def _but(row: FieldRule) -> str:
     """What it may be, where that is not plain from its name."""
     if not row.nothing or row.nothing[0] is False:
         return ""

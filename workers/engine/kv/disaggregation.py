@@ -25,10 +25,10 @@ from workers.engine import fields
 from workers.engine.engine import Engine, names_of
 from workers.engine.errors import HttpError
 from workers.engine.kv.links import Links
-from workers.engine.kv.progress import Progress
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvStore
-from workers.engine.kv.transfer import NOBODY, Listener, Offer, Traffic
+from workers.engine.kv.transfer import NOBODY, KvTraffic, Listener, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 
@@ -58,7 +58,7 @@ class Disaggregation:
         self._lease_s = lease_s
         self._kept: dict[str, tuple[Seq, asyncio.TimerHandle]] = {}
         self._begun: dict[str, Seq] = {}  # under way
-        self._progress = Progress(engine.layers_done)
+        self._progress = KvProgress(engine.layers_done)
         self._endings = Endings(engine, store.layers)
         engine.on_start = self._step_began
         self.expired = self.freed = 0
@@ -100,7 +100,7 @@ class Disaggregation:
         return len(self._kept)
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> KvTraffic:
         return self.server.traffic
 
     # ---- prefill side ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from controller.core.kv_links import OTHER_MODEL, KvMoved, LinkReport, LinkState
 from controller.core.steps import Seq
 from controller.engine.link_health import LinkHealth
 from workers.engine.kv.store import KvStore
-from workers.engine.kv.transfer import NOBODY, Connection, Listener, Offer, Pulled, Traffic, as_transfer_errors
+from workers.engine.kv.transfer import NOBODY, KvConnection, KvTraffic, Listener, Offer, Pulled, as_transfer_errors
 from workers.engine.kv.wire import KvTransferError
 
 PING_S = 1.0
@@ -44,7 +44,7 @@ class Peer:
     port: int
 
 
-class Link:
+class KvLink:
     """From one peer to this engine. `unwanted` is called once, by its watcher, where nobody announced it and it stayed
     down: it is watched no more."""
 
@@ -55,7 +55,7 @@ class Link:
         self.tried = asyncio.Event()  # the first try to connect is over
         self._token = token
         self._unwanted = unwanted
-        self._idle: list[Connection] = []
+        self._idle: list[KvConnection] = []
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -72,7 +72,7 @@ class Link:
 
     # ---- for transfers ---------------------------------------------------------------------------------------------
 
-    async def take(self) -> tuple[Connection, bool]:
+    async def take(self) -> tuple[KvConnection, bool]:
         """A connection, and whether it was opened just now. Raises KvTransferError."""
         while self._idle:
             connection = self._idle.pop()
@@ -81,10 +81,10 @@ class Link:
             connection.close()
         return await self.open(), True
 
-    async def open(self) -> Connection:
-        return await Connection.open(self.peer.host, self.peer.port, self._token, CONNECT_S)
+    async def open(self) -> KvConnection:
+        return await KvConnection.open(self.peer.host, self.peer.port, self._token, CONNECT_S)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: KvConnection) -> None:
         if len(self._idle) < KEPT and not self._closed:
             self._idle.append(connection)
         else:
@@ -125,7 +125,7 @@ class Link:
         down_since = self.health.down_since
         return not self.announced and down_since is not None and time.monotonic() - down_since > FORGOTTEN_AFTER_S
 
-    async def _use(self, control: Connection) -> None:
+    async def _use(self, control: KvConnection) -> None:
         """Until it breaks."""
         if self.health.wants_probe:
             self.health.measured(PROBE_BYTES, await control.probe(PROBE_BYTES))
@@ -149,13 +149,13 @@ class Link:
 class Links:
     """All links of one engine. `me`: its instance's id, once somebody told."""
 
-    def __init__(self, store: KvStore, token: str, traffic: Traffic, timeout_s: float) -> None:
+    def __init__(self, store: KvStore, token: str, traffic: KvTraffic, timeout_s: float) -> None:
         self.me = ""
         self._store = store
         self._token = token
         self._traffic = traffic
         self._timeout_s = timeout_s
-        self._links: dict[tuple[str, int], Link] = {}
+        self._links: dict[tuple[str, int], KvLink] = {}
 
     def announce(self, peers: Iterable[Peer]) -> None:
         """These and no others are to be linked; links that stay are not touched."""
@@ -229,11 +229,11 @@ class Links:
             reason=reason,
         )
 
-    def _make(self, peer: Peer, *, announced: bool) -> Link:
+    def _make(self, peer: Peer, *, announced: bool) -> KvLink:
         if not announced:
             self._make_room()
         at = peer.host, peer.port
-        link = Link(peer, self._token, announced=announced, unwanted=lambda: self._forget(at))
+        link = KvLink(peer, self._token, announced=announced, unwanted=lambda: self._forget(at))
         self._links[at] = link
         link.start()
         return link
@@ -253,17 +253,17 @@ class Links:
 class _Transfer:
     """One pull: over a kept connection where there is one, and once more over a new one if that turns out dead."""
 
-    def __init__(self, link: Link, offer: Offer, seq: Seq) -> None:
+    def __init__(self, link: KvLink, offer: Offer, seq: Seq) -> None:
         self._link = link
         self.offer = offer
         self._seq = seq
-        self._connection: Connection | None = None
+        self._connection: KvConnection | None = None
 
     @property
     def received(self) -> int:
         return self._connection.received if self._connection is not None else 0
 
-    async def run(self, store: KvStore, traffic: Traffic, listener: Listener) -> Pulled:
+    async def run(self, store: KvStore, traffic: KvTraffic, listener: Listener) -> Pulled:
         self._connection, new = await self._link.take()
         try:
             pulled = await self._over(self._connection, store, traffic, listener)
@@ -275,7 +275,7 @@ class _Transfer:
         self._link.give_back(self._connection)
         return pulled
 
-    async def _over(self, connection: Connection, store: KvStore, traffic: Traffic, listener: Listener) -> Pulled:
+    async def _over(self, connection: KvConnection, store: KvStore, traffic: KvTraffic, listener: Listener) -> Pulled:
         try:
             return await connection.pull(self.offer, self._seq, store, traffic, listener)
         except BaseException:

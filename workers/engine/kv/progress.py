@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from controller.core.steps import Seq, SeqState, Step
 
 
-class Progress:
+class KvProgress:
     """`layers_done(step_id)`: how many layers a step under way has passed, 0 for one that is over."""
 
     def __init__(self, layers_done: Callable[[int], int] = lambda step_id: 0) -> None:

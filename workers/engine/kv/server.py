@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from controller.core.steps import FinishReason, Seq, SeqState
-from workers.engine.kv.progress import Progress
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.store import KvMismatch, KvStore
-from workers.engine.kv.transfer import Traffic
+from workers.engine.kv.transfer import KvTraffic
 from workers.engine.kv.wire import (
     BUFFER_BYTES,
     GOT_IT,
@@ -46,15 +46,15 @@ class KvServer:
         token: str,
         held: Callable[[str], Seq | None],
         taken: Callable[[Seq], None],
-        progress: Progress | None = None,
+        progress: KvProgress | None = None,
     ) -> None:
-        self.traffic = Traffic()
+        self.traffic = KvTraffic()
         self.port = 0
         self._store = store
         self._token = token
         self._held = held
         self._taken = taken
-        self._progress = progress or Progress()
+        self._progress = progress or KvProgress()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -148,7 +148,7 @@ class _Sending:
     """One sequence's entries from token `at` on, as they become available, then its first token."""
 
     def __init__(
-        self, seq: Seq, at: int, writer: asyncio.StreamWriter, store: KvStore, progress: Progress, traffic: Traffic
+        self, seq: Seq, at: int, writer: asyncio.StreamWriter, store: KvStore, progress: KvProgress, traffic: KvTraffic
     ) -> None:
         self._seq, self._at = seq, at
         self._writer, self._store, self._progress, self._traffic = writer, store, progress, traffic

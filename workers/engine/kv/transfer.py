@@ -37,7 +37,7 @@ PING_S = 3.0  # an answer to a ping takes no longer
 
 
 @dataclass(slots=True)
-class Traffic:
+class KvTraffic:
     """Bytes and transfers since the start. `early_bytes`: of those received, what came before its prefill had ended."""
 
     sent_bytes: int = 0
@@ -86,7 +86,7 @@ class Pulled(NamedTuple):
     waited_s: float
 
 
-class Connection:
+class KvConnection:
     """One greeted connection to another engine; one question at a time. After any error it is of no use: close it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,7 +95,7 @@ class Connection:
         self.received = 0  # bytes of KV by the transfer under way
 
     @classmethod
-    async def open(cls, host: str, port: int, token: str, timeout_s: float) -> Connection:
+    async def open(cls, host: str, port: int, token: str, timeout_s: float) -> KvConnection:
         """Raises KvTransferError."""
         with as_transfer_errors(f"{host}:{port}", "unreachable"):
             async with asyncio.timeout(timeout_s):
@@ -132,7 +132,7 @@ class Connection:
         return time.monotonic() - began
 
     async def pull(
-        self, offer: Offer, seq: Seq, store: KvStore, traffic: Traffic, listener: Listener = NOBODY
+        self, offer: Offer, seq: Seq, store: KvStore, traffic: KvTraffic, listener: Listener = NOBODY
     ) -> Pulled:
         """Bring the KV of the prompt into the blocks of `seq`, from its first token that is not cached here.
 
@@ -172,7 +172,7 @@ class Connection:
         traffic.early_bytes += early
         return Pulled(token, early, waited_s if early else 0.0)
 
-    async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: Traffic) -> None:
+    async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: KvTraffic) -> None:
         step = max(1, PIECE_BYTES // store.token_bytes)
         check = 0
         for at in range(start, stop, step):

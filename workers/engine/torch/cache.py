@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from workers.engine.kv.store import KvMismatch
-from workers.engine.torch.config import ModelConfig
+from workers.engine.torch.config import TransformerConfig
 
 
 class KVCache:
@@ -18,7 +18,7 @@ class KVCache:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TransformerConfig,
         blocks: int,
         block_size: int,
         device: torch.device,

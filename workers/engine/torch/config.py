@@ -66,7 +66,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class TransformerConfig:
     """Lengths in elements. `eos`: token ids that end a sequence."""
 
     architecture: str
@@ -92,7 +92,7 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path) -> TransformerConfig:
     """Raises ConfigError naming the file and the key."""
     raw = _json(folder / "config.json")
     generation = folder / "generation_config.json"
@@ -109,7 +109,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
+def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> TransformerConfig:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise _wrong("architectures", f"expected a list of names, got {names!r}")
@@ -125,7 +125,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     if head_dim % 2:
         raise _wrong("head_dim", f"rotary positions need an even number, got {head_dim}")
     bias = _flag(raw, "attention_bias")
-    return ModelConfig(
+    return TransformerConfig(
         architecture=names[0],
         vocab_size=_count(raw, "vocab_size"),
         hidden_size=hidden,

@@ -13,7 +13,7 @@ from workers.engine.torch.batch import segments_of
 from workers.engine.torch.group import RankGroup
 from workers.engine.torch.pool import ExecutionPool
 from workers.engine.torch.ranks import Ranks
-from workers.engine.torch.task import Boundary, Program, StepTask
+from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -27,7 +27,7 @@ class TorchExecutor:
 
     def __init__(
         self,
-        program: Program,
+        program: OperatorProgram,
         sink: Sink,
         post: Post,
         fail: Callable[[Exception], None],

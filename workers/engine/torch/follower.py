@@ -21,7 +21,7 @@ import torch.distributed as dist
 from controller.core.errors import SlacklineError
 from controller.core.steps import Seq
 from workers.engine.torch.batch import Segment
-from workers.engine.torch.group import HOST, MEET_S, Part, join
+from workers.engine.torch.group import HOST, MEET_S, RankPart, join
 from workers.engine.torch.serving import BOUNDARIES, load_program
 from workers.engine.torch.task import LEAD, StepTask, run
 from workers.engine.torch.transfer import WeightMemory
@@ -33,7 +33,7 @@ NOBODY = Seq("rank", 0.0, 0, 0)
 class Follower:
     """Raises SlacklineError when it cannot make its part."""
 
-    def __init__(self, part: Part, counter: int) -> None:
+    def __init__(self, part: RankPart, counter: int) -> None:
         limit = timedelta(seconds=MEET_S)
         store = dist.TCPStore(HOST, part.store_port, part.world, is_master=False, timeout=limit)
         _settle(part)
@@ -115,7 +115,7 @@ class Follower:
             self._tasks[task.id] = task
 
 
-def _settle(part: Part) -> None:
+def _settle(part: RankPart) -> None:
     """On this rank's device: whatever names none would open a context on the first one's, which takes memory there.
 
     One that is not there is left to `load_program`, on all ranks: who waits for this one to join cannot be told.

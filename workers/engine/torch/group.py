@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from controller.core.errors import SlacklineError
 from workers.engine.torch.batch import Segment
-from workers.engine.torch.config import ModelConfig
+from workers.engine.torch.config import TransformerConfig
 from workers.engine.torch.rank_counter import shared_memory
 from workers.engine.torch.ranks import ProcessRanks
 
@@ -40,14 +40,14 @@ class RankLost(SlacklineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What a rank has to make; `boundary` as `torch_serving.BOUNDARIES` names it, None: steps run whole."""
 
     rank: int
     world: int
     store_port: int
     folder: Path
-    config: ModelConfig
+    config: TransformerConfig
     device: str
     dtype: str
     blocks: int
@@ -77,7 +77,7 @@ def told(segments: Sequence[Segment]) -> list[tuple[Any, ...]]:
 class RankGroup:
     """The other ranks, as the first one sees them. `lost` is called once, from a thread, when one ends too early."""
 
-    def __init__(self, parts: Callable[[int, int], Part], world: int, device: str) -> None:
+    def __init__(self, parts: Callable[[int, int], RankPart], world: int, device: str) -> None:
         """`parts(rank, store_port)`. Raises RankLost."""
         limit = timedelta(seconds=MEET_S)
         with socket.create_server((HOST, 0)) as door:  # torch's own would listen on all addresses
@@ -169,7 +169,7 @@ class RankGroup:
 class _Rank:
     """One of the others: its process and the way to it."""
 
-    def __init__(self, part: Part, counter: int) -> None:
+    def __init__(self, part: RankPart, counter: int) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             ways = [theirs.fileno(), counter]

@@ -196,7 +196,7 @@ def _secret(token: str, nonce: str) -> bytes:
     return hmac.new(token.encode(), f"weights:{nonce}".encode(), hashlib.sha256).digest()
 
 
-class Waiting(NamedTuple):
+class OpenPort(NamedTuple):
     """A receiver's open port. `nonce`: of this transfer, told to the source with the order."""
 
     port: int
@@ -212,7 +212,7 @@ class Waiting(NamedTuple):
 
 
 @asynccontextmanager
-async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Waiting]:
+async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[OpenPort]:
     """Wait at `host` for the source: the first that knows the token. Strangers are sent away, and what it was for goes
     on. Raises WeightsError where this machine has no such address."""
     nonce = secrets.token_hex(16)
@@ -234,7 +234,7 @@ async def awaited(host: str, token: str, timeout_s: float) -> AsyncIterator[Wait
     except OSError as error:
         raise WeightsError(f"cannot wait for weights at {host} (--advertise-host): {error}") from error
     try:
-        yield Waiting(server.sockets[0].getsockname()[1], nonce, came)
+        yield OpenPort(server.sockets[0].getsockname()[1], nonce, came)
     finally:
         server.close()
         if not came.cancel():

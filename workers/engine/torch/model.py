@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from controller.core.errors import ConfigError
 from workers.engine.torch.batch import ForwardPass
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import ModelConfig, Rope
+from workers.engine.torch.config import Rope, TransformerConfig
 from workers.engine.torch.ranks import Alone, Ranks
 from workers.engine.torch.weights import Slot
 
@@ -35,7 +35,7 @@ def inverse_frequencies(rope: Rope, dim: int) -> torch.Tensor:
 class Rotary:
     """Cosines and sines of the positions of a pass, computed in float32."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
 
     def turn_of(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +91,7 @@ EXPERT_NAMES = {
 class Attention:
     """qkv_proj, attn, o_proj. `slots` are named below `model.layers.N.`."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, new: New) -> None:
+    def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         self._config, self._ranks = config, ranks
         self._heads, self._kv_heads = config.heads // ranks.world, config.kv_heads // ranks.world
         dim, hidden = config.head_dim, config.hidden_size
@@ -146,7 +146,7 @@ class Attention:
 class FeedForward:
     """gate_up_proj, down_proj."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, new: New) -> None:
+    def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         self._config, self._ranks = config, ranks
         width = config.intermediate_size // ranks.world
         self._norm = new(config.hidden_size)
@@ -179,7 +179,7 @@ class FeedForward:
 class MixtureOfExperts:
     """gate, experts. Each rank has its share of every expert."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, new: New) -> None:
+    def __init__(self, config: TransformerConfig, ranks: Ranks, new: New) -> None:
         assert config.experts is not None
         self._config, self._ranks, self._experts = config, ranks, config.experts
         count, width, hidden = config.experts.count, config.experts.size // ranks.world, config.hidden_size
@@ -231,7 +231,7 @@ class Model:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: TransformerConfig,
         device: torch.device,
         dtype: torch.dtype,
         ranks: Ranks | None = None,
@@ -297,7 +297,7 @@ def _share(size: int, ranks: Ranks) -> slice:
     return slice(ranks.rank * each, (ranks.rank + 1) * each)
 
 
-def _check_shares(config: ModelConfig, world: int) -> None:
+def _check_shares(config: TransformerConfig, world: int) -> None:
     width = config.experts.size if config.experts else config.intermediate_size
     for name, size in (("kv_heads", config.kv_heads), ("intermediate_size", width)):
         if size % world:

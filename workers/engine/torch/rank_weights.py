@@ -8,10 +8,10 @@ from typing import Any
 
 from workers.engine.torch.group import RankGroup, RankLost
 from workers.engine.torch.weight_store import TorchWeights
-from workers.engine.weights.manager import Around, LoadFailed, Source
+from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper
 
 
-class RankWeights(Around[TorchWeights]):
+class RankWeights(StoreWrapper[TorchWeights]):
     """From the disk or from the copies in host memory, each rank its own part. Not from or to another engine: its ranks
     would have to be split the same way, and each would need a way to its counterpart.
     `nbytes` is of this rank: the others have as much each, but for what all of them keep whole."""

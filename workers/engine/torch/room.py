@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.kv_model import ModelIdentity
-from workers.engine.weights.manager import Around, LoadFailed, Source, WeightStore
+from workers.engine.weights.manager import LoadFailed, Source, StoreWrapper, WeightStore
 
 LOOK_S = 0.05
 log = logging.getLogger("workers.engine")
 
 
-class WithKv(Around[WeightStore]):
+class WithKv(StoreWrapper[WeightStore]):
     """A WeightStore (engine.weights) and the cache beside it. `in_use`: some sequence still has blocks.
 
     KV that another engine is to take outlives the step that made it by its lease, and KV that came from another engine

@@ -21,13 +21,13 @@ from workers.engine.engine import Engine
 from workers.engine.profiles import Profile
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.cache import KVCache
-from workers.engine.torch.config import ModelConfig
+from workers.engine.torch.config import TransformerConfig
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.group import Part, RankGroup, RankLost
+from workers.engine.torch.group import RankGroup, RankLost, RankPart
 from workers.engine.torch.model import Model
 from workers.engine.torch.model_options import ModelOptions
 from workers.engine.torch.ranks import Alone, Ranks
-from workers.engine.torch.task import Boundary, Program, StepTask
+from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 from workers.engine.torch.weights import load_weights
 
 BOUNDARIES = {"operator": Boundary.OPERATOR, "layer": Boundary.LAYER}
@@ -39,7 +39,7 @@ logger = logging.getLogger("workers.engine")
 
 def load_program(
     folder: Path,
-    config: ModelConfig,
+    config: TransformerConfig,
     *,
     device: str,
     dtype: str,
@@ -49,7 +49,7 @@ def load_program(
     load: bool = True,
     room: bool = True,
     ranks: Ranks | None = None,
-) -> Program:
+) -> OperatorProgram:
     """Without `load` the weights are left as they are found in memory, without `room` neither they nor the KV cache
     have any yet. `ranks`: of whose model this is one part.
 
@@ -71,11 +71,11 @@ def load_program(
     seconds = time.monotonic() - began
     held = f"{cache.nbytes / 1e6:.1f} MB" + ("" if room else ", which it takes when its weights come")
     logger.info("loaded %.1f MB from %s in %.2f s; KV cache %s, %s", size / 1e6, folder, seconds, held, dtype)
-    return Program(model, cache)
+    return OperatorProgram(model, cache)
 
 
 @contextlib.contextmanager
-def _room(config: ModelConfig, blocks: int) -> Iterator[None]:
+def _room(config: TransformerConfig, blocks: int) -> Iterator[None]:
     """Raises ConfigError with the sizes of a model that no memory here holds."""
     try:
         yield
@@ -87,7 +87,7 @@ def _room(config: ModelConfig, blocks: int) -> Iterator[None]:
 
 def load_ranks(
     options: ModelOptions, *, blocks: int, block_size: int, load: bool, room: bool, boundary: str | None
-) -> tuple[Program, RankGroup]:
+) -> tuple[OperatorProgram, RankGroup]:
     """The first of several ranks, and the others, each a process. Raises as load_program does, and RankLost."""
     world = options.ranks
     threads = options.threads or (max(1, (os.cpu_count() or 1) // world) if options.device == "cpu" else None)
@@ -98,8 +98,8 @@ def load_ranks(
         "block_size": block_size,
     }
 
-    def part(rank: int, port: int) -> Part:
-        return Part(
+    def part(rank: int, port: int) -> RankPart:
+        return RankPart(
             *(rank, world, port, options.folder, options.config),
             **same,
             threads=threads,
@@ -119,7 +119,7 @@ def load_ranks(
 
 def attach_torch(
     engine: Engine,
-    program: Program,
+    program: OperatorProgram,
     loop: asyncio.AbstractEventLoop,
     boundary: Literal["operator", "layer"] | None,
     group: RankGroup | None = None,
@@ -149,7 +149,7 @@ def _lost(engine: Engine, loop: asyncio.AbstractEventLoop, error: RankLost) -> N
 class _Scratch:
     """Sequences over the first blocks of a cache that nobody uses yet."""
 
-    program: Program
+    program: OperatorProgram
     tokens: int  # that the cache holds
     group: RankGroup | None
 
@@ -171,7 +171,7 @@ class _Scratch:
 
 
 @torch.inference_mode()
-def measure(program: Program, name: str, longest: int, group: RankGroup | None = None) -> Profile:
+def measure(program: OperatorProgram, name: str, longest: int, group: RankGroup | None = None) -> Profile:
     """Time prefills and decodes of a few sizes, up to `longest` tokens, and fit HyperFlexis eq. 1 and 2 to them.
 
     Each is run twice and the second counts. The cache must be unused; it is left with garbage that no block names.

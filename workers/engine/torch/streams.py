@@ -21,7 +21,7 @@ OF_THE_LOOP: frozenset[Purpose] = frozenset({"kv", "identity"})
 URGENT, USUAL = -1, 0
 
 
-class Mark(Protocol):
+class DeviceMark(Protocol):
     """A place in a device's work."""
 
     def query(self) -> bool:
@@ -37,7 +37,7 @@ class _Now:
 _NOW = _Now()
 
 
-def mark(device: torch.device) -> Mark:
+def mark(device: torch.device) -> DeviceMark:
     """Behind what has been queued by now."""
     if device.type != "cuda":
         return _NOW
@@ -46,7 +46,7 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
-class Kept:
+class StreamPool:
     """Streams that were made, for the next who needs one for the same; from any thread. Only what goes on at the same
     time has several: two transfers in one line would wait for each other's peers."""
 
@@ -77,7 +77,7 @@ def _idle(stream: torch.cuda.Stream) -> bool:
         return False
 
 
-_KEPT = Kept()
+_KEPT = StreamPool()
 
 
 @contextmanager

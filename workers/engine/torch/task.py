@@ -13,7 +13,7 @@ from workers.engine.torch.batch import ForwardPass, Segment, build
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.model import Model, Operator
 from workers.engine.torch.sampling import sample
-from workers.engine.torch.streams import Mark, mark
+from workers.engine.torch.streams import DeviceMark, mark
 
 LEAD = 1  # operators queued on a CUDA device ahead of the one that runs
 
@@ -33,7 +33,7 @@ class ModelStage(NamedTuple):
     boundary: Boundary
 
 
-class Program:
+class OperatorProgram:
     """One pass through a model over one cache. Positions, masks and embeddings are made in front of its first stage."""
 
     def __init__(self, model: Model, cache: KVCache) -> None:
@@ -53,7 +53,7 @@ class Program:
 class StepTask:
     """A step and how far it is: `done` of `length` operators. Over, it has `sampled` a token for each that asked."""
 
-    def __init__(self, id: int, program: Program, segments: list[Segment]) -> None:
+    def __init__(self, id: int, program: OperatorProgram, segments: list[Segment]) -> None:
         self.id = id
         self.length = len(program.stages)
         self.done = 0
@@ -61,7 +61,7 @@ class StepTask:
         self.sampled: list[tuple[Segment, int]] = []
         self._program, self._segments = program, segments
         self._pass: ForwardPass | None = None  # intermediate results: all that a suspension keeps
-        self._marks: list[Mark] = []  # behind each layer
+        self._marks: list[DeviceMark] = []  # behind each layer
         self._passed = 0
 
     @property

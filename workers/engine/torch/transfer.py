@@ -24,7 +24,7 @@ from workers.engine.torch.meeting import RECEIVER, SENDER, Meeting
 from workers.engine.torch.pieces import IN_FLIGHT_BYTES, passed
 from workers.engine.torch.streams import beside
 from workers.engine.torch.weights import Slot, WeightsError, fill, opened
-from workers.engine.weights.host_copy import WHOLE, Entry, digests_of
+from workers.engine.weights.host_copy import WHOLE, CopyEntry, digests_of
 
 
 class TensorInfo(NamedTuple):
@@ -75,10 +75,10 @@ class WeightMemory:
             self._host = {name: memory.detach().to("cpu", copy=True) for name, memory in self._memory.items()}
         self._host_digests = digests
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CopyEntry]:
         """What a copy for other engines holds, in the order of `blocks`."""
         sizes = {name: memory.nbytes for name, memory in self._memory.items()}
-        return [Entry(each.name, each.dtype, each.shape, sizes[each.name], each.digest) for each in self.manifest()]
+        return [CopyEntry(each.name, each.dtype, each.shape, sizes[each.name], each.digest) for each in self.manifest()]
 
     def blocks(self) -> Iterator[memoryview]:
         """The bytes of each tensor, on the host."""

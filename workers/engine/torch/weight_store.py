@@ -18,7 +18,7 @@ from controller.core.errors import SlacklineError
 from workers.engine.torch.meeting import Meeting, awaited, meet
 from workers.engine.torch.transfer import TensorInfo, WeightMemory
 from workers.engine.torch.weights import WeightsError
-from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, Unreadable, marks_of
+from workers.engine.weights.checkpoint_identity import ANY, CheckpointIdentity, UnreadableCheckpoint, marks_of
 from workers.engine.weights.host_copy import HostCopy, NoCopy
 from workers.engine.weights.manager import Digesting, Identity, LoadFailed, Source
 
@@ -104,7 +104,7 @@ class TorchWeights:
             raise LoadFailed(f"{type(error).__name__}: {error}"[:500]) from error
 
     def _foresee(self) -> None:
-        with contextlib.suppress(Unreadable):  # said when it is needed
+        with contextlib.suppress(UnreadableCheckpoint):  # said when it is needed
             self._checkpoint.now()
 
     def _load_disk(self) -> int:

@@ -30,7 +30,7 @@ ANY = "."  # what begins with it is of any checkpoint that ends so
 NO_MARK = {"_name_or_path", "transformers_version"}  # of config.json: they change without the model
 
 
-class Unreadable(SlacklineError):
+class UnreadableCheckpoint(SlacklineError):
     """The checkpoint cannot be told from others."""
 
 
@@ -65,9 +65,9 @@ class CheckpointIdentity:
             except OSError as error:
                 if self._found:
                     return self._found
-                raise Unreadable(f"the checkpoint in {self._folder} cannot be read: {error}") from error
+                raise UnreadableCheckpoint(f"the checkpoint in {self._folder} cannot be read: {error}") from error
             if marks_of(self._folder) != marks:
-                raise Unreadable(f"the checkpoint in {self._folder} was changed while it was read")
+                raise UnreadableCheckpoint(f"the checkpoint in {self._folder} was changed while it was read")
             self._marks, self._found = marks, found
             return found
 
@@ -76,7 +76,7 @@ class CheckpointIdentity:
         then begins with the dot. Raises Unreadable."""
         try:
             return self.now()
-        except Unreadable:
+        except UnreadableCheckpoint:
             if any((self._folder / name).exists() for name in (SINGLE, INDEX)):
                 raise
             with contextlib.suppress(OSError, ValueError):
@@ -85,7 +85,7 @@ class CheckpointIdentity:
 
     def of(self, marks: tuple[str, ...]) -> str:
         """Of what was read since it had these marks; "" where it may have been another one, or cannot be read."""
-        with contextlib.suppress(Unreadable):
+        with contextlib.suppress(UnreadableCheckpoint):
             found = self.now()
             return found if marks == self._marks == marks_of(self._folder) else ""
         return ""
@@ -120,7 +120,7 @@ def identity_of(folder: Path) -> str:
                     files[tensor.file].seek(at)
                     seen.update(files[tensor.file].read(min(PLACE_BYTES, tensor.begin + tensor.nbytes - at)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unreadable(f"the checkpoint in {folder} cannot be read: {error!r}") from error
+        raise UnreadableCheckpoint(f"the checkpoint in {folder} cannot be read: {error!r}") from error
     return seen.hexdigest() + _mark_of(config)
 
 

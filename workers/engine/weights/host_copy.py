@@ -34,7 +34,7 @@ class NoCopy(SlacklineError):
     """No copy can be written now; the message says why."""
 
 
-class Entry(NamedTuple):
+class CopyEntry(NamedTuple):
     """A tensor of a copy. `dtype` as torch names it."""
 
     name: str
@@ -75,7 +75,7 @@ class HostCopy:
         """What was found damaged; who has it open keeps it."""
         (self._join(self.key()) / WHOLE).unlink(missing_ok=True)
 
-    def write(self, key: str, entries: Sequence[Entry], tensors: Iterable[memoryview]) -> bool:
+    def write(self, key: str, entries: Sequence[CopyEntry], tensors: Iterable[memoryview]) -> bool:
         """The copy of what was read while the checkpoint had this key. False: it is there, or somebody writes it.
 
         Raises NoCopy: the checkpoint is another one now, or there is no room.
@@ -192,7 +192,7 @@ def _locked(path: Path, how: int) -> Iterator[IO[bytes] | None]:
             file.close()
 
 
-def _header(entries: Sequence[Entry]) -> bytes:
+def _header(entries: Sequence[CopyEntry]) -> bytes:
     """Of the safetensors format: its length, then JSON padded to 8 bytes."""
     table: dict[str, object] = {"__metadata__": {"digests": json.dumps({each.name: each.digest for each in entries})}}
     begin = 0

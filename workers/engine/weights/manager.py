@@ -125,7 +125,7 @@ class WeightStore(Protocol):
 Own = TypeVar("Own", bound=WeightStore)
 
 
-class Around(Generic[Own]):
+class StoreWrapper(Generic[Own]):
     """What a store says that does its work through its `_own`: the same, unless it says otherwise."""
 
     def __init__(self, own: Own) -> None:

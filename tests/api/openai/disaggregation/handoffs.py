@@ -11,7 +11,7 @@ from controller.core.snapshot import GatewaySnapshot
 from controller.core.types import InstanceSpec, Role
 from controller.dispatch.disaggregation.kv_releases import Releases
 from tests.api.openai.gateways import Client, TestBed, completion, snapshot, until
-from workers.backends.base import Chunk, EngineError, Prefilled, UpstreamCall
+from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
 STREAMED = completion(stream=True)
@@ -86,7 +86,7 @@ def reads(bed: TestBed, name: str, *sources: str) -> None:
     generate = backend.generate
     offers = {b'{"from":"%s"}' % source.encode() for source in sources}
 
-    async def picky(call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def picky(call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         if call.offer not in offers:
             backend.calls.append(call)
             raise EngineError("another layout", status=502, body=OTHER)
@@ -106,10 +106,10 @@ class Gate:
         self.backend = backend
         self.calls = 0
         self.aborted = 0
-        self.end: asyncio.Future[Prefilled] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[PrefillAnswer] = asyncio.get_running_loop().create_future()
         backend.prefill = self.prefill
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         self.calls += 1
         assert ending is not None
         ending(b'{"early":"%s"}' % self.backend.spec.id.encode())
@@ -120,7 +120,7 @@ class Gate:
             raise
 
     def ends(self, done: bool = False) -> None:
-        self.end.set_result(Prefilled(b'{"whole":"%s"}' % self.backend.spec.id.encode(), done))
+        self.end.set_result(PrefillAnswer(b'{"whole":"%s"}' % self.backend.spec.id.encode(), done))
 
     def fails(self) -> None:
         self.end.set_exception(EngineError("cut", unreachable=True))

@@ -18,7 +18,7 @@ from tests.api.openai.disaggregation.handoffs import (
     transfers,
 )
 from tests.api.openai.gateways import TestBed, completion, until
-from workers.backends.base import Chunk, EngineError, UpstreamCall
+from workers.backends.base import AnswerChunk, EngineError, UpstreamCall
 from workers.backends.fake import Script
 
 MOVED = KvMoved(bytes=4096, layers=2, tokens=3, seconds=0.25, reserved=True, early_bytes=2048)
@@ -106,7 +106,7 @@ async def test_a_decode_engine_lost_after_that_is_followed_by_a_new_prefill() ->
         decode = bed.backend("d")
         real, broken = decode.generate, asyncio.Event()
 
-        async def breaks(call: UpstreamCall) -> AsyncIterator[Chunk]:
+        async def breaks(call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
             decode.generate = real
             async for chunk in real(call):
                 yield chunk

@@ -20,7 +20,7 @@ from tests.api.openai.disaggregation.handoffs import (
     transfers_so_far,
 )
 from tests.api.openai.gateways import TestBed, completion, until
-from workers.backends.base import Chunk, UpstreamCall
+from workers.backends.base import AnswerChunk, UpstreamCall
 from workers.backends.fake import Script
 
 MOVED = KvMoved(bytes=4096, layers=2, tokens=3, seconds=0.25, reserved=True, early_bytes=2048)
@@ -38,10 +38,10 @@ async def test_a_whole_answers_transfer_ends_when_its_engine_says_so() -> None:
         assert (await client.done()).status == 200
 
 
-async def hangs(call: UpstreamCall) -> AsyncIterator[Chunk]:
+async def hangs(call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
     """No answer, not even headers."""
     await asyncio.Event().wait()
-    yield Chunk("accepted")
+    yield AnswerChunk("accepted")
 
 
 @pytest.mark.parametrize(("stream", "reason"), [(True, "placed_timeout"), (False, "moving_timeout")])

@@ -27,7 +27,7 @@ from tests.api.openai.gateways import TestBed, completion, until
 from tests.api.openai.servers import ServerBed
 from tests.workers.engine.client import samples
 from tests.workers.engine.process import FLEET, EngineProcess
-from workers.backends.base import Chunk, EngineError, Prefilled, UpstreamCall
+from workers.backends.base import AnswerChunk, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.fake import FakeBackend, Script
 
 
@@ -38,7 +38,7 @@ class Stuck:
         self.calls = self.aborted = 0
         backend.prefill = self.prefill
 
-    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> Prefilled:
+    async def prefill(self, call: UpstreamCall, ending: Callable[[bytes], None] | None = None) -> PrefillAnswer:
         self.calls += 1
         try:
             await asyncio.Event().wait()
@@ -88,12 +88,12 @@ async def test_a_prefill_that_sticks_after_its_offer_takes_its_decode_stage_with
         assert await left_outstanding(bed) == 0
 
 
-def pulls(backend: FakeBackend, *chunks: Chunk) -> list[str]:
+def pulls(backend: FakeBackend, *chunks: AnswerChunk) -> list[str]:
     """An engine that says when it pulls; it answers a decode with these and then sticks. Whose calls it saw aborted."""
     backend.capabilities = replace(backend.capabilities, tells_pulling=True)
     aborted: list[str] = []
 
-    async def generate(call: UpstreamCall) -> AsyncIterator[Chunk]:
+    async def generate(call: UpstreamCall) -> AsyncIterator[AnswerChunk]:
         try:
             for chunk in chunks:
                 yield chunk
@@ -109,12 +109,12 @@ def pulls(backend: FakeBackend, *chunks: Chunk) -> list[str]:
     ("chunks", "reason", "state"),
     [
         ((), "placed_timeout", "placed"),
-        ((Chunk("accepted"),), "reserved_timeout", "reserved"),
-        ((Chunk("accepted"), Chunk("data", pulling=True)), "moving_timeout", "moving"),
+        ((AnswerChunk("accepted"),), "reserved_timeout", "reserved"),
+        ((AnswerChunk("accepted"), AnswerChunk("data", pulling=True)), "moving_timeout", "moving"),
     ],
 )
 async def test_a_decode_engine_that_sticks_is_told_and_another_one_pulls(
-    chunks: Sequence[Chunk], reason: str, state: str
+    chunks: Sequence[AnswerChunk], reason: str, state: str
 ) -> None:
     async with TestBed(fleet(p="prefill", d="decode", e="decode")) as bed:
         patience(bed, placed_timeout_s=0.1, reserved_timeout_s=0.1, moving_timeout_s=0.1)
@@ -131,7 +131,7 @@ async def test_a_decode_engine_that_sticks_is_told_and_another_one_pulls(
 
 async def test_an_engine_is_believed_to_move_once_it_says_so() -> None:
     async with TestBed(fleet(p="prefill", d="decode")) as bed:
-        pulls(bed.backend("d"), Chunk("accepted"), Chunk("data", pulling=True))
+        pulls(bed.backend("d"), AnswerChunk("accepted"), AnswerChunk("data", pulling=True))
         client = bed.send(STREAMED)
         migrator, flights = bed.gateway.scheduler.migrator, bed.gateway.runtime.requests
         await until(lambda: [migrator.state_of(name) for name in flights] == [State.MOVING])

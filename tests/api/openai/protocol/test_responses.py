@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from api.openai.in_flight import Unreadable
+from api.openai.in_flight import UnreadableAnswer
 from api.openai.protocol.errors import ApiError
 from controller.core.types import Outcome
 from tests.api.openai.gateways import TestBed, snapshot, until
@@ -195,7 +195,7 @@ async def test_a_stream_that_cannot_be_read_fails_at_once_and_is_recorded_as_cut
 )
 def test_what_came_before_an_unreadable_event_is_told_with_the_error(chunk: str) -> None:
     heard = Heard(streamed=True)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         heard.hear(delta(None, content="a") + b"data: %s\n\n" % chunk.encode())
     events = told(heard.hear(ApiError("engine_failed", "It cannot be read.").event()))
     assert [event["type"] for event in events[-2:]] == ["response.failed", "error"]

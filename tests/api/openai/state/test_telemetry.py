@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from api.openai.state.fleet import DEAD_AFTER_S, Fleet
+from api.openai.state.fleet import DEAD_AFTER_S, GatewayFleet
 from api.openai.state.telemetry import Monitor
 from controller.core import events as ev
 from controller.core.kv_links import LinkReport, LinkState
@@ -67,15 +67,15 @@ class Clock:
         return self.now
 
 
-def build(board: Board | None = None, names: tuple[str, ...] = ("e1",)) -> tuple[Fleet, Monitor, Heard, Clock]:
+def build(board: Board | None = None, names: tuple[str, ...] = ("e1",)) -> tuple[GatewayFleet, Monitor, Heard, Clock]:
     clock, heard, session = Clock(), Heard(), None
-    fleet = Fleet(session, Limits(), clock)  # type: ignore[arg-type]
+    fleet = GatewayFleet(session, Limits(), clock)  # type: ignore[arg-type]
     fleet.bind(heard)
     fleet.apply(snapshot(names))
     return fleet, Monitor(fleet, board, clock), heard, clock
 
 
-def fake(fleet: Fleet, name: str = "e1") -> FakeBackend:
+def fake(fleet: GatewayFleet, name: str = "e1") -> FakeBackend:
     backend = fleet.backends[name]
     assert isinstance(backend, FakeBackend)
     return backend
@@ -144,7 +144,7 @@ async def test_the_leader_publishes_and_a_reader_does_not_poll() -> None:
     assert not reader.leading
 
 
-def apart(fleet: Fleet) -> None:
+def apart(fleet: GatewayFleet) -> None:
     """e1 decodes, and says that its link from p is down."""
     spec = InstanceSpec("e1", "demo", backend="fake", role=Role.DECODE)
     fleet.apply(replace(snapshot(()), instances=(spec,)))

@@ -11,7 +11,7 @@ from controller.core.estimates import Estimate
 from controller.core.steps import Aborted, Added, Chunk, Seq, Step, StepRan
 from controller.policies.batching.calm import Calm, CalmConfig, margin_goodput, select, with_fairness
 from controller.policies.batching.calm_cutoff import AdaptiveCutoff
-from controller.policies.preemption.base import Standing
+from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import Config, CostAwarePreemption
 from controller.predict.foresight import KnownLength
 from tests.controller.policies.batching.view import FakeView
@@ -62,16 +62,16 @@ def test_c4_preemption_pays_for_its_stall():
     assert once.stall_s(4096) == pytest.approx(0.033554, abs=1e-6)
     assert once.loss(4096, 1200) == pytest.approx(40.265, abs=1e-3)
     assert both.loss(4096, 1200) == pytest.approx(80.53, abs=1e-2)
-    running = Standing(50.0, 60.0, 4096)
-    assert once.weigh(running, Standing(100.0, 100.2), 1200).reason == "costs_more_than_it_gains"
-    assert once.weigh(running, Standing(100.0, 100.3), 1200).preempt
-    assert not both.weigh(running, Standing(100.0, 100.3), 1200).preempt
+    running = SequenceStanding(50.0, 60.0, 4096)
+    assert once.weigh(running, SequenceStanding(100.0, 100.2), 1200).reason == "costs_more_than_it_gains"
+    assert once.weigh(running, SequenceStanding(100.0, 100.3), 1200).preempt
+    assert not both.weigh(running, SequenceStanding(100.0, 100.3), 1200).preempt
 
 
 @pytest.mark.parametrize(("challenger", "preempts"), [(110.0, False), (111.0, True)])
 def test_c4_threshold(challenger, preempts):
     policy = CostAwarePreemption()
-    choice = policy.weigh(Standing(100.0, 10.0), Standing(challenger, 500.0), 100.0)
+    choice = policy.weigh(SequenceStanding(100.0, 10.0), SequenceStanding(challenger, 500.0), 100.0)
     assert choice.preempt is preempts
     assert choice.reason == ("worth_it" if preempts else "within_threshold")
 

@@ -13,7 +13,7 @@ from controller.scale import ScalingConfig
 from controller.simulator import Demand, Simulation, SimulationSettings
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.fleet.presence import drain, from_second, numbers
-from controller.simulator.heap import Kind
+from controller.simulator.heap import EventKind
 from controller.simulator.settings import ElasticSettings, Failure
 from tests.controller.simulator.runs import FAST, PATIENT, SMALL, facts, simulate, some_demands
 
@@ -102,7 +102,7 @@ def test_what_a_scaler_drains_is_not_ended_with_those_that_leave():
     """It may be on its way to another role."""
     chosen = SimulationSettings((SMALL, there(0.0, 2.0), SMALL))
     run = Simulation(chosen, build_dispatcher("round_robin"), some_demands(100))
-    run.heap.push(1.0, Kind.TICK, lambda: drain(run, "engine-2"))
+    run.heap.push(1.0, EventKind.TICK, lambda: drain(run, "engine-2"))
     names = {use.id: use.provisioned_s for use in run.run().instances}
     assert names["engine-1"] < 4.0
     assert names["engine-2"] == names["engine-0"], "it stays until whoever drained it ends it"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.simulator.heap import EventHeap, Kind
+from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.workloads.arrivals import LAWS, Lengths, renewal_times
 from controller.simulator.workloads.mixes import FOUR_TASKS, MIXES, demands, mix
 
@@ -69,9 +69,14 @@ def test_tasks_draw_from_generators_of_their_own():
 
 def test_the_heap_orders_by_time_then_kind_then_serial():
     heap = EventHeap()
-    for at, kind, name in ((2.0, Kind.STEP, "a"), (1.0, Kind.WAKE, "b"), (1.0, Kind.STEP, "c"), (1.0, Kind.STEP, "d")):
+    for at, kind, name in (
+        (2.0, EventKind.STEP, "a"),
+        (1.0, EventKind.WAKE, "b"),
+        (1.0, EventKind.STEP, "c"),
+        (1.0, EventKind.STEP, "d"),
+    ):
         heap.push(at, kind, name)
     assert [heap.pop()[3] for _ in range(4)] == ["c", "d", "b", "a"]
     assert heap.now == 2.0
     with pytest.raises(ValueError, match="already"):
-        heap.push(1.5, Kind.STEP)
+        heap.push(1.5, EventKind.STEP)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from workers.engine.errors import HttpError
-from workers.engine.http.requests import Generation, Served, parse_chat, parse_completion
-from workers.engine.http.unsupported_fields import TABLE, On
+from workers.engine.http.requests import Generation, RequestRules, parse_chat, parse_completion
+from workers.engine.http.unsupported_fields import TABLE, AppliesTo
 from workers.engine.text.tokenizer import VOCAB_SIZE, ChunkTokenizer
 
-EMULATED = Served("m", 100, ChunkTokenizer())
+EMULATED = RequestRules("m", 100, ChunkTokenizer())
 REAL = replace(EMULATED, samples=True)
-Parse = Callable[[Any, Any, Served], Generation]
+Parse = Callable[[Any, Any, RequestRules], Generation]
 
 ASKED: list[tuple[str, Any]] = [
     ("presence_penalty", 0.5),
@@ -76,7 +76,7 @@ ASKED_OF_ANY: list[tuple[str, Any]] = [
 ]
 NOTHING: list[tuple[str, Any]] = [
     *((row.name, None) for row in TABLE),
-    *((row.name, value) for row in TABLE if row.on is not On.CHAT for value in row.nothing),
+    *((row.name, value) for row in TABLE if row.on is not AppliesTo.CHAT for value in row.nothing),
     ("presence_penalty", 0),
     ("frequency_penalty", 0.0),
     ("repetition_penalty", 1),
@@ -97,11 +97,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 BOTH: tuple[tuple[Parse, dict[str, Any]], ...] = ((parse_completion, COMPLETION), (parse_chat, CHAT))
 
 
-def parsed(served: Served, **fields: Any) -> list[Generation]:
+def parsed(served: RequestRules, **fields: Any) -> list[Generation]:
     return [parse({**asked, **fields}, {}, served) for parse, asked in BOTH]
 
 
-def refusal(parse: Parse, body: dict[str, Any], served: Served = REAL) -> HttpError:
+def refusal(parse: Parse, body: dict[str, Any], served: RequestRules = REAL) -> HttpError:
     with pytest.raises(HttpError) as refused:
         parse(body, {}, served)
     assert refused.value.status == 400

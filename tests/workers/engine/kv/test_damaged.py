@@ -15,7 +15,7 @@ from tests.workers.engine.proxy import ELSEWHERE, Wire
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 
 PROMPT = list(range(10, 110))
@@ -56,7 +56,7 @@ async def test_one_bit_that_was_turned_over_is_noticed(at: int, what: str) -> No
     taken: list[Seq] = []
     server = KvServer(EmulatedKv(LAYERS, TOKEN_BYTES), "t", {"s": source}.get, taken.append)
     await server.start("127.0.0.1", 0)
-    links = Links(store, "t", Traffic(), 5.0)
+    links = Links(store, "t", KvTraffic(), 5.0)
     target = Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1)
     offer = Offer(ELSEWHERE, server.port, "s", len(PROMPT))
     async with Wire(server.port) as wire:

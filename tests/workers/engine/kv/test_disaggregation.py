@@ -17,7 +17,7 @@ from tests.workers.engine.process import EngineProcess
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvMismatch
-from workers.engine.kv.transfer import Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 
 PROMPT = list(range(10, 90))
@@ -155,7 +155,7 @@ def prefilled(tokens: list[int]) -> Seq:
 
 
 async def pull(offer: Offer, target: Seq, store: EmulatedKv, token: str, timeout_s: float) -> KvMoved:
-    links = Links(store, token, Traffic(), timeout_s)
+    links = Links(store, token, KvTraffic(), timeout_s)
     try:
         moved, first_token = await links.pull(offer, target)
         assert first_token == FIRST

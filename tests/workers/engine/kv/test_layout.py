@@ -19,7 +19,7 @@ from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Links
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv, KvStore, Layout
-from workers.engine.kv.transfer import Connection, Offer, Traffic
+from workers.engine.kv.transfer import KvConnection, KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 
@@ -51,7 +51,7 @@ class OldServer(KvServer):
         await super()._give({name: asked[name] for name in ("op", "request", "start")}, reader, writer)
 
 
-class OldConnection(Connection):
+class OldConnection(KvConnection):
     """Of such an engine, that pulls: it takes no answer but the one it knows."""
 
     async def _ask(self, question: dict[str, Any], *more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def served(
 
 
 async def pulled(offer: Offer, store: KvStore) -> int:
-    links = Links(store, "t", Traffic(), 5.0)
+    links = Links(store, "t", KvTraffic(), 5.0)
     try:
         target = Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1)
         return (await links.pull(offer, target))[1]
@@ -109,7 +109,7 @@ async def test_whatever_differs_is_named_and_nothing_is_written(other: dict[str,
 
 
 async def test_no_link_is_blamed_for_kv_of_another_model() -> None:
-    links = Links(Store(), "t", Traffic(), 5.0)
+    links = Links(Store(), "t", KvTraffic(), 5.0)
     async with served(Store(model="another")) as (_, offer):
         with pytest.raises(KvTransferError, match="another layout"):
             await links.pull(offer, Seq("t", 0.0, len(PROMPT), 8, token_ids=[*PROMPT, 0], output_tokens=1))
@@ -155,7 +155,7 @@ async def test_an_older_engine_that_pulls_is_told_what_it_knows_and_no_more() ->
     store = Store()
     async with served(Store()) as (server, offer):
         connection = await OldConnection.open(offer.host, offer.port, "t", 5.0)
-        assert (await connection.pull(offer, target, store, Traffic())).first_token == 7
+        assert (await connection.pull(offer, target, store, KvTraffic())).first_token == 7
         connection.close()
     assert store.written == server.traffic.sent_bytes == 4 * 64 * len(PROMPT)
 

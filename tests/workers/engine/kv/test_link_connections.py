@@ -13,23 +13,23 @@ from controller.core.kv_links import LinkState
 from controller.core.steps import FinishReason, Seq, SeqState
 from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
-from workers.engine.kv.links import KEPT, Link, Peer
+from workers.engine.kv.links import KEPT, KvLink, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import Connection
+from workers.engine.kv.transfer import KvConnection
 from workers.engine.kv.wire import KvTransferError, read_frame, write_frame
 
 
 @pytest.fixture
-def link() -> Link:
-    return Link(Peer("p", "10.0.0.1", 9000), "token", announced=True)
+def link() -> KvLink:
+    return KvLink(Peer("p", "10.0.0.1", 9000), "token", announced=True)
 
 
 def connection() -> Mock:
-    return Mock(spec=Connection, gone=False)
+    return Mock(spec=KvConnection, gone=False)
 
 
-async def test_a_few_are_kept_and_the_rest_are_closed(link: Link) -> None:
+async def test_a_few_are_kept_and_the_rest_are_closed(link: KvLink) -> None:
     made = [connection() for _ in range(KEPT + 1)]
     for each in made:
         link.give_back(each)
@@ -37,7 +37,7 @@ async def test_a_few_are_kept_and_the_rest_are_closed(link: Link) -> None:
     assert await link.take() == (made[KEPT - 1], False)
 
 
-def test_one_that_comes_back_after_the_link_was_forgotten_is_closed(link: Link) -> None:
+def test_one_that_comes_back_after_the_link_was_forgotten_is_closed(link: KvLink) -> None:
     """A transfer was under way over it: nobody would take or close it any more."""
     late = connection()
     link.close()
@@ -48,9 +48,9 @@ def test_one_that_comes_back_after_the_link_was_forgotten_is_closed(link: Link) 
 # ---- peers that are gone --------------------------------------------------------------------------------------------
 
 
-async def served(server: KvServer) -> Connection:
+async def served(server: KvServer) -> KvConnection:
     await server.start("127.0.0.1", 0)
-    return await Connection.open("127.0.0.1", server.port, "t", 5.0)
+    return await KvConnection.open("127.0.0.1", server.port, "t", 5.0)
 
 
 def watched(writer: asyncio.StreamWriter) -> tuple[int, int]:
@@ -94,7 +94,7 @@ async def test_a_receiver_that_takes_everything_and_never_says_so_is_given_up(mo
 
 @pytest.mark.parametrize("host", ["a" * 64, "no..name", "\udcff"])
 async def test_a_host_that_is_no_name_leaves_its_link_down_and_watched(host: str) -> None:
-    link = Link(Peer("p", host, 9000), "token", announced=True)
+    link = KvLink(Peer("p", host, 9000), "token", announced=True)
     link.start()
     await asyncio.wait_for(link.tried.wait(), 5.0)
     report = link.health.report("p", host, 9000, time.monotonic())
@@ -113,7 +113,7 @@ async def test_a_link_that_looks_slow_is_measured_again_while_it_is_watched(monk
     monkeypatch.setattr(kv_links, "PROBE_S", 0.02)
     server = KvServer(EmulatedKv(1, 8), "t", {}.get, lambda seq: None)
     await server.start("127.0.0.1", 0)
-    link = Link(Peer("p", "127.0.0.1", server.port), "t", announced=True)
+    link = KvLink(Peer("p", "127.0.0.1", server.port), "t", announced=True)
     link.start()
     await asyncio.wait_for(link.tried.wait(), 10.0)
     for _ in range(30):

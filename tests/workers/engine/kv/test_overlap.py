@@ -22,10 +22,10 @@ from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
 from workers.engine.kv.disaggregation import Disaggregation
 from workers.engine.kv.links import Links
-from workers.engine.kv.progress import Progress
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import Listener, Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Listener, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.text.streams import Stream
 
@@ -166,7 +166,7 @@ class Source:
     def __init__(self) -> None:
         self.passed = 0
         self.seq = Seq("s", 0.0, 64, 1, token_ids=list(range(64)), keep_kv=True, state=SeqState.RUNNING, computed=32)
-        self.progress = Progress(lambda step_id: self.passed if step_id == 7 else 0)
+        self.progress = KvProgress(lambda step_id: self.passed if step_id == 7 else 0)
         list(self.progress.began(Step(7, (StepChunk(self.seq, 32, 32, True),), (), 0)))
 
     def end(self) -> None:
@@ -182,7 +182,7 @@ async def begin(source: Source, timeout_s: float = 5.0) -> tuple[asyncio.Task[An
     taken: list[Seq] = []
     server = KvServer(STORE, "t", {"s": source.seq}.get, taken.append, source.progress)
     await server.start("127.0.0.1", 0)
-    links = Links(STORE, "t", Traffic(), timeout_s)
+    links = Links(STORE, "t", KvTraffic(), timeout_s)
     target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
     return asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 64), target)), server, links, taken
 
@@ -304,7 +304,7 @@ async def test_a_client_that_hangs_up_as_its_kv_lands_leaves_a_working_engine(la
 
 def test_progress_counts_only_sequences_that_others_take():
     plain = Seq("plain", 0.0, 64, 1)
-    progress = Progress(lambda step_id: 4)
+    progress = KvProgress(lambda step_id: 4)
     assert list(progress.began(Step(1, (StepChunk(plain, 0, 64, True),), (), 0))) == []
     assert progress.coming(plain) == 0
     kept = Seq("kept", 0.0, 64, 1, keep_kv=True, state=SeqState.RUNNING)

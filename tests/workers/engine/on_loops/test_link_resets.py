@@ -17,10 +17,10 @@ from controller.core.steps import Seq
 from tests.workers.engine.kv.test_overlap import Source
 from workers.engine.kv import links as kv_links
 from workers.engine.kv import server as kv_server
-from workers.engine.kv.links import Link, Links, Peer
+from workers.engine.kv.links import KvLink, Links, Peer
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
-from workers.engine.kv.transfer import Connection, Offer, Traffic
+from workers.engine.kv.transfer import KvConnection, KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError, keep_alive, read_frame, write_frame
 
 HERE = "127.0.0.1"
@@ -67,7 +67,7 @@ async def listening(port: int = 0) -> KvServer:
 
 async def test_a_link_that_is_reset_between_two_pings_is_down_and_up_again(quick: None) -> None:
     server = await listening()
-    link = Link(Peer("p", HERE, server.port), "t", announced=True)
+    link = KvLink(Peer("p", HERE, server.port), "t", announced=True)
     link.start()
     await asyncio.wait_for(link.tried.wait(), 10.0)
     assert link.health.state(time.monotonic()) is LinkState.UP
@@ -87,10 +87,10 @@ async def test_a_link_that_is_reset_between_two_pings_is_down_and_up_again(quick
 
 async def test_whatever_happens_to_a_link_it_is_watched_on(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await listening()
-    link = Link(Peer("p", HERE, server.port), "t", announced=True)
+    link = KvLink(Peer("p", HERE, server.port), "t", announced=True)
     opens, wrong = link.open, [ValueError("nobody thought of it")]
 
-    async def opened() -> Connection:
+    async def opened() -> KvConnection:
         if wrong:
             raise wrong.pop()
         return await opens()
@@ -112,7 +112,7 @@ async def test_a_receiver_that_is_reset_while_the_source_computes_is_a_failed_tr
     source, taken = Source(), list[Seq]()
     server = KvServer(STORE, "t", {"s": source.seq}.get, taken.append, source.progress)
     await server.start(HERE, 0)
-    connection = await Connection.open(HERE, server.port, "t", 5.0)
+    connection = await KvConnection.open(HERE, server.port, "t", 5.0)
     write_frame(connection._writer, {"op": "take", "request": "s", "start": 0})
     await read_frame(connection._reader)
     reset(connection._writer)
@@ -133,7 +133,7 @@ async def test_a_store_that_fails_is_a_failed_transfer_and_no_end_of_the_server(
     source.end()
     server = KvServer(Broken(4, 64), "t", {"s": source.seq}.get, lambda seq: None)
     await server.start(HERE, 0)
-    links = Links(STORE, "t", Traffic(), 5.0)
+    links = Links(STORE, "t", KvTraffic(), 5.0)
     target = Seq("t", 0.0, 64, 8, token_ids=[*range(64), 0], output_tokens=1)
     with pytest.raises(KvTransferError) as raised:
         await links.pull(Offer(HERE, server.port, "s", 64), target)
@@ -144,7 +144,7 @@ async def test_a_store_that_fails_is_a_failed_transfer_and_no_end_of_the_server(
 
 async def test_a_connection_that_is_closed_takes_no_word_and_says_so_as_sockets_do() -> None:
     server = await listening()
-    connection = await Connection.open(HERE, server.port, "t", 5.0)
+    connection = await KvConnection.open(HERE, server.port, "t", 5.0)
     reset(connection._writer)
     with pytest.raises(KvTransferError) as raised:
         await connection.ping()
@@ -182,7 +182,7 @@ async def test_offers_of_strangers_leave_no_link_behind_though_nobody_looks(
 ) -> None:
     ahead = [0.0]
     monkeypatch.setattr(kv_links, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
-    links = Links(STORE, "t", Traffic(), 5.0)
+    links = Links(STORE, "t", KvTraffic(), 5.0)
     kept = await dead_port()
     links.announce([Peer("p", HERE, kept)])
     for _ in range(50):
@@ -199,7 +199,7 @@ async def test_there_are_never_many_links_that_nobody_announced(monkeypatch: pyt
     """Those that are up outlive those that are not."""
     monkeypatch.setattr(kv_links, "MOST_STRANGERS", 3)
     server = await listening()
-    links = Links(STORE, "t", Traffic(), 5.0)
+    links = Links(STORE, "t", KvTraffic(), 5.0)
     assert await offered(links, server.port) == "kv_lost"
     link = links._links[HERE, server.port]
     await until(lambda: link.health.state(time.monotonic()) is LinkState.UP)

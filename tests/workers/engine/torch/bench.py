@@ -38,7 +38,7 @@ from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.model import Model
 from workers.engine.torch.random import main
 from workers.engine.torch.ranks import Ranks
-from workers.engine.torch.task import Boundary, Program
+from workers.engine.torch.task import Boundary, OperatorProgram
 from workers.engine.torch.weights import load_weights
 
 torch.set_num_threads(1)
@@ -59,12 +59,12 @@ def folder(architecture: str = "LlamaForCausalLM", *options: str) -> Path:
 
 def program(
     path: Path, blocks: int = 64, block_size: int = 4, ranks: Ranks | None = None, device: torch.device = CPU
-) -> Program:
+) -> OperatorProgram:
     config = read_config(path)
     model = Model(config, device, torch.float32, ranks)
     load_weights(model.slots(), path)
     world = ranks.world if ranks else 1
-    return Program(model, KVCache(config, blocks, block_size, device, torch.float32, world))
+    return OperatorProgram(model, KVCache(config, blocks, block_size, device, torch.float32, world))
 
 
 def engine_config(blocks: int = 64, **settings: int) -> EngineConfig:
@@ -76,7 +76,10 @@ class Bench:
     """`tokens[id]` is what a client would have seen. `on_event` is called with each event before it is handed in."""
 
     def __init__(
-        self, program: Program, scheduler: EngineScheduler | None = None, boundary: Boundary | None = Boundary.OPERATOR
+        self,
+        program: OperatorProgram,
+        scheduler: EngineScheduler | None = None,
+        boundary: Boundary | None = Boundary.OPERATOR,
     ) -> None:
         self.scheduler = scheduler or EngineScheduler(engine_config(), BATCHINGS["chunked_prefill"]())
         self.events: queue.Queue[EngineEvent | Exception] = queue.Queue()
@@ -144,7 +147,7 @@ class Bench:
 class Interrupting(TorchExecutor):
     """Suspends every step over and over, as often as it will, and resumes it; the scheduler never knows."""
 
-    def __init__(self, program: Program, events: queue.Queue, boundary: Boundary) -> None:
+    def __init__(self, program: OperatorProgram, events: queue.Queue, boundary: Boundary) -> None:
         self._out = events
         self.suspensions = 0
         super().__init__(program, self._sinked, lambda call: call(), events.put, boundary=boundary)

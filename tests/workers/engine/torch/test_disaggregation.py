@@ -16,10 +16,10 @@ from tests.workers.engine.client import COMPLETIONS, complete, samples, streamed
 from tests.workers.engine.proxy import ELSEWHERE, Wire
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.kv.links import Links, Peer
-from workers.engine.kv.progress import Progress
+from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import KvMismatch
-from workers.engine.kv.transfer import Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.kv import TorchKv
@@ -82,7 +82,7 @@ async def test_layers_of_a_real_step_move_as_it_passes_them():
     tokens, blocks = [(7 * i) % VOCABULARY for i in range(40)], list(range(10))
     seq = Seq("s", 0.0, 40, 1, token_ids=[*tokens], keep_kv=True, state=SeqState.RUNNING, blocks=blocks)
     step = Step(1, (Chunk(seq, 0, 40, True),), (), 0)
-    progress = Progress(executor.layers_done)
+    progress = KvProgress(executor.layers_done)
     assert list(progress.began(step)) == [seq]
     executor.start(step)
     executor.suspend(1)
@@ -91,7 +91,7 @@ async def test_layers_of_a_real_step_move_as_it_passes_them():
 
     server = KvServer(here, "t", {"s": seq}.get, lambda taken: None, progress)
     await server.start("127.0.0.1", 0)
-    links = Links(there, "t", Traffic(), 30.0)
+    links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
     pulling = asyncio.ensure_future(links.pull(Offer("127.0.0.1", server.port, "s", 40), target))
     async with asyncio.timeout(30.0):
@@ -127,7 +127,7 @@ async def test_real_entries_of_which_one_bit_was_turned_over_on_the_way_are_not_
     source.state, source.finish, source.output_tokens = SeqState.FINISHED, FinishReason.LENGTH, 1
     server = KvServer(here, "t", {"s": source}.get, lambda taken: None)
     await server.start("127.0.0.1", 0)
-    links = Links(there, "t", Traffic(), 30.0)
+    links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 40, 8, token_ids=[*tokens, 0], output_tokens=1, blocks=[*reversed(range(12))])
     offer = Offer(ELSEWHERE, server.port, "s", 40)
     async with Wire(server.port) as wire:

@@ -16,14 +16,14 @@ from tests.workers.engine.torch.bench import CPU, VOCABULARY, folder, program
 from workers.engine.kv.store import Layout
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.task import Program
+from workers.engine.torch.task import OperatorProgram
 from workers.engine.torch.transfer import WeightMemory
 
 pytestmark = pytest.mark.torch
 PROMPT = [(7 * i) % VOCABULARY for i in range(100)]
 
 
-def layout(made: Program) -> Layout:
+def layout(made: OperatorProgram) -> Layout:
     return TorchKv(made.cache, made.model).layout
 
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from workers.engine.torch.config import Experts, ModelConfig, Rope
+from workers.engine.torch.config import Experts, Rope, TransformerConfig
 from workers.engine.torch.kv_model import said
 
 pytestmark = pytest.mark.torch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Later(ModelConfig):
+class Later(TransformerConfig):
     """Of a version that knows a field more."""
 
     window: int = 0
 
 
-def config(kind: type[ModelConfig] = ModelConfig, **more: Any) -> ModelConfig:
+def config(kind: type[TransformerConfig] = TransformerConfig, **more: Any) -> TransformerConfig:
     sizes = {"vocab_size": 64, "hidden_size": 8, "intermediate_size": 16, "layers": 2, "heads": 2, "kv_heads": 1}
     fixed: dict[str, Any] = {"head_dim": 4, "max_positions": 128, "norm_eps": 1e-5, "rope": Rope(1e4), "tied": False}
     return kind("LlamaForCausalLM", **{**sizes, **fixed, "dtype": "float32", "eos": frozenset({1}), **more})

@@ -18,13 +18,13 @@ from workers.engine.torch import room as torch_room
 from workers.engine.torch.cache import KVCache
 from workers.engine.torch.config import read_config
 from workers.engine.torch.follower import Follower
-from workers.engine.torch.group import Part
+from workers.engine.torch.group import RankPart
 from workers.engine.torch.kv import TorchKv
 from workers.engine.torch.kv_model import ModelIdentity
 from workers.engine.torch.model import Model
 from workers.engine.torch.ranks import Alone
 from workers.engine.torch.room import WithKv
-from workers.engine.torch.task import Program
+from workers.engine.torch.task import OperatorProgram
 from workers.engine.torch.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, Source
 
@@ -37,7 +37,7 @@ def cache_of(room: bool = True) -> KVCache:
     return KVCache(read_config(folder()), 8, 4, CPU, torch.float32, room=room)
 
 
-def weights_held(of: Program) -> int:
+def weights_held(of: OperatorProgram) -> int:
     return sum(slot.memory.untyped_storage().nbytes() for slot in of.model.slots().values())
 
 
@@ -81,7 +81,7 @@ def test_kv_is_neither_read_nor_written_where_there_is_no_memory():
 def test_a_model_without_room_takes_it_with_its_weights_and_says_the_same(architecture):
     path = folder(architecture)
     whole, config = program(path), read_config(path)
-    empty = Program(
+    empty = OperatorProgram(
         Model(config, CPU, torch.float32, room=False), KVCache(config, 64, 4, CPU, torch.float32, room=False)
     )
     assert weights_held(empty) == 0
@@ -93,7 +93,7 @@ def test_a_model_without_room_takes_it_with_its_weights_and_says_the_same(archit
     assert told(empty) == told(whole)
 
 
-def told(of: Program) -> dict[str, list[int]]:
+def told(of: OperatorProgram) -> dict[str, list[int]]:
     bench = Bench(of)
     for number, prompt in enumerate(prompts(4)):
         bench.add(str(number), prompt)
@@ -259,7 +259,7 @@ def warm_follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
     monkeypatch.setattr(torch_follower.dist, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(torch_follower, "join", lambda *_: Alone())
     place: dict[str, Any] = {"device": "cpu", "dtype": "float32", "blocks": 8, "block_size": 4, "threads": 1}
-    part = Part(1, 2, 1, folder(), read_config(folder()), **place, load=False, room=False, boundary=None)
+    part = RankPart(1, 2, 1, folder(), read_config(folder()), **place, load=False, room=False, boundary=None)
     return Follower(part, counter=-1)
 
 

@@ -111,7 +111,7 @@ class Streams:
 
     def __init__(self, monkeypatch) -> None:
         self.said, self.ended = [], 0
-        monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.Kept())
+        monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.StreamPool())
         monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.stream("own"))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream("steps"))
         monkeypatch.setattr(torch.cuda, "stream", self.on)

@@ -13,11 +13,11 @@ from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from tests.workers.engine.torch.test_model import expected
 from workers.engine.kv.links import Links, Peer
 from workers.engine.kv.server import KvServer
-from workers.engine.kv.transfer import Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.kv.wire import KvTransferError
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.task import Program, StepTask
+from workers.engine.torch.task import OperatorProgram, StepTask
 
 pytestmark = pytest.mark.torch
 LENGTHS = (37, 5, 18)
@@ -29,7 +29,7 @@ def prompt(length: int) -> list[int]:
 
 
 @torch.inference_mode()
-def run(made: Program, step: Step) -> None:
+def run(made: OperatorProgram, step: Step) -> None:
     task = StepTask(step.id, made, segments_of(step))
     while not task.over:
         task.advance()
@@ -39,7 +39,7 @@ def run(made: Program, step: Step) -> None:
         segment.seq.output_tokens += 1
 
 
-def answers(made: Program, damaged: int | None = None) -> list[list[int]]:
+def answers(made: OperatorProgram, damaged: int | None = None) -> list[list[int]]:
     """Of prompts of all lengths, in two chunks each and then decoded together. None of them has block 0; `damaged` is
     the one whose own entries are no numbers when that begins."""
     seqs, free = [], iter(range(1, 64))
@@ -84,7 +84,7 @@ async def test_a_pull_that_ended_with_a_wrong_checksum_changes_no_other_answer()
     source.state, source.finish = SeqState.FINISHED, FinishReason.LENGTH
     server = KvServer(here, "t", {"s": source}.get, lambda taken: None)
     await server.start("127.0.0.1", 0)
-    links = Links(there, "t", Traffic(), 30.0)
+    links = Links(there, "t", KvTraffic(), 30.0)
     target = Seq("t", 0.0, 4, 8, token_ids=[1, 2, 3, 4, 0], output_tokens=1, blocks=[0])
     async with Wire(server.port) as wire:
         links.announce([Peer("p", ELSEWHERE, server.port)])

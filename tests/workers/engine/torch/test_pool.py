@@ -13,7 +13,7 @@ from controller.policies.batching.slo_aware_batching import SloAwareBatching
 from tests.workers.engine.torch.bench import Bench, engine_config, folder, program, prompts
 from workers.engine.torch.batch import segments_of
 from workers.engine.torch.executor import TorchExecutor
-from workers.engine.torch.task import Boundary, ModelStage, Program, StepTask
+from workers.engine.torch.task import Boundary, ModelStage, OperatorProgram, StepTask
 
 pytestmark = pytest.mark.torch
 DENSE = ["qkv_proj", "attn", "o_proj", "gate_up_proj", "down_proj"]
@@ -29,7 +29,7 @@ def step_of(step_id, tokens, first_block=0):
 class Gate:
     """Lets the test decide when each operator of a program may run; `at` names the one that waits."""
 
-    def __init__(self, plain: Program) -> None:
+    def __init__(self, plain: OperatorProgram) -> None:
         self.program = plain
         self.permits = threading.Semaphore(0)
         self.reached: queue.Queue[str] = queue.Queue()

@@ -18,7 +18,7 @@ from tests.workers.engine.torch.bench import folder, program
 from tests.workers.engine.torch.test_kv_room import OUT_OF_MEMORY, raising, weights_held
 from workers.engine.config import ServerConfig, parse
 from workers.engine.kv.links import Links
-from workers.engine.kv.transfer import Offer, Traffic
+from workers.engine.kv.transfer import KvTraffic, Offer
 from workers.engine.server import build, with_model
 from workers.engine.torch.kv import TorchKv
 
@@ -162,7 +162,7 @@ class Elsewhere:
     def __init__(self) -> None:
         made = program(folder())
         self.kv = TorchKv(made.cache, made.model)
-        self.links = Links(self.kv, FLEET["token"], Traffic(), 30.0)
+        self.links = Links(self.kv, FLEET["token"], KvTraffic(), 30.0)
         self.seq = Seq("t", 0.0, 40, 8, token_ids=[*range(40), 0], output_tokens=1, blocks=[*reversed(range(12))])
 
     async def pull(self, offer: Offer) -> tuple[int, list[bytes]]:

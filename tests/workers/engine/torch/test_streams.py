@@ -75,7 +75,7 @@ def used(monkeypatch) -> list[Any]:
         yield
 
     monkeypatch.setattr(Stream, "made", [], raising=False)
-    monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.Kept())
+    monkeypatch.setattr(torch_streams, "_KEPT", torch_streams.StreamPool())
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", on)

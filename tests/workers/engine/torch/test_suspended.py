@@ -14,7 +14,7 @@ from tests.workers.engine.torch.bench import folder
 from workers.engine.config import parse
 from workers.engine.server import with_model
 from workers.engine.torch.kv import TorchKv
-from workers.engine.torch.task import ModelStage, Program
+from workers.engine.torch.task import ModelStage, OperatorProgram
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 class Gates:
     """One in front of each layer of a model, for all steps together."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: OperatorProgram) -> None:
         self._permits = threading.Semaphore(0)
         program.stages = [self._behind(stage) if stage.name == "qkv_proj" else stage for stage in program.stages]
 
@@ -37,7 +37,7 @@ class Gates:
         return stage._replace(operator=operator)
 
 
-def part(role: str, *more: str) -> tuple[Part, Program]:
+def part(role: str, *more: str) -> tuple[Part, OperatorProgram]:
     options = ("--port", "0", "--host", "127.0.0.1", "--executor", "torch", "--threads", "1", "--kv-blocks", "64")
     model = ("--model", str(folder("LlamaForCausalLM", "--layers", str(LAYERS))), "--no-enable-prefix-caching")
     serving = ("--profile", "constant:1ms", "--scheduler", "slackline", "--role", role)

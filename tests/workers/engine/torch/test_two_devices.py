@@ -26,7 +26,7 @@ from workers.engine.torch.kv_model import ModelIdentity
 from workers.engine.torch.model import Model
 from workers.engine.torch.ranks import Alone
 from workers.engine.torch.serving import measure
-from workers.engine.torch.task import Boundary, Program, StepTask
+from workers.engine.torch.task import Boundary, OperatorProgram, StepTask
 from workers.engine.torch.transfer import WeightMemory, reserve
 from workers.engine.torch.weights import load_weights
 from workers.engine.weights.host_copy import WHOLE, HostCopy
@@ -63,7 +63,7 @@ def test_every_model_draws_the_same_tokens(device, architecture, dtype):
         config = read_config(folder(architecture))
         model = Model(config, place, dtype)
         load_weights(model.slots(), folder(architecture))
-        made = Program(model, KVCache(config, 64, 4, place, dtype))
+        made = OperatorProgram(model, KVCache(config, 64, 4, place, dtype))
         bench = Bench(made)
         for number, prompt in enumerate(prompts(4)):
             sampling = hot(0.9, 50, 0.95) if number % 2 else hot(0.0)

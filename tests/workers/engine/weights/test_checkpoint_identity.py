@@ -12,7 +12,7 @@ from workers.engine.weights.checkpoint_identity import (
     MOST_PLACES,
     PLACE_BYTES,
     CheckpointIdentity,
-    Unreadable,
+    UnreadableCheckpoint,
     identity_of,
     marks_of,
 )
@@ -113,7 +113,7 @@ def test_a_disk_that_is_away_leaves_what_was_known_and_a_first_look_says_why(che
     was = known.now()
     shutil.rmtree(checkpoint)
     assert known.now() == was
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(UnreadableCheckpoint, match="cannot be read"):
         new.now()
     assert new.of(marks_of(checkpoint)) == ""
 
@@ -135,12 +135,12 @@ def test_a_folder_that_is_not_whole_wants_nothing(checkpoint, missing):
         (checkpoint / missing).unlink()
     else:
         (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(UnreadableCheckpoint, match="cannot be read"):
         CheckpointIdentity(checkpoint).wanted()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 100, b"\2\0\0\0\0\0\0\0[]", b'\7\0\0\0\0\0\0\0{"a":1}'])
 def test_what_is_no_safetensors_file_has_no_identity(checkpoint, raw):
     (checkpoint / "model.safetensors").write_bytes(raw)
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(UnreadableCheckpoint, match="cannot be read"):
         identity_of(checkpoint)

@@ -14,9 +14,9 @@ import pytest
 
 from controller.core.errors import ConfigError
 from workers.engine.weights import host_copy
-from workers.engine.weights.host_copy import PART, USERS, WHOLE, Entry, HostCopy, NoCopy, digests_of, home, sweep
+from workers.engine.weights.host_copy import PART, USERS, WHOLE, CopyEntry, HostCopy, NoCopy, digests_of, home, sweep
 
-ENTRIES = [Entry("a", "torch.float32", (2,), 8, "d1"), Entry("b", "torch.bfloat16", (1, 3), 6, "d2")]
+ENTRIES = [CopyEntry("a", "torch.float32", (2,), 8, "d1"), CopyEntry("b", "torch.bfloat16", (1, 3), 6, "d2")]
 BYTES = [b"01234567", b"abcdef"]
 
 
