@@ -64,7 +64,7 @@ def test_a_requests_figures_have_units_and_their_keys_on_hover(visit: Visit, pla
     expect(slack).to_contain_text("time left to its TTFT target")
     expect(sent.locator('.figure[title^="token_budget: "]')).to_contain_text("tokens")
     expect(page.locator("main")).not_to_contain_text("slack_s")
-    expect(page.get_by_text("judged by the times of its tokens")).to_be_visible()
+    expect(page.get_by_text("Judged by token times")).to_be_visible()
 
 
 def test_a_change_is_said_with_units(visit: Visit, caller: Caller, places: Places):

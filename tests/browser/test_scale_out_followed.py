@@ -51,7 +51,7 @@ def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     events = page.get_by_role("region", name="Scaling decisions around").first
     expect(events.get_by_text("the chosen time")).to_be_visible()
     expect(page.get_by_role("region", name="Instance startup around").first.get_by_text(name)).to_be_visible()
-    events.get_by_role("link", name=f"scaled {MODEL}/collocated out").first.click()
+    events.get_by_role("link", name=f"scaled out {MODEL}/collocated").first.click()
     expect(steps(page, f"Startup of {name}")).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])
     page.get_by_role("link", name=f"Instance {name}").click()
     expect(steps(page)).to_have_text(["Decided", "Ordered", "Weights", "Ready", "First token"])

@@ -17,6 +17,7 @@ from controller.models import Action, Decision, Instance
 from controller.models.fleet import Weights
 from controller.selectors.weights import first_token_at, weight_plan
 from controller.services.actions import action_end, action_keep
+from controller.wording.reasons import reason_in_words
 from workers.actions.weights_client import EngineAway, EngineRefuses, EngineWeights, WeightsClient
 
 LOAD_TIMEOUT = timedelta(minutes=10)  # from the order to weights that are there
@@ -174,11 +175,11 @@ def first_served(action: Action) -> Decision | None:
     elif at is None and (failed := _failed_since(row, wish.since)) is not None:
         return _unserved(action, wish, "never_woke", failed.error)
     elif at is None and row.weights == Weights.ASLEEP:
-        return _unserved(action, wish, "slept_before", "it was put to sleep before it served")
+        return _unserved(action, wish, "slept_before")
     elif at is None and row.desired_state == Instance.Desired.STOPPED:
-        return _unserved(action, wish, "stopped_before", "it was stopped before it served")
+        return _unserved(action, wish, "stopped_before")
     elif at is None and now - action.created_at > WATCH:
-        return _unserved(action, wish, "never_served", "no request came to it")
+        return _unserved(action, wish, "never_served")
     if at is None:
         return _later(action, state=Action.State.RUNNING)
     served = {"first_served_s": round((at - wish.since).total_seconds(), 3)}
@@ -194,8 +195,9 @@ def _failed_since(row: Instance, since: datetime) -> Action | None:
     return last if last is not None and last.state == Action.State.FAILED else None
 
 
-def _unserved(action: Action, wish: Wish, reason: str, error: str) -> Decision | None:
-    return _served(action, wish, Action.State.FAILED, reason, {}, error)
+def _unserved(action: Action, wish: Wish, reason: str, error: str = "") -> Decision | None:
+    """`error`: what is known beyond the words of the reason."""
+    return _served(action, wish, Action.State.FAILED, reason, {}, error or reason_in_words(reason))
 
 
 def _served(
