@@ -50,7 +50,7 @@ class ExperimentForm(forms.Form):
     """Traffic, fleet and repeats. Fields of the kinds of traffic that are not selected are ignored."""
 
     name = forms.CharField(max_length=120, required=False, help_text="Leave empty to name it after its traffic.")
-    kind = forms.ChoiceField(label="Traffic", choices=KINDS, initial="window")
+    kind = forms.ChoiceField(label="Source", choices=KINDS, initial="window")
 
     since = TimeField(label="From (UTC)")
     until = TimeField(label="To (UTC)")
@@ -78,6 +78,7 @@ class ExperimentForm(forms.Form):
     own_tpot_s = SecondsField(label="TPOT", required=False, initial=0.1)
 
     fleet = forms.ChoiceField(
+        label="Based on",
         choices=[
             ("today", "Current instances"),
             ("then", "Instances at the time of the traffic"),
@@ -224,7 +225,7 @@ class ContenderForm(forms.Form):
 
     policy = forms.ChoiceField(required=False, label="Policy set")
     change = forms.IntegerField(
-        required=False, initial=0, label="Instances, change", min_value=-CHANGE_MAX, max_value=CHANGE_MAX,
+        required=False, initial=0, label="Change in instances", min_value=-CHANGE_MAX, max_value=CHANGE_MAX,
         help_text="For example, 1 for one more or -1 for one fewer.",
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ class ScalingForm(forms.Form):
     upper = LoadField(
         initial=0.8,
         label="Scale out above",
-        help_text="Load: the highest of utilization, waiting time over its target, and arrival rate over capacity.",
+        help_text="Load: the highest of utilisation, waiting time over its target, and arrival rate over capacity.",
     )
     lower = LoadField(initial=0.3, label="Scale in below", help_text="Load. Must be less than the scale-out threshold.")
     sustain_s = PauseField(

@@ -17,11 +17,11 @@ from controller.models import Instance, InstanceInterval, ScalingSample
 from controller.selectors.fleet_model import MOST_INSTANCES, check_change, fleet_today, in_role, size_of
 
 COLLOCATED = "collocated"
-NOT_ON_RECORD = "Today's fleet: how many instances there were then is not on record."
-TURNED = "Today's instances, in the roles that they had then; how many there were is not on record."
-TURNED_TOO = "The others are today's, in the roles that they had then."
+NOT_ON_RECORD = "Uses the current fleet: the number of instances at that time is not recorded."
+TURNED = "Uses the current instances in the roles they had at that time; their number then is not recorded."
+TURNED_TOO = "Other roles use the current instances in the roles they had at that time."
 COUNTED_ELSE_TURNED = (
-    "As many instances as the scaler counted, where it did; else today's, in the roles that they had then."
+    "Uses the number of instances that the scaler recorded, else the current instances in the roles they had then."
 )
 DATED_S = 1.0  # a sample has the time at which its tick began, and may include a role change this much later
 
@@ -166,7 +166,7 @@ def _note(counted: Mapping[str, Sequence[tuple[float, int]]], turned: Mapping[st
         return TURNED
     if any(len(turned.get(name, ())) > 1 for name in counted):  # then their sum is not a number of instances
         return COUNTED_ELSE_TURNED
-    note = f"As many instances as the scaler counted then: {_range(counted.values())}."
+    note = f"Uses the number of instances that the scaler recorded: {_range(counted.values())}."
     return note if set(turned) <= set(counted) else f"{note} {TURNED_TOO}"
 
 

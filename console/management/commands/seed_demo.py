@@ -103,7 +103,7 @@ def _model() -> ServedModel:
 
 def _fleet(model: ServedModel, engines: int) -> None:
     """Only for a model that never had instances: those that were stopped or failed are not replaced."""
-    host = Host.objects.filter(name=demo.HOST).first() or host_create(actor=SYSTEM, name=demo.HOST, zone="here")
+    host = Host.objects.filter(name=demo.HOST).first() or host_create(actor=SYSTEM, name=demo.HOST, zone="default")
     if not host.devices.exists():
         for index in range(demo.DEVICES):
             device_create(

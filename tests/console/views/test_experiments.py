@@ -116,7 +116,7 @@ def test_yesterday_with_one_instance_less_is_one_click_from_the_list(operator):
     assert [(each["policy"], each["instances"]) for each in row.result["entries"]] == [
         ("unchanged", 2), ("1 fewer instance", 1),
     ]  # fmt: skip
-    assert "how many instances there were then is not on record" in operator.get(answer["location"]).content.decode()
+    assert "the number of instances at that time is not recorded" in operator.get(answer["location"]).content.decode()
     assert row.result["entries"][0]["first_seed"]["requests"] == 30
 
 
@@ -154,7 +154,7 @@ def test_the_fleet_of_then_is_compared_with_one_less_of_it(operator):
     assert (first["instances_least"], first["instances"]) == (1, 3)
     page = operator.get(f"/experiments/{row.slug}/").content.decode()
     assert "1 to 3 instances" in page
-    assert "As many instances as the scaler counted then: 1 to 3." in page
+    assert "Uses the number of instances that the scaler recorded: 1 to 3." in page
 
 
 def test_the_fleet_of_then_needs_recorded_traffic(operator):

@@ -76,7 +76,7 @@ def test_as_many_as_were_counted(policy, start):
     sampled(policy, start, (1, 2), (6, 2), (11, 3), (16, 3), (21, 1))
     found = then(start)
     assert there(found) == [(0.0, 21.0), (0.0, None), (11.0, 21.0)]
-    assert found.note == "As many instances as the scaler counted then: 1 to 3."
+    assert found.note == "Uses the number of instances that the scaler recorded: 1 to 3."
     assert {each["model"] for each in found.groups} == {"demo"}
 
 
@@ -241,7 +241,7 @@ def test_a_role_in_which_nobody_turned_is_as_counted(start):
     turned(third, start, (-60, "collocated"), (100, "decode"))
     sampled(factories.scaling_policy(model, role="prefill"), start, (0, 1), (100, 2))
     found = then(start)
-    assert found.note == f"As many instances as the scaler counted then: 1 to 2. {TURNED_TOO}"
+    assert found.note == f"Uses the number of instances that the scaler recorded: 1 to 2. {TURNED_TOO}"
     assert spans(found, "prefill") == [(0.0, None), (100.0, None)]
     assert spans(found, "decode") == [(0.0, None), (100.0, None)]
 
@@ -280,7 +280,7 @@ def test_an_experiment_on_the_fleet_of_then(policy, start):
     sampled(policy, start, (0, 3), (3500, 2))
     data.traffic(30, every_s=10.0)
     spec, notes = resolved(asked(start), data.no_profile)
-    assert notes == ["As many instances as the scaler counted then: 2 to 3."]
+    assert notes == ["Uses the number of instances that the scaler recorded: 2 to 3."]
     then, less = read(spec)
     began = then.workload.began - start.timestamp()
     assert [each.until_s for each in then.settings.instances if each.until_s] == [pytest.approx(3500 - began)]
